@@ -18,113 +18,115 @@ from hetero.devices.request.infer_request import InferRequest, check_callback
 from hetero.devices.request.results import Results
 from hetero.devices.request.run import MAX_TIMEOUT_S
 
-if TYPE_CHECKING:  # few have a loop: it is imported where it is used, not at every start
+if TYPE_CHECKING:  # imported on use, because it slows every start and few programs need it
     import asyncio
 
 T = TypeVar("T")
 QueueCallback = Callable[[InferRequest, Any], None]
 
 
-class _Shared:
-    """What a queue and its jobs both know; it holds no job, so that a dropped queue is gone."""
+class _QueueState:
+    """State shared by a queue and its jobs, without references to them that form a cycle."""
 
     def __init__(self) -> None:
-        #: Notified whenever a job ends.
-        self.changed = threading.Condition()
+        #: Notified when a job ends.
+        self.condition = threading.Condition()
         self.callback: QueueCallback | None = None
         self.error: BaseException | None = None
-        #: Thread -> index of the job whose callback it is inside.
-        self.calling_back: dict[int, int] = {}
-        #: Jobs that have ended, by index, the first one first; some may have been started since.
-        self.ended: OrderedDict[int, None] = OrderedDict()
+        #: Thread -> index of the job whose callback it runs.
+        self.jobs_by_callback_thread: dict[int, int] = {}
+        #: Indices of jobs that have ended, in order; some may have been started again.
+        self.ended_jobs: OrderedDict[int, None] = OrderedDict()
 
-    def end(self, index: int) -> None:
-        """Take in that a job has ended, and wake those who wait for one."""
-        with self.changed:
-            self.ended[index] = None
-            self.ended.move_to_end(index)
-            self.changed.notify_all()
+    def job_ended(self, index: int) -> None:
+        """Record that a job has ended, and notify waiting threads."""
+        with self.condition:
+            self.ended_jobs[index] = None
+            self.ended_jobs.move_to_end(index)
+            self.condition.notify_all()
 
 
 class _Job(InferRequest):
-    """A request that tells its queue when it has ended, whoever started it."""
+    """A request that notifies its queue when it has ended, even if it was started directly."""
 
-    def __init__(self, target: DeployedModel, shared: _Shared, index: int) -> None:
+    def __init__(self, target: DeployedModel, state: _QueueState, index: int) -> None:
         super().__init__(target)
-        shared.ended[index] = None
-        self._machine.on_end = partial(shared.end, index)
-        self.set_callback(partial(_finished, weakref.ref(self), shared, index))
+        state.ended_jobs[index] = None
+        self._machine.on_end = partial(state.job_ended, index)
+        self.set_callback(partial(_on_completion, weakref.ref(self), state, index))
 
     def is_idle(self) -> bool:
-        """Whether it may be started: no run is on its way, nor another thread's callback."""
+        """Return whether the job can be started: no run and no callback is in progress."""
         run = self._machine.run
         return run is None or run.end.is_set() or self.is_calling_back()
 
     def is_calling_back(self) -> bool:
-        """Whether this thread runs its callback."""
+        """Return whether the current thread runs the job's callback."""
         return self._machine.is_calling_back()
 
-    def begin(self, timeout_s: float | None, inputs: Any) -> Callable[[], Future[Results]]:
-        """Start a run that the queue's callback does not hear of; return what makes its future."""
+    def start_future(self, timeout_s: float | None, inputs: Any) -> Callable[[], Future[Results]]:
+        """Start a run without the queue's callback; return a function that creates its future."""
         run = self._machine.start(inputs, None, False, timeout_s)
         return partial(self._machine.future_of, run)
 
 
-def _finished(job: weakref.ref[_Job], shared: _Shared, index: int, userdata: Any) -> None:
+def _on_completion(job: weakref.ref[_Job], state: _QueueState, index: int, userdata: Any) -> None:
     request, thread = job(), threading.get_ident()
-    assert request is not None  # it is what calls
-    shared.calling_back[thread] = index
+    assert request is not None  # the request calls this function
+    state.jobs_by_callback_thread[thread] = index
     try:
-        _ = request.results  # raises what the run raised
-        if shared.callback is not None:
-            shared.callback(request, userdata)
-    except BaseException as error:  # the callback's, sys.exit's included: wait_all raises it
-        shared.error = shared.error or error
+        _ = request.results  # raises the run's error
+        if state.callback is not None:
+            state.callback(request, userdata)
+    except BaseException as error:  # also SystemExit of the callback; wait_all raises it
+        state.error = state.error or error
     finally:
-        del shared.calling_back[thread]
+        del state.jobs_by_callback_thread[thread]
 
 
-async def _ended(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
-    """Return those that have ended of what runs, waiting for one, and take them out."""
+async def _next_results(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
+    """Wait for the first of the running futures; remove and return all that are done."""
     import asyncio
 
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    ended = [future for future in running if future.done()]
-    return [(running.pop(future), future.result()) for future in ended]
+    done = [future for future in running if future.done()]
+    return [(running.pop(future), future.result()) for future in done]
 
 
 class AsyncInferQueue:
-    """A pool of infer requests; `start_async` takes an idle one, waiting for it if need be.
+    """A pool of infer requests (jobs); `start_async` runs a request on an idle one.
 
     Parameters
     ----------
     model : CompiledModel
-        What the requests run.
+        The model that the requests run.
     jobs : int
-        How many requests; 0 takes `OPTIMAL_NUMBER_OF_INFER_REQUESTS`.
+        The number of requests; 0 for `OPTIMAL_NUMBER_OF_INFER_REQUESTS`.
 
     Notes
     -----
-    Requests finish in any order; jobs may also be started directly. Whatever a callback raises
-    (``SystemExit`` and ``KeyboardInterrupt`` included), or a request that fails, is raised by the
-    next `wait_all`, the first only, once; the queue stays usable.
+    Requests end in any order; jobs may also be started directly. The next `wait_all` raises the
+    first error of a request or a callback, including ``SystemExit`` and ``KeyboardInterrupt``. The
+    queue remains usable.
 
-    A wait ends with DeadlineError where no job has ended for the model's ``REQUEST_TIMEOUT_S``.
+    A wait raises DeadlineError if no job ends within the model's ``REQUEST_TIMEOUT_S``.
     """
 
     def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
         if not isinstance(model, CompiledModel):
             raise ArgumentTypeError(
-                f"a queue is of a CompiledModel, which Core.compile_model makes; got "
+                "model: expected a CompiledModel, as returned by Core.compile_model; got "
                 f"{type(model).__name__}."
             )
         if not isinstance(jobs, int) or jobs < 0:
-            kind = ArgumentError if isinstance(jobs, int) else ArgumentTypeError
-            raise kind(f"jobs={jobs!r}: wanted a whole number >= 0; 0 lets the model choose.")
-        count = jobs or model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-        self._shared = _Shared()
+            error_type = ArgumentError if isinstance(jobs, int) else ArgumentTypeError
+            raise error_type(
+                f"jobs: expected an integer >= 0 (0 for the optimal number), got {jobs!r}."
+            )
+        num_jobs = jobs or model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        self._state = _QueueState()
         self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), MAX_TIMEOUT_S)
-        self._jobs = [_Job(model.target, self._shared, i) for i in range(count)]
+        self._jobs = [_Job(model.target, self._state, i) for i in range(num_jobs)]
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -137,17 +139,17 @@ class AsyncInferQueue:
 
     @property
     def userdata(self) -> list[Any]:
-        """The user data of each job's latest start."""
+        """The user data of each job's last start."""
         return [job.userdata for job in self._jobs]
 
     def set_callback(self, callback: QueueCallback) -> None:
-        """Call ``callback(request, userdata)`` after each request, in a thread of its own.
+        """Set the callback ``callback(request, userdata)``, which runs in another thread.
 
-        A callback may call `start_async`: where no other job is idle, the callback's own job is
-        started again, and its results are no longer available.
+        A callback may call `start_async`. If no other job is idle, this starts the callback's own
+        job again, and discards its results.
         """
         check_callback(callback)
-        self._shared.callback = callback
+        self._state.callback = callback
 
     def start_async(
         self,
@@ -157,27 +159,27 @@ class AsyncInferQueue:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Start a request on an idle job, waiting until there is one.
+        """Wait for an idle job and start a request on it.
 
         Parameters
         ----------
         inputs, share_inputs
             As for `InferRequest.start_async`.
         userdata : object, optional
-            What the callback is given.
+            The second argument of the callback.
         timeout_s : float, optional
-            Seconds until the answer must be there, waiting for a job included.
+            Seconds until the request fails with DeadlineError, including the wait for a job.
 
         Raises
         ------
         TensorError
-            If the inputs do not fit; the queue stays usable.
+            The inputs do not match the model; the queue remains usable.
         DeadlineError
-            No job was idle in time.
+            No job became idle in time.
         RequestBusyError
-            A callback of this queue would have to wait for a job.
+            The call came from a callback of this queue and would wait for a job.
         """
-        self._begin(
+        self._start_on_idle_job(
             lambda job, left_s: job.start_async(inputs, userdata, share_inputs, timeout_s=left_s),
             timeout_s,
         )
@@ -185,58 +187,58 @@ class AsyncInferQueue:
     async def stream(
         self, requests: Iterable[tuple[Any, Any]], *, timeout_s: float | None = None
     ) -> AsyncIterator[tuple[Any, Results]]:
-        """Run requests, as many at once as there are jobs: ``async for name, results in ...``.
+        """Run requests concurrently on all jobs: ``async for userdata, results in ...``.
 
         Parameters
         ----------
         requests : iterable of (userdata, inputs)
-            As for `start_async`. The next is taken once a job is idle. The queue's callback is not
-            called.
+            As for `start_async`. The next one is read when a job is idle. The queue's callback is
+            not called.
         timeout_s : float, optional
-            Seconds that each may take, waiting for a job included.
+            Seconds per request, including the wait for a job.
 
         Yields
         ------
         userdata, Results
-            As the requests end. The first that fails ends the others, and is raised.
+            In the order in which the requests end. The first error cancels the others.
 
         Raises
         ------
         ArgumentTypeError
-            A request is no pair.
+            A request is not a pair.
         """
         import asyncio
 
         running: dict[asyncio.Future[Results], Any] = {}
         try:
             for request in requests:
-                # A dict of inputs would pass for a pair of its names.
+                # A dictionary with two inputs would unpack as a pair of names.
                 if not isinstance(request, tuple | list) or len(request) != 2:
                     raise ArgumentTypeError(
-                        "a stream takes pairs (userdata, inputs), got "
-                        f"{type(request).__name__}; to number requests write enumerate(requests)."
+                        "stream: expected pairs (userdata, inputs), got "
+                        f"{type(request).__name__}; use enumerate(requests) to number them."
                     )
                 userdata, inputs = request
                 while len(running) >= len(self):
-                    for pair in await _ended(running):
-                        yield pair
-                start = partial(_Job.begin, inputs=inputs)
-                begun = await asyncio.to_thread(self._begin, start, timeout_s)
-                running[asyncio.wrap_future(begun())] = userdata
+                    for result in await _next_results(running):
+                        yield result
+                start = partial(_Job.start_future, inputs=inputs)
+                future_of_run = await asyncio.to_thread(self._start_on_idle_job, start, timeout_s)
+                running[asyncio.wrap_future(future_of_run())] = userdata
             while running:
-                for pair in await _ended(running):
-                    yield pair
+                for result in await _next_results(running):
+                    yield result
         finally:
-            for left in running:
-                left.cancel()
+            for future in running:
+                future.cancel()
 
     def is_ready(self) -> bool:
-        """Whether a job is idle, so that `start_async` would not wait."""
-        with self._shared.changed:
+        """Return whether a job is idle, so that `start_async` would not wait."""
+        with self._state.condition:
             return self._first_idle() is not None
 
     def get_idle_request_id(self) -> int:
-        """Wait until a job is idle and return its index."""
+        """Wait for an idle job and return its index."""
         return self._wait(self._first_idle, None)
 
     def wait_all(self) -> None:
@@ -245,50 +247,56 @@ class AsyncInferQueue:
         Raises
         ------
         RequestBusyError
-            A callback of this queue would wait for others, which may wait for it.
+            The call came from a callback of this queue, and could wait for itself.
         """
         self._wait(lambda: all(job.is_idle() for job in self._jobs) or None, None)
-        error, self._shared.error = self._shared.error, None
+        error, self._state.error = self._state.error, None
         if error is not None:
             raise error
 
-    def _begin(self, start: Callable[[_Job, float | None], T], timeout_s: float | None) -> T:
-        """Start a request on an idle job, waiting until there is one."""
+    def _start_on_idle_job(
+        self, start: Callable[[_Job, float | None], T], timeout_s: float | None
+    ) -> T:
+        """Wait for an idle job and start a request on it with `start`."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             job = self._jobs[self._wait(self._first_idle, deadline_s)]
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
             try:
-                return start(job, left_s)
-            except RequestBusyError:  # another thread took it
+                return start(job, remaining_s)
+            except RequestBusyError:  # another thread started the job
                 continue
 
     def _first_idle(self) -> int | None:
-        """Return an idle job's index; in a callback, its own job's if no other is idle."""
-        ended = self._shared.ended
-        while ended:
-            index = next(iter(ended))
+        """Return the index of an idle job; in a callback, of its own job if no other is idle."""
+        ended_jobs = self._state.ended_jobs
+        while ended_jobs:
+            index = next(iter(ended_jobs))
             if self._jobs[index].is_idle() and not self._jobs[index].is_calling_back():
                 return index
-            del ended[index]  # it was started, and is here again once it ends
-        own = self._shared.calling_back.get(threading.get_ident())
-        return None if own is None or not self._jobs[own].is_calling_back() else own
+            del ended_jobs[index]  # it was started again, and is added when it ends
+        own_index = self._state.jobs_by_callback_thread.get(threading.get_ident())
+        return (
+            None if own_index is None or not self._jobs[own_index].is_calling_back() else own_index
+        )
 
-    def _wait(self, find: Callable[[], T | None], deadline_s: float | None) -> T:
-        """Wait until `find` finds something, and return that."""
-        with self._shared.changed:
-            while (found := find()) is None:
-                if threading.get_ident() in self._shared.calling_back:
+    def _wait(self, poll: Callable[[], T | None], deadline_s: float | None) -> T:
+        """Wait until `poll` returns a result, and return it."""
+        with self._state.condition:
+            while (result := poll()) is None:
+                if threading.get_ident() in self._state.jobs_by_callback_thread:
                     raise RequestBusyError(
-                        f"a callback of a queue of {len(self)} jobs would wait for jobs that end "
-                        "only after their callbacks. Start one request for each that has ended, "
-                        "make the queue longer, or wait in another thread.",
+                        f"a callback of a queue with {len(self)} jobs would wait for jobs whose "
+                        "callbacks have not ended. Start at most one request per callback, create "
+                        "the queue with more jobs, or wait in another thread.",
                         state="busy",
                     )
-                left_s = self._timeout_s if deadline_s is None else deadline_s - time.monotonic()
-                if left_s <= 0 or not self._shared.changed.wait(left_s):
+                remaining_s = (
+                    self._timeout_s if deadline_s is None else deadline_s - time.monotonic()
+                )
+                if remaining_s <= 0 or not self._state.condition.wait(remaining_s):
                     raise DeadlineError(
-                        f"none of {len(self)} jobs has ended in time. Allow more time (timeout_s, "
-                        "or the model's REQUEST_TIMEOUT_S), or look for a callback that hangs."
+                        f"none of {len(self)} jobs ended in time. Increase timeout_s or the "
+                        "model's REQUEST_TIMEOUT_S, or check whether a callback hangs."
                     )
-            return found
+            return result

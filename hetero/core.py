@@ -11,17 +11,17 @@ from typing import Any, BinaryIO
 from hetero.affinity.affinity import Affinity, assign
 from hetero.affinity.pins import AffinitySource, collect_pins
 from hetero.cache.blob import ModelBlob, open_blob
-from hetero.cache.folder import cache_of
-from hetero.cache.importing import (
-    absent_devices,
+from hetero.cache.folder import open_cache
+from hetero.cache.import_model import (
     import_options,
     import_sources,
-    place_devices,
-    recompiled_pins,
+    map_devices,
+    missing_devices_error,
+    recompilation_pins,
 )
 from hetero.compile.compiled_model import CompiledModel
-from hetero.compile.compiler import Compiler, opened
-from hetero.compile.stage_replicas import without_stand_ins
+from hetero.compile.compiler import Compiler, with_batch_axis
+from hetero.compile.stage_replicas import without_replica_devices
 from hetero.core_devices import Devices, ExecutorKind
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
 from hetero.devices.model.model import Model
@@ -486,7 +486,7 @@ class Core:
         self._settings.refuse_executor_options(config := config or {})
         source = self.read_model(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
-        return self._compiler.compile(source, request, cache_of(request.hetero_config))
+        return self._compiler.compile(source, request, open_cache(request.hetero_config))
 
     def profile_model(
         self,
@@ -550,7 +550,9 @@ class Core:
             Nodes have no device.
         """
         source = self.read_model(model)
-        request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
+        request = without_replica_devices(
+            self._request(source, device_name, config or {}, affinity)
+        )
         return self._planner.plan_and_verify(source, request, costs=costs, progress=progress)
 
     def simulate(
@@ -648,15 +650,15 @@ class Core:
             available: Sequence[str] = self.available_devices
         else:
             available = self.resolve_devices(device_name)
-        device_map = place_devices(blob, available, remap)
+        device_map = map_devices(blob, available, remap)
         options = import_options(blob, device_map, config or {}, self._settings.property_tables())
-        if missing := {name: name for name in blob.used if name not in device_map}:
+        if missing := {name: name for name in blob.devices if name not in device_map}:
             if device_name is None:
-                raise absent_devices(blob, missing, available)
+                raise missing_devices_error(blob, missing, available)
             _log.warning("model=%s: compiling again for %s", blob.name, device_name)
-            pins = recompiled_pins(blob, device_map)
+            pins = recompilation_pins(blob, device_map)
             return self.compile_model(model, device_name, options, affinity=pins)
-        placements = tuple(p.on_devices(device_map, "compiled for") for p in blob.cuts(model))
+        placements = tuple(p.on_devices(device_map, "compiled for") for p in blob.placements(model))
         split = self._settings.split(options, device_map.values())
         pins = {name: device_map[old] for name, old in blob.head.pins.items() if old in device_map}
         names = dict.fromkeys(device for p in placements for device in p.plan.devices)
@@ -666,7 +668,7 @@ class Core:
         )
         sources = import_sources(blob, placements, request)
         deployment = self._compiler.deploy(placements, sources, request)
-        return self._compiler.compiled(model, request, deployment)
+        return self._compiler.create_model(model, request, deployment)
 
     def close(self) -> None:
         """Release all devices, and stop the local Ray cluster if this Core started it."""
@@ -692,6 +694,6 @@ class Core:
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[Model, CompileRequest, Support]:
-        request = without_stand_ins(self._request(model, device, config, affinity))
-        model, query = opened(model, request), self._queries.querier(request)
+        request = without_replica_devices(self._request(model, device, config, affinity))
+        model, query = with_batch_axis(model, request), self._queries.querier(request)
         return model, request, query_priority(model, request.devices, query, request.pins)

@@ -1,4 +1,4 @@
-"""Every error that hetero raises on purpose, under one root: `HeteroError`."""
+"""Public error classes of hetero; their base class is `HeteroError`."""
 
 from hetero.devices import errors
 from hetero.devices.errors import *  # noqa: F403 - all of them, listed there once

@@ -1,4 +1,4 @@
-"""The extensions of a Core: custom operators, put into each model that uses them."""
+"""Extensions of a Core: custom operators, which are added to the models that use them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.reader import check_function
 from hetero.devices.plugin.properties import PropertyTable
 
-#: The option that says what a device may import.
+#: The device option with the extensions that the device may import.
 OPTION: Final = "EXTENSIONS"
-#: The oldest format of ONNX files that has functions.
-_FUNCTIONS_SINCE: Final = 8
+#: The first IR version of ONNX with functions.
+_MIN_FUNCTIONS_IR_VERSION: Final = 8
 
 
 class Extensions:
-    """What was added to a Core; safe to use from several threads."""
+    """The extensions of a Core. Thread-safe."""
 
     def __init__(self) -> None:
         self._python: dict[Operator, Extension] = {}
@@ -41,7 +41,10 @@ class Extensions:
         self._lock = threading.Lock()
 
     def add(self, extension: Any, *, on_ray: bool) -> None:
-        """Add one; ArgumentError if its operator has another one already."""
+        """Add an extension.
+
+        Raises ArgumentError: its operator already has another extension.
+        """
         if isinstance(extension, str | Path) and Path(extension).suffix in LIBRARIES:
             with self._lock:
                 self._libraries.add(library_origin(extension))
@@ -50,25 +53,24 @@ class Extensions:
             extension = find_extension(extension)
         if not isinstance(extension, Extension | onnx.FunctionProto):
             raise ArgumentTypeError(
-                f"extension {extension!r}: wanted a function that hetero.custom_operator "
-                "decorates, its module:attr, an onnx.FunctionProto, or a library's path."
+                "extension: expected a function decorated with hetero.custom_operator, its "
+                f"module:attr, an onnx.FunctionProto, or the path of a library; got {extension!r}."
             )
         if isinstance(extension, Extension):
             key, origin = (extension.domain, extension.op_type), extension.origin
             if on_ray and origin.startswith("__main__:"):
                 raise ArgumentError(
-                    f"extension {extension.name} is of the program that runs, which the devices' "
-                    "processes do not import. Put it into a module beside it."
+                    f"extension {extension.name} is defined in __main__, which the devices' "
+                    "processes cannot import. Move it to a module."
                 )
         else:
             key = extension.domain, extension.name
-            check_function(extension, "the given extension")
+            check_function(extension, "extension")
         with self._lock:
-            other = self._python.get(key) or self._functions.get(key)
-            if other is not None and other != extension:
+            existing = self._python.get(key) or self._functions.get(key)
+            if existing is not None and existing != extension:
                 raise ArgumentError(
-                    f"{'::'.join(key)} has an extension already; take another name, or a Core of "
-                    "its own."
+                    f"{'::'.join(key)} already has an extension; use another name, or another Core."
                 )
             if isinstance(extension, Extension):
                 self._python[key] = extension
@@ -76,21 +78,26 @@ class Extensions:
                 self._functions[key] = extension
 
     def apply(self, model: Model) -> Model:
-        """Return the model with the extensions of its operators: functions, names and types."""
+        """Return the model with the extensions of its operators: functions, names and types.
+
+        Raises ArgumentError: an extension requires a later operator set version.
+        """
         if not (self._python or self._functions):
             return model
         model = self._with_functions(model)
-        used = {key: ext for key, ext in self._python.items() if key in _operators(model)}
-        if not used:
+        operators = _operators(model)
+        model_extensions = {key: e for key, e in self._python.items() if key in operators}
+        if not model_extensions:
             return model
         versions = model.opset_imports
-        for key, extension in used.items():
+        for key, extension in model_extensions.items():
             if versions.get(key[0], 0) < extension.since:
                 raise ArgumentError(
-                    f"model {model.name!r} imports {key[0]} {versions.get(key[0], 0)}; extension "
-                    f"{extension.name} is for versions from {extension.since} on."
+                    f"model {model.name!r} imports {key[0]} {versions.get(key[0], 0)}, but "
+                    f"extension {extension.name} requires version {extension.since} or later."
                 )
-        return _typed(with_extensions(model, {k: e.origin for k, e in used.items()}), used)
+        origins = {key: extension.origin for key, extension in model_extensions.items()}
+        return _with_inferred_types(with_extensions(model, origins), model_extensions)
 
     def allow(
         self,
@@ -98,25 +105,30 @@ class Extensions:
         configs: Mapping[str, Mapping[str, Any]],
         tables: Mapping[str, PropertyTable],
     ) -> dict[str, dict[str, Any]]:
-        """Return devices' options with the extensions of a model that they may import."""
-        wanted = set(extension_origins(model).values()) & self._origins()
-        if self._libraries and _of_libraries(model):
-            wanted |= self._libraries
-        allowed = {OPTION: tuple(sorted(wanted))} if wanted else {}
+        """Return the devices' options with the extensions that they may import for a model."""
+        origins = set(extension_origins(model).values()) & self._origins()
+        if self._libraries and _uses_library_operators(model):
+            origins |= self._libraries
+        extension_options = {OPTION: tuple(sorted(origins))} if origins else {}
         return {
-            device: {**options, **(allowed if OPTION in tables[device] else {})}
+            device: {**options, **(extension_options if OPTION in tables[device] else {})}
             for device, options in configs.items()
         }
 
     def require(self, blob: ModelBlob) -> None:
-        """Check that what a blob wants to import was added here."""
+        """Check that the extensions of a blob were added to this Core.
+
+        Raises BlobError: with the missing extensions.
+        """
         options = blob.head.device_options.values()
-        wanted = {origin for given in options for origin in given.get(OPTION) or ()}
-        if missing := sorted(wanted - self._origins()):
+        origins = {
+            origin for device_options in options for origin in device_options.get(OPTION) or ()
+        }
+        if missing := sorted(origins - self._origins()):
             names = [origin.partition("#")[0] for origin in missing]
             raise BlobError(
-                f"model {blob.name!r} runs the custom operators {', '.join(names)}, which this "
-                "Core does not have, or in another version. If you trust them, "
+                f"model {blob.name!r} requires the extensions {', '.join(names)}, which this Core "
+                "does not have in this version. If you trust them, call "
                 f"core.add_extension({names[0]!r}) first."
             )
 
@@ -124,14 +136,14 @@ class Extensions:
         return {extension.origin for extension in self._python.values()} | self._libraries
 
     def _with_functions(self, model: Model) -> Model:
-        """Return the model with the functions that it calls, and those that these call."""
-        there = {(f.domain, f.name) for f in model.header.functions}
+        """Return the model with the functions that it calls, directly or indirectly."""
+        own_functions = {(f.domain, f.name) for f in model.header.functions}
         called: dict[Operator, onnx.FunctionProto] = {}
         pending = _operators(model)
         while pending:
             key = pending.pop()
             function = self._functions.get(key)
-            if function is None or key in called or key in there:
+            if function is None or key in called or key in own_functions:
                 continue
             called[key] = function
             inner = (n for node in function.node for n in with_bodies(node))
@@ -141,7 +153,7 @@ class Extensions:
         header = onnx.ModelProto()
         header.CopyFrom(model.header)
         header.functions.extend(called[key] for key in sorted(called))
-        header.ir_version = max(header.ir_version, _FUNCTIONS_SINCE)
+        header.ir_version = max(header.ir_version, _MIN_FUNCTIONS_IR_VERSION)
         imported = {entry.domain for entry in header.opset_import}
         for domain in sorted({key[0] for key in called} - imported):
             header.opset_import.add(domain=domain, version=1)
@@ -149,50 +161,56 @@ class Extensions:
 
 
 def _operators(model: Model) -> set[Operator]:
-    """Return the operators of a model, in bodies and functions as well."""
+    """Return the operators of a model, including those in bodies and functions."""
     outer = [node.proto for node in model.nodes]
     outer += [node for function in model.header.functions for node in function.node]
     return {(node.domain, node.op_type) for proto in outer for node in with_bodies(proto)}
 
 
-def _of_libraries(model: Model) -> bool:
-    """Return whether an operator is neither ONNX's, nor the model's function or extension."""
-    known = {(f.domain, f.name) for f in model.header.functions} | extension_origins(model).keys()
+def _uses_library_operators(model: Model) -> bool:
+    """Return whether a model has operators that only a library may define."""
+    known_operators = {(f.domain, f.name) for f in model.header.functions} | extension_origins(
+        model
+    ).keys()
     return any(
-        key not in known and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
+        key not in known_operators
+        and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
         for key in _operators(model)
     )
 
 
-def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
-    """Return the model with the types that the rules give, and that ONNX infers from these."""
-    waiting = [node for node in model.nodes if (node.domain, node.op_type) in extensions]
-    while waiting:
-        specs, found, left = model.specs, [], []
-        for node in waiting:
+def _with_inferred_types(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
+    """Return the model with the types from the extensions' rules, and further inferred types.
+
+    Raises ModelError: a rule contradicts a declared type.
+    """
+    pending = [node for node in model.nodes if (node.domain, node.op_type) in extensions]
+    while pending:
+        specs, new_specs, postponed = model.specs, [], []
+        for node in pending:
             inputs = [specs.get(name) if name else None for name in node.inputs]
             if any(name and name not in specs for name in node.inputs):
-                left.append(node)
+                postponed.append(node)
                 continue
             for spec in extensions[node.domain, node.op_type].outputs(inputs, node):
-                known = specs.get(spec.name)
-                if known is None:
-                    found.append(spec)
-                elif known.type != spec.type or not (
-                    known.partial_shape.compatible(spec.partial_shape)
+                declared = specs.get(spec.name)
+                if declared is None:
+                    new_specs.append(spec)
+                elif declared.type != spec.type or not (
+                    declared.partial_shape.compatible(spec.partial_shape)
                 ):
                     raise ModelError(
                         f"node {node.name!r}: the rule of extension {node.domain}::{node.op_type} "
-                        f"says that {spec.name!r} is {spec}; the model declares {known}. Fix "
-                        "whichever is wrong."
+                        f"returns {spec} for {spec.name!r}, but the model declares {declared}. Fix "
+                        "one of them."
                     )
-                elif known.shape is None and spec.shape is not None:
-                    found.append(spec)
-        if found:
+                elif declared.shape is None and spec.shape is not None:
+                    new_specs.append(spec)
+        if new_specs:
             infos = {info.name: info for info in model.value_info}
-            infos |= {spec.name: spec.to_proto() for spec in found}
+            infos |= {spec.name: spec.to_proto() for spec in new_specs}
             model = model.replace(value_info=tuple(infos.values()))
-        if len(left) == len(waiting):
+        if len(postponed) == len(pending):
             return model
-        waiting = left
+        pending = postponed
     return model

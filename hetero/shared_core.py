@@ -1,4 +1,4 @@
-"""Cores that the whole process shares, for calls that name no Core."""
+"""Shared Cores of the process, for functions without a Core argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _cores: Final[dict[ExecutorKind, Core]] = {}
 
 
 def shared_core(executor: ExecutorKind) -> Core:
-    """Return the Core of an executor, which lives until the process ends."""
+    """Return the shared Core of an executor; it is never closed."""
     with _lock:
         if executor not in _cores:
             _cores[executor] = Core(executor)

@@ -1,4 +1,4 @@
-"""The version of this package, as it is installed, and versions as OpenVINO's scripts read them."""
+"""The installed version of this package, and version strings with OpenVINO's fields."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 
-class Version(str):  # noqa: SLOT000 - text has no slots beside its own
-    """A version as text, with the fields that OpenVINO's versions have.
+class Version(str):  # noqa: SLOT000 - str subclasses cannot have slots
+    """A version string with the fields of OpenVINO's versions.
 
     Attributes
     ----------
     description : str
-        What has the version.
+        The name of the component.
     build_number : str
         The whole version.
     major, minor, patch : int
-        Its first three numbers; 0 where there are fewer.
+        The first three numbers of the version; 0 if it has fewer.
     """
 
     description: str
@@ -26,16 +26,16 @@ class Version(str):  # noqa: SLOT000 - text has no slots beside its own
     patch: int
 
     def __new__(cls, text: str, description: str) -> Version:
-        """Read a version."""
-        made = super().__new__(cls, text)
-        made.description, made.build_number = description, text
+        """Parse a version."""
+        version = super().__new__(cls, text)
+        version.description, version.build_number = description, text
         numbers = [int(number) for number in re.findall(r"\d+", text)]
-        made.major, made.minor, made.patch = (*numbers, 0, 0, 0)[:3]
-        return made
+        version.major, version.minor, version.patch = (*numbers, 0, 0, 0)[:3]
+        return version
 
 
 def hetero_version() -> str:
-    """Return this package's version."""
+    """Return the installed version of hetero."""
     try:
         return version("hetero")
     except PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Rows of several requests as one run: which models keep rows apart, and their open first axis."""
+"""Dynamic batching: which models allow it, and the open batch axis that it needs."""

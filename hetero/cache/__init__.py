@@ -1,1 +1,1 @@
-"""Compiled models that are kept: blobs and the cache."""
+"""Storage of compiled models: blobs, imports, and the cache."""

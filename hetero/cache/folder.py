@@ -1,8 +1,9 @@
-"""The cache's folder: entries published by rename, locks, a size cap; never trusted, never fatal.
+"""Cache folder: files of cache entries, with atomic writes, locks, encryption and a size limit.
 
-An entry is a blob, ``KEY.hetero`` for a model's plan and ``KEY.stage`` for one subgraph; KEY is a
-SHA-256 in hexadecimal digits. Files of other names are the user's, and are left alone. Whatever is
-wrong with the folder or an entry is a miss with a reason in the log; compilation goes on.
+A file is a blob: ``KEY.hetero`` for the plan of a model, ``KEY.stage`` for a subgraph; KEY is a
+SHA-256 in hexadecimal digits. Files with other names belong to the user and are not touched.
+Problems with the folder or a file never fail a compilation: they are cache misses, with the reason
+in the log.
 """
 
 from __future__ import annotations
@@ -33,42 +34,42 @@ _log = logging.getLogger(__name__)
 
 PLAN_SUFFIX: Final = ".hetero"
 STAGE_SUFFIX: Final = ".stage"
-_LOCKS: Final = ".locks"
-_ENTRY: Final = re.compile(
+_LOCK_FOLDER: Final = ".locks"
+_ENTRY_NAME: Final = re.compile(
     rf"[0-9a-f]{{64}}({'|'.join(map(re.escape, (PLAN_SUFFIX, STAGE_SUFFIX, COSTS_SUFFIX)))})"
 )
-#: Starts an encrypted entry.
-_ENCRYPTED: Final = b"HETEROE\n"
-#: Between two looks whether a lock is free.
-_LOOK_S: Final = 0.05
-#: A temporary file younger than this may just not be locked yet.
-_ORPHAN_S: Final = 60.0
+#: First bytes of an encrypted file.
+_ENCRYPTED_MAGIC: Final = b"HETEROE\n"
+#: Seconds between two attempts to acquire a lock.
+_LOCK_POLL_S: Final = 0.05
+#: Minimum age of an orphaned temporary file: a younger one may not be locked yet.
+_MIN_ORPHAN_AGE_S: Final = 60.0
 
 Callbacks = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A file of the cache."""
+class CacheFile:
+    """A file of the cache, with its size and times."""
 
     path: Path
     nbytes: int
-    #: When it was written and last used, in seconds since the epoch.
+    #: Time of the write and of the last use, in seconds since the epoch.
     created_s: float
     used_s: float
 
 
 class _OverLimitError(Exception):
-    """An entry is larger than the whole cache may be."""
+    """A file exceeds the size limit of the whole cache."""
 
 
 class Cache:
     """A folder of compiled models, shared by threads, processes and nodes.
 
-    `folder`: made when the first entry is written.
-    `size_limit_nbytes`: bytes that all entries may take together; 0 for no limit.
-    `lock_timeout_s`: seconds to wait for another's compilation.
-    `callbacks`: (encrypt, decrypt), from bytes to bytes.
+    `folder`: created with the first file.
+    `size_limit_nbytes`: maximum bytes of all files; 0 for no limit.
+    `lock_timeout_s`: maximum seconds to wait for another process that compiles the same model.
+    `callbacks`: (encrypt, decrypt), functions from bytes to bytes.
     """
 
     def __init__(
@@ -79,30 +80,30 @@ class Cache:
         lock_timeout_s: float = 600.0,
         callbacks: Callbacks | None = None,
     ) -> None:
-        # Absolute: the working directory may change while the cache is in use.
+        # Absolute, because the working directory may change while the cache is in use.
         self.folder = Path(folder).absolute()
         self._size_limit_nbytes = size_limit_nbytes
         self._lock_timeout_s = lock_timeout_s
         self._callbacks = callbacks
-        self._failed = False
-        self._told = False
+        self._is_broken = False
+        self._has_warned = False
 
     @property
     def encrypted(self) -> bool:
-        """Whether entries are encrypted."""
+        """Whether files are encrypted."""
         return self._callbacks is not None
 
     def find(self, name: str) -> BlobFile | None:
-        """Return an entry, or None: it is absent, or was unusable and has been removed."""
+        """Return a file, or None if it is missing or unusable; remove an unusable one."""
         path = self.folder / name
         try:
             blob = self._open(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ForeignError as error:
-            if not self._told:
-                self._told = True
-                _log.warning("cache %s: such entries are misses: %s", self.folder, error)
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("cache %s: ignoring foreign files: %s", self.folder, error)
             return None
         except BlobError as error:
             self.drop(name, str(error))
@@ -111,55 +112,52 @@ class Cache:
             if error.errno == errno.ELOOP:
                 self.drop(name, "it is a symbolic link")
             else:
-                _log.warning("cache entry %s: a miss: %s", path, error.strerror)
+                _log.warning("cache entry %s: miss: %s", path, error.strerror)
             return None
-        with contextlib.suppress(OSError):  # a folder that may only be read has no order of use
+        with contextlib.suppress(OSError):  # a read-only folder does not record use
             os.utime(path, ns=(time.time_ns(), os.lstat(path).st_mtime_ns), follow_symlinks=False)
         return blob
 
-    def has(self, name: str) -> bool:
-        """Whether there is an entry, of use or not."""
-        return os.path.lexists(self.folder / name)
-
     def put(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
-        """Publish an entry, which `write` writes: it appears whole under its name, or not at all.
+        """Write a file atomically with `write`, and evict others if necessary.
 
-        Returns: whether it is there now. What fails is logged as a warning; once the folder itself
-            has failed, nothing more is tried.
+        Errors are logged as warnings. After an error of the folder, no more files are written.
+
+        Returns: whether the file was written.
         """
-        if self._failed:
+        if self._is_broken:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             publish(self.folder / name, lambda file: self._write(file, write))
             self._evict()
         except _OverLimitError as error:
-            _log.info("cache entry %s: not kept: %s", name, error)
+            _log.info("cache entry %s: not stored: %s", name, error)
             return False
         except (OSError, BlobError) as error:
-            self._failed = True
+            self._is_broken = True
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             _log.warning(
-                "cache folder %s: %s; the model is compiled, and not kept.", self.folder, reason
+                "cache folder %s: %s; the model is compiled but not cached.", self.folder, reason
             )
             return False
-        except Exception as error:  # what a plugin exports may be of any type
-            _log.warning("cache entry %s: not kept: %s: %s", name, type(error).__name__, error)
+        except Exception as error:  # a plugin's export may have any type
+            _log.warning("cache entry %s: not stored: %s: %s", name, type(error).__name__, error)
             return False
         return True
 
     def drop(self, name: str, reason: str) -> None:
-        """Remove an entry that cannot be used, and say why."""
-        _log.warning("cache entry %s: a miss: %s", self.folder / name, reason)
-        with contextlib.suppress(OSError):  # it stays, and is a miss the next time too
+        """Remove an unusable file, and log the reason."""
+        _log.warning("cache entry %s: miss: %s", self.folder / name, reason)
+        with contextlib.suppress(OSError):  # it then remains, and is a miss the next time
             (self.folder / name).unlink()
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Keep others from compiling the same model at the same time; yield whether that is so.
+        """Lock a key, so that other processes wait; yield whether the lock was acquired.
 
-        The operating system passes the lock on when its holder ends, however that happens. After
-        the timeout, or where the folder has no locks, the work is done even so.
+        The operating system releases the lock when its process ends. After the timeout, or if the
+        file system has no locks, the context runs without the lock.
         """
         lock = self._acquire(key)
         try:
@@ -169,22 +167,22 @@ class Cache:
                 os.close(lock)
 
     def _acquire(self, key: str) -> int | None:
-        """Return a descriptor that holds the lock as long as it is open, or None."""
-        until_s = time.monotonic() + self._lock_timeout_s
+        """Return a file descriptor that holds the lock until it is closed, or None."""
+        deadline_s = time.monotonic() + self._lock_timeout_s
         descriptor = None
         try:
             descriptor = self._open_lock(f"{key}.lock")
-            while not _lock(descriptor):
-                if time.monotonic() >= until_s:
+            while not _try_lock(descriptor):
+                if time.monotonic() >= deadline_s:
                     os.close(descriptor)
                     _log.warning(
-                        "cache key %s: another process has compiled it for over %g s; compiling "
-                        "here too.",
+                        "cache key %s: another process has been compiling for over %g s; compiling "
+                        "here as well.",
                         key,
                         self._lock_timeout_s,
                     )
                     return None
-                time.sleep(_LOOK_S)
+                time.sleep(_LOCK_POLL_S)
         except OSError as error:
             if descriptor is not None:
                 os.close(descriptor)
@@ -193,72 +191,72 @@ class Cache:
         return descriptor
 
     def _open_lock(self, name: str) -> int:
-        """Open a lock's file, which nothing is written to; OSError where it may be another's."""
-        folder = self.folder / _LOCKS
+        """Open a lock file; raise OSError if another user may own it. Nothing is written to it."""
+        folder = self.folder / _LOCK_FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
+        folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
         try:
-            lock = os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=place)
+            lock = os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=folder_descriptor)
             status = os.fstat(lock)
             if not is_own(status) or status.st_nlink != 1:
                 os.close(lock)
-                raise OSError(errno.EPERM, "it may be another user's file", name)
+                raise OSError(errno.EPERM, "it may belong to another user", name)
         finally:
-            os.close(place)
+            os.close(folder_descriptor)
         return lock
 
-    def entries(self) -> list[Entry]:
-        """Return every entry, the least recently used first."""
-        found = []
+    def entries(self) -> list[CacheFile]:
+        """Return all files, the least recently used first."""
+        files = []
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            os.scandir(self.folder) as it,
+            os.scandir(self.folder) as dir_entries,
         ):
-            for file in it:
-                if _ENTRY.fullmatch(file.name):
+            for dir_entry in dir_entries:
+                if _ENTRY_NAME.fullmatch(dir_entry.name):
                     with contextlib.suppress(FileNotFoundError):
-                        status = file.stat(follow_symlinks=False)
+                        status = dir_entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
-                            path = self.folder / file.name
+                            path = self.folder / dir_entry.name
                             times = (status.st_mtime, max(status.st_atime, status.st_mtime))
-                            found.append(Entry(path, status.st_size, *times))
-        return sorted(found, key=lambda entry: (entry.used_s, entry.path.name))
+                            files.append(CacheFile(path, status.st_size, *times))
+        return sorted(files, key=lambda entry: (entry.used_s, entry.path.name))
 
     def prune(
         self, size_limit_nbytes: int | None, *, older_than_s: float | None = None
-    ) -> list[Entry]:
-        """Remove old entries, then the least recently used until the rest fit; return these."""
+    ) -> list[CacheFile]:
+        """Remove old files, then the least recently used until the others fit; return these."""
         entries = self.entries()
         total = sum(entry.nbytes for entry in entries)
         now = time.time()
-        gone = []
+        removed = []
         for entry in entries:
-            old = older_than_s is not None and now - entry.used_s > older_than_s
-            if old or (size_limit_nbytes is not None and total > size_limit_nbytes):
+            is_old = older_than_s is not None and now - entry.used_s > older_than_s
+            if is_old or (size_limit_nbytes is not None and total > size_limit_nbytes):
                 entry.path.unlink(missing_ok=True)
                 total -= entry.nbytes
-                gone.append(entry)
-        self._sweep(_ORPHAN_S)
-        return gone
+                removed.append(entry)
+        self._sweep(_MIN_ORPHAN_AGE_S)
+        return removed
 
-    def clear(self) -> list[Entry]:
-        """Remove every entry, and what compilers that were killed have left."""
-        gone = self.entries()
-        for entry in gone:
+    def clear(self) -> list[CacheFile]:
+        """Remove all files, including temporary files of killed processes."""
+        removed = self.entries()
+        for entry in removed:
             entry.path.unlink(missing_ok=True)
         self._sweep(0.0)
         with contextlib.suppress(OSError):
-            for path in (self.folder / _LOCKS).iterdir():
+            for path in (self.folder / _LOCK_FOLDER).iterdir():
                 with contextlib.suppress(OSError):
                     lock = self._open_lock(path.name)
-                    if _lock(lock):
+                    if _try_lock(lock):
                         path.unlink(missing_ok=True)
                     os.close(lock)
-        return gone
+        return removed
 
-    def check(self, entry: Entry) -> str | None:
-        """Return what is wrong with an entry, or None."""
+    def check(self, entry: CacheFile) -> str | None:
+        """Return the problem with a file, or None."""
         try:
             if entry.path.name.endswith(COSTS_SUFFIX):
                 json.loads(entry.path.read_bytes())
@@ -275,19 +273,19 @@ class Cache:
             if not is_own(os.fstat(file.fileno())):
                 raise ForeignError(f"{path}: other users may have written it.")
             data = file.read()
-        if not data.startswith(_ENCRYPTED):
-            raise BlobError(f"{path}: not encrypted, as CACHE_ENCRYPTION_CALLBACKS wants it.")
-        return BlobFile(self._call(1, data[len(_ENCRYPTED) :]))
+        if not data.startswith(_ENCRYPTED_MAGIC):
+            raise BlobError(f"{path}: expected an encrypted file (CACHE_ENCRYPTION_CALLBACKS).")
+        return BlobFile(self._call(1, data[len(_ENCRYPTED_MAGIC) :]))
 
-    def _call(self, which: int, data: bytes) -> bytes:
-        """Encrypt (0) or decrypt (1)."""
+    def _call(self, callback: int, data: bytes) -> bytes:
+        """Encrypt (callback 0) or decrypt (callback 1) data."""
         assert self._callbacks is not None
         try:
-            return bytes(self._callbacks[which](data))
+            return bytes(self._callbacks[callback](data))
         except Exception as error:  # the user's function may raise anything
-            what = ("encrypt", "decrypt")[which]
+            operation = ("encrypt", "decrypt")[callback]
             raise BlobError(
-                f"CACHE_ENCRYPTION_CALLBACKS: {what}: {type(error).__name__}: {error}."
+                f"CACHE_ENCRYPTION_CALLBACKS: {operation}: {type(error).__name__}: {error}."
             ) from error
 
     def _write(self, file: BinaryIO, write: Callable[[BinaryIO], int]) -> None:
@@ -296,7 +294,7 @@ class Cache:
         else:
             plain = io.BytesIO()
             write(plain)
-            nbytes = file.write(_ENCRYPTED + self._call(0, plain.getvalue()))
+            nbytes = file.write(_ENCRYPTED_MAGIC + self._call(0, plain.getvalue()))
         if 0 < self._size_limit_nbytes < nbytes:
             raise _OverLimitError(f"{nbytes} bytes, over the limit {self._size_limit_nbytes}.")
 
@@ -305,10 +303,10 @@ class Cache:
             for entry in self.prune(self._size_limit_nbytes):
                 _log.info("cache entry %s: evicted, %d bytes.", entry.path, entry.nbytes)
         else:
-            self._sweep(_ORPHAN_S)
+            self._sweep(_MIN_ORPHAN_AGE_S)
 
     def _sweep(self, age_s: float) -> None:
-        """Remove temporary files whose writers are gone."""
+        """Remove temporary files of processes that have ended."""
         now = time.time()
         for path in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -322,8 +320,8 @@ class Cache:
                     os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock a file unless another has it; whether that went well."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file, unless another process holds the lock; return whether it was acquired."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -331,18 +329,18 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def cache_of(own: Mapping[str, Any]) -> Cache | None:
-    """Return the cache that options ask for."""
-    folder = own["CACHE_DIR"]
+def open_cache(options: Mapping[str, Any]) -> Cache | None:
+    """Return the cache of the option CACHE_DIR, or None without one."""
+    folder = options["CACHE_DIR"]
     if not folder:
         return None
     try:
         return Cache(
             folder,
-            size_limit_nbytes=own["CACHE_SIZE_LIMIT_BYTES"],
-            lock_timeout_s=own["CACHE_LOCK_TIMEOUT_S"],
-            callbacks=own["CACHE_ENCRYPTION_CALLBACKS"] or None,
+            size_limit_nbytes=options["CACHE_SIZE_LIMIT_BYTES"],
+            lock_timeout_s=options["CACHE_LOCK_TIMEOUT_S"],
+            callbacks=options["CACHE_ENCRYPTION_CALLBACKS"] or None,
         )
-    except OSError as error:  # a relative path, and the working directory is gone
-        _log.warning("cache folder %s: %s; the model is compiled, and not kept.", folder, error)
+    except OSError as error:  # a relative path, and the working directory was removed
+        _log.warning("cache folder %s: %s; the model is compiled but not cached.", folder, error)
         return None

@@ -1,9 +1,9 @@
-"""Keys of the cache: everything that a compiled model depends on, and nothing else.
+"""Cache keys: a hash of everything that affects a compiled model, and of nothing else.
 
-In: the model's structure, names, weights (external ones by content) and declared types; where its
-nodes are pinned; the devices' names in order, plugins, versions and fingerprints; the
-policy and every option that changes what compilation makes; the versions of the format and of
-hetero. Out: paths, times, processes, threads, logging, and the order of options.
+A key depends on the model's structure, names, weights (external ones by content) and declared
+types; the pins; the devices' names in order, plugins, versions and fingerprints; the policy and
+every option that affects the compiled model; the versions of the format and of hetero. It does not
+depend on paths, times, processes, threads, logging, and the order of options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hetero.version import hetero_version
 
 
 def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) -> str:
-    """Return the key of a whole model's entry; known before any device is asked about it."""
+    """Return the cache key of a model's plan; it requires no query to a device."""
     types = hashlib.sha256()
     for info in model.value_info:
         data = info.SerializeToString(deterministic=True)
@@ -34,9 +34,9 @@ def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) 
             "model": model.content_hash,
             "types": types.hexdigest(),
             "pins": list(request.pins.items()),
-            "devices": [[name, *_of_device(name, request)] for name in request.devices],
+            "devices": [[name, *_device_key(name, request)] for name in request.devices],
             "options": HETERO_PROPERTIES.key(request.hetero_config),
-            "costs": _costs(request.hetero_config["COST_FILE"]),
+            "costs": _cost_file_hash(request.hetero_config["COST_FILE"]),
             "encrypted": encrypted,
         }
     )
@@ -45,35 +45,35 @@ def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) 
 def stage_key(
     model: Model, device: str, request: CompileRequest, *, encrypted: bool = False
 ) -> str:
-    """Return the key of one subgraph's entry; the device's name is not part of it."""
+    """Return the cache key of a subgraph; it does not depend on the device's name."""
     return _digest(
         {
             "kind": "stage",
             "model": model.content_hash,
-            "device": _of_device(device, request),
+            "device": _device_key(device, request),
             "encrypted": encrypted,
         }
     )
 
 
-def _of_device(name: str, request: CompileRequest) -> list[Any]:
-    device = request.descriptor(name)
-    options = device.properties.key(request.configs[name])
-    return [device.plugin, device.version, device.fingerprint, options]
+def _device_key(name: str, request: CompileRequest) -> list[Any]:
+    descriptor = request.descriptor(name)
+    options = descriptor.properties.key(request.configs[name])
+    return [descriptor.plugin, descriptor.version, descriptor.fingerprint, options]
 
 
-def _costs(path: str) -> str:
-    """Return a hash of a cost file; nothing without one."""
+def _cost_file_hash(path: str) -> str:
+    """Return the hash of a cost file; empty without one."""
     if not path:
         return ""
     try:
         return hashlib.sha256(read_regular(Path(path))).hexdigest()
-    except OSError:  # whoever plans with it says so
+    except OSError:  # the planner raises the error
         return ""
 
 
 def _digest(document: Mapping[str, Any]) -> str:
     versions = {"format": FORMAT_VERSION, "hetero": hetero_version()}
-    # Options of third-party plugins may be anything; what has no JSON form counts by its text.
-    text = json.dumps({**versions, **document}, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
+    # Options of third-party plugins may not be JSON; these count by their text.
+    document_json = json.dumps({**versions, **document}, sort_keys=True, default=repr)
+    return hashlib.sha256(document_json.encode()).hexdigest()

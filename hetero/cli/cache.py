@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import click
 
-from hetero.cache.description import describe
-from hetero.cache.folder import Cache, Entry
+from hetero.cache.blob import describe_blob
+from hetero.cache.folder import Cache, CacheFile
 from hetero.cli.option_types import FiniteFloat, combine_options, json_option
 from hetero.cli.terminal import print_result
 from hetero.devices.errors import BlobError
@@ -100,12 +100,12 @@ def clear(folder: Path) -> None:
     _print_removed(Cache(folder).clear(), folder)
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: CacheFile) -> dict[str, Any]:
     now = time.time()
     kind, model, devices = "costs", None, []
     if not entry.path.name.endswith(COSTS_SUFFIX):
         try:
-            document = describe(BlobFile(entry.path, of_cache=True))
+            document = describe_blob(BlobFile(entry.path, of_cache=True))
             kind, model, devices = document["kind"], document["name"], list(document["devices"])
         except (BlobError, OSError):
             kind = "damaged or encrypted"
@@ -120,7 +120,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _print_removed(entries: list[Entry], folder: Path) -> None:
+def _print_removed(entries: list[CacheFile], folder: Path) -> None:
     nbytes = sum(entry.nbytes for entry in entries)
     names = [entry.path.name for entry in entries]
     document = {"folder": folder, "removed": names, "nbytes": nbytes}

@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 from rich.console import RenderableType
 
-from hetero.cache.description import describe
+from hetero.cache.blob import describe_blob
 from hetero.cli.model_command import is_blob
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, show, wants_json
@@ -65,7 +65,7 @@ def _inspect_blob(file: str, verify: bool) -> None:
     blob = BlobFile(outline(file) if weightless else file)
     if verify or (not weightless and blob.nbytes <= _VERIFY_NBYTES):
         blob.verify()
-    document = {**describe(blob), "weightless": weightless}
+    document = {**describe_blob(blob), "weightless": weightless}
     print_result("inspect", document, _blob_parts(file, document))
     if verify and not wants_json():
         show("all checksums match")

@@ -1,1 +1,1 @@
-"""From a model and a request to a compiled model on its devices; `Compiler` leads through."""
+"""Compilation: from a model and a compile request to a deployed model; see `Compiler`."""

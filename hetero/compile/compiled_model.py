@@ -1,10 +1,11 @@
-"""A model compiled over several devices: its subgraphs, deployment, properties and blob."""
+"""Compiled models: a deployed model with its subgraphs, properties and export."""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
@@ -33,11 +34,11 @@ from hetero.scheduler.vocabulary.plan import Plan
 
 
 class CompiledModel(BaseCompiledModel):
-    """A deployed plan with names; made by `Core.compile_model` and `Core.import_model`.
+    """A model that is compiled and deployed on one or several devices.
 
-    Use it as a function for one inference, make requests for more, and as a context manager to
-    give back what the devices hold for it; without one they do so once nothing holds the model or
-    a request of it any more.
+    `Core.compile_model` and `Core.import_model` create it. Call it for a single inference, or
+    create requests for more. Use it as a context manager to release the devices' memory; otherwise
+    the memory is released when the model and all its requests have been garbage-collected.
     """
 
     def __init__(
@@ -51,15 +52,18 @@ class CompiledModel(BaseCompiledModel):
         self._configuration = Configuration(
             HETERO_PROPERTIES, f"model {self.name!r}", request.hetero_config
         )
-        #: Every device of the list has one, also those that got no node.
-        self._of_devices = {
+        #: Of every device in the list, including devices without nodes.
+        self._device_configurations = {
             d.name: Configuration(
                 d.properties, f"model {self.name!r} on {d.name}", request.configs[d.name]
             )
             for d in request.descriptors
         }
         self._loaded_from_cache = loaded_from_cache
-        profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
+        profiles = any(
+            configuration.get("PERF_COUNT")
+            for configuration in self._device_configurations.values()
+        )
         self._target: Final = DeployedModel(
             deployment,
             profiles=profiles,
@@ -69,9 +73,9 @@ class CompiledModel(BaseCompiledModel):
 
     def __repr__(self) -> str:
         devices = ", ".join(self.get_property("EXECUTION_DEVICES"))
-        count = len(self.subgraphs)
-        what = f"{count} subgraph{'' if count == 1 else 's'}"
-        return f"<CompiledModel {self.plan.name!r}: {what} on {devices}>"
+        num_subgraphs = len(self.subgraphs)
+        subgraphs = f"{num_subgraphs} subgraph{'' if num_subgraphs == 1 else 's'}"
+        return f"<CompiledModel {self.plan.name!r}: {subgraphs} on {devices}>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -89,82 +93,89 @@ class CompiledModel(BaseCompiledModel):
 
     @property
     def target(self) -> DeployedModel:
-        """What its requests run on."""
+        """The deployment that its requests run on."""
         return self._target
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
-        """Inputs that have a default; given by name, they are used instead of it.
+        """Inputs with a default value; a request may override it by the input's name.
 
-        The first request that gives one has the model compiled once more, with that input.
+        The first request that does so compiles the model again, with that input.
         """
         return self.target.optional_inputs
 
     @property
-    def cuts(self) -> tuple[PlacedPartition, ...]:
-        """How the model is cut and placed: in one way, or in several whose plans share requests.
+    def placements(self) -> tuple[PlacedPartition, ...]:
+        """The partitions with their devices: one, or several that share the requests.
 
-        Where devices are gone for good, as it was placed on those that are left.
+        After the permanent loss of a device, those on the remaining devices.
         """
         return tuple(route.origin for route in self.deployment.routes)
 
     @property
+    def cuts(self) -> tuple[PlacedPartition, ...]:
+        """Deprecated alias of `placements`."""
+        message = "CompiledModel.cuts is now CompiledModel.placements"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.placements
+
+    @property
     def partition(self) -> Partition:
-        """The partition of the first cut."""
-        return self.cuts[0].partition
+        """The first placement's partition."""
+        return self.placements[0].partition
 
     @property
     def affinity(self) -> Affinity:
-        """The affinity of the first cut: which device each node has, and why."""
-        return self.cuts[0].affinity
+        """The first placement's affinity: the device of each node, with the reason."""
+        return self.placements[0].affinity
 
     @property
     def plan(self) -> Plan:
-        """The plan of the first cut."""
-        return self.cuts[0].plan
+        """The first placement's plan."""
+        return self.placements[0].plan
 
     @property
     def stage_numbers(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of each cut's subgraphs; what cuts have in common has one."""
+        """The stage numbers of each placement; placements may share stages."""
         return tuple(route.stages for route in self.deployment.routes)
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
-        """Index, device, node names, inputs and outputs of each subgraph, in running order.
+        """The subgraphs of all placements, in topological order.
 
-        Where several plans share the requests, those of all, numbered through.
+        Each has an index, a device, node names, inputs and outputs.
         """
-        found = {
+        subgraphs_by_number = {
             number: replace(subgraph, index=number)
             for route in self.deployment.routes
             for number, subgraph in zip(route.stages, route.origin.partition.subgraphs, strict=True)
         }
-        return tuple(found.values())
+        return tuple(subgraphs_by_number.values())
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How the plans share the requests."""
-        return tuple(cut.share for cut in self.cuts)
+        """The placements' shares of the requests."""
+        return tuple(placement.share for placement in self.placements)
 
     @property
     def plan_report(self) -> PlanReport | None:
-        """How the plan was chosen, where this compilation chose it by cost."""
-        report: PlanReport | None = self.cuts[0].report
+        """The report of the cost planner, if it planned this model."""
+        report: PlanReport | None = self.placements[0].report
         return report
 
     def submit(
         self, values: Mapping[str, Value], *, timeout_s: float | None = None, priority: int = 0
     ) -> Submission | CompletedSubmission:
-        """Start a request on checked values: what `InferRequest` does.
+        """Start a request with checked values; `InferRequest` uses it.
 
         Parameters
         ----------
         values : mapping of str to value
-            One for each input port.
+            The value of each input port.
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
         priority : int
-            As `InferRequest.priority`.
+            See `InferRequest.priority`.
         """
         return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
 
@@ -191,7 +202,7 @@ class CompiledModel(BaseCompiledModel):
         return generate(self, ids, max_new_tokens, **options)
 
     def get_context(self) -> RemoteContext:
-        """Return the memory of the device that takes the first inputs."""
+        """Return the memory of the device that receives the first inputs."""
         return self.target.context()
 
     def run(
@@ -201,21 +212,21 @@ class CompiledModel(BaseCompiledModel):
         *,
         timeout_s: float | None = None,
     ) -> list[Value]:
-        """Run once and return some outputs: what ONNX Runtime's sessions call ``run``.
+        """Run one inference and return some outputs, as ``run`` of ONNX Runtime's sessions.
 
         Parameters
         ----------
         output_names : sequence of str or None
-            The outputs that are wanted, in this order; None for all.
+            The names of the outputs to return, in order; None for all.
         input_feed : mapping of str to value
-            One for each input.
+            The value of each input.
         timeout_s : float, optional
-            Seconds until the answer must be there; what its run options are for.
+            Seconds until the inference fails with DeadlineError.
 
         Raises
         ------
         TensorNameError
-            There is no such output, or not these inputs.
+            No such output, or the inputs are incomplete or unknown.
         """
         ports = self.outputs if output_names is None else [*map(self.output, output_names)]
         results = self._own_request().infer(input_feed, share_inputs=True, timeout_s=timeout_s)
@@ -227,58 +238,82 @@ class CompiledModel(BaseCompiledModel):
         Parameters
         ----------
         name : str
-            One of HETERO's properties; or an option of devices, which has to be the same on all
-            that run the model and have it. ``DEVICE_PROPERTIES`` has those of each device.
+            A property of HETERO, or an option with the same value on all devices of the model
+            that have it. ``DEVICE_PROPERTIES`` contains the options of each device.
 
         Raises
         ------
         UnknownPropertyError
-            Neither HETERO nor a device has it.
+            Neither HETERO nor a device has the property.
         PropertyError
-            Devices differ in it.
+            The value differs between devices.
         """
-        computed: dict[str, Callable[[], Any]] = {
-            "NETWORK_NAME": lambda: self.name,
-            "PERF_COUNT": lambda: self._target.profiles,
-            "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
-            "SUPPORTED_PROPERTIES": lambda: dict.fromkeys(HETERO_PROPERTIES, "RO"),
-            "EXECUTION_DEVICES": lambda: self._executing,
-            "MULTI_DEVICE_PRIORITIES": lambda: tuple(self._of_devices),
-            "DEVICE_PROPERTIES": self._device_options,
-            "HETERO_NUMBER_OF_SUBMODELS": lambda: len(self.subgraphs),
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests,
+        return public_value(name, self._property(name))
+
+    def _property(self, name: str) -> Any:
+        match name:
+            case "NETWORK_NAME":
+                return self.name
+            case "PERF_COUNT":
+                return self._target.profiles
+            case "LOADED_FROM_CACHE":
+                return self._loaded_from_cache
+            case "SUPPORTED_PROPERTIES":
+                return dict.fromkeys(HETERO_PROPERTIES, "RO")
+            case "EXECUTION_DEVICES":
+                return self._execution_devices
+            case "MULTI_DEVICE_PRIORITIES":
+                return tuple(self._device_configurations)
+            case "DEVICE_PROPERTIES":
+                return self._device_options()
+            case "HETERO_NUMBER_OF_SUBMODELS":
+                return len(self.subgraphs)
+            case "OPTIMAL_NUMBER_OF_INFER_REQUESTS":
+                return self._optimal_num_requests()
+            case _ if name in HETERO_PROPERTIES:
+                return self._configuration.get(name)
+            case _:
+                return self._common_device_property(name)
+
+    def _common_device_property(self, name: str) -> Any:
+        """Return an option with the same value on all devices that run the model and have it."""
+        devices = self._execution_devices or tuple(self._device_configurations)
+        values_by_device = {
+            device: options[name]
+            for device, options in self._device_options().items()
+            if device in devices and name in options
         }
-        if name in computed:
-            return public_value(name, computed[name]())
-        if name in HETERO_PROPERTIES:
-            return public_value(name, self._configuration.get(name))
-        used = self._executing or tuple(self._of_devices)
-        found = {d: o[name] for d, o in self._device_options().items() if d in used and name in o}
-        values = list(found.values())
+        values = list(values_by_device.values())
         if not values:
-            known = {n for o in self._device_options().values() for n in o}
-            raise unknown_property(name, f"model {self.name!r}", {*HETERO_PROPERTIES, *known})
+            names = {n for options in self._device_options().values() for n in options}
+            raise unknown_property(name, f"model {self.name!r}", {*HETERO_PROPERTIES, *names})
         if any(value != values[0] for value in values):
-            shown = ", ".join(f"{device} has {value!r}" for device, value in found.items())
+            differences = ", ".join(
+                f"{device} has {value!r}" for device, value in values_by_device.items()
+            )
             raise PropertyError(
-                f"model {self.name!r}: devices differ in {name}: {shown}. Read DEVICE_PROPERTIES.",
+                f"model {self.name!r}: devices differ in {name}: {differences}. Read "
+                "DEVICE_PROPERTIES instead.",
                 property=name,
             )
-        return public_value(name, values[0])
+        return values[0]
 
     @property
-    def _executing(self) -> tuple[str, ...]:
+    def _execution_devices(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(s.device for s in self.subgraphs))
 
     def _device_options(self) -> dict[str, dict[str, Any]]:
-        return {device: held.effective() for device, held in self._of_devices.items()}
+        return {
+            device: configuration.effective()
+            for device, configuration in self._device_configurations.items()
+        }
 
-    def _enough_requests(self) -> int:
-        most = self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS")
-        # Where requests are joined, so many batches are full.
-        enough = optimal_requests(self.cuts, self.request.configs)
-        enough *= max(1, self.request.batch_size)
-        return min(enough, most or enough)
+    def _optimal_num_requests(self) -> int:
+        limit = self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS")
+        # With dynamic batching, enough requests for that number of full batches.
+        optimal = optimal_num_requests(self.placements, self.request.configs)
+        optimal *= max(1, self.request.batch_size)
+        return min(optimal, limit or optimal)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
         return [self.target.executed_nodes(stages) for stages in self.stage_numbers]
@@ -294,20 +329,20 @@ class CompiledModel(BaseCompiledModel):
     def export_model(
         self, model_stream: str | Path | BinaryIO | None = None, *, weightless: bool = False
     ) -> bytes | None:
-        """Write the compiled model as a blob, which `Core.import_model` reads.
+        """Export the compiled model as a blob, which `Core.import_model` reads.
 
         Parameters
         ----------
         model_stream : path or binary file, optional
-            Where to; a file appears whole or not at all.
+            The target; a file is written atomically.
         weightless : bool
-            Whether to leave out the weights that the model's file has: `Core.import_model` is
-            given that then. What devices made of weights stays in.
+            Whether to omit the weights of the original model, which `Core.import_model` then needs
+            as an argument. The blob still contains weights that devices converted.
 
         Returns
         -------
         bytes or None
-            The blob, where no target is given.
+            The blob, if there is no target.
         """
         if (
             model_stream is not None
@@ -315,14 +350,15 @@ class CompiledModel(BaseCompiledModel):
             and not hasattr(model_stream, "write")
         ):
             raise ArgumentTypeError(
-                f"give a path or a binary file to write to; got {type(model_stream).__name__}."
+                "export_model: expected a path or a binary file; got "
+                f"{type(model_stream).__name__}."
             )
         routes = self.deployment.routes
-        cuts = [route.origin for route in routes]
+        placements = [route.origin for route in routes]
         payloads = export_payloads(routes, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, cuts, self.request, payloads, weightless=weightless)
+            return write_model(file, placements, self.request, payloads, weightless=weightless)
 
         if isinstance(model_stream, str | Path):
             publish(Path(model_stream), write)
@@ -335,26 +371,28 @@ class CompiledModel(BaseCompiledModel):
         return stream.getvalue()
 
     def story(self, request_id: int) -> Any:
-        """Return the life of a request, event by event."""
+        """Return the history of a request: its events."""
         return self.deployment.story(request_id)
 
     def close(self) -> None:
-        """Give back what the devices hold for the model; its requests fail from then on."""
+        """Release the devices' memory for the model; later requests fail."""
         self.release_memory()
         self.target.close()
 
 
-def optimal_requests(cuts: Sequence[PlacedPartition], configs: Mapping[str, Config]) -> int:
-    """Return how many requests reach the throughput that the slowest device allows.
+def optimal_num_requests(
+    placements: Sequence[PlacedPartition], configs: Mapping[str, Config]
+) -> int:
+    """Return the smallest number of requests in flight that reaches the maximum throughput.
 
-    That takes as many as pass through in the time of one, and for stages that come back to a
-    device one a level, times the streams that a device runs at once; one more for each plan hides
-    the hand-over. Source: the asymptotic bounds of closed queueing networks.
+    By the asymptotic bounds of closed queueing networks, this is the latency divided by the
+    bottleneck, and at least one request per level of stages, times the streams of a device. One
+    more request per placement hides the transfers.
     """
-    enough = sum(1 + max(cut.plan.levels, default=0) for cut in cuts)
-    report = cuts[0].report
+    optimal = sum(1 + max(placement.plan.levels, default=0) for placement in placements)
+    report = placements[0].report
     if report is not None and report.bottleneck_s > 0:
-        enough = max(enough, math.ceil(report.latency_s / report.bottleneck_s))
-    used = {device for cut in cuts for device in cut.plan.devices}
-    streams = max((configs[device].get("NUM_STREAMS", 1) for device in used), default=1)
-    return int(enough * max(1, streams)) + len(cuts)
+        optimal = max(optimal, math.ceil(report.latency_s / report.bottleneck_s))
+    devices = {device for placement in placements for device in placement.plan.devices}
+    streams = max((configs[device].get("NUM_STREAMS", 1) for device in devices), default=1)
+    return int(optimal * max(1, streams)) + len(placements)

@@ -1,19 +1,24 @@
-"""From a model and a request to a compiled model: from the cache, or placed, cut and deployed."""
+"""Compiler: finds a model in the cache, or places and partitions it, and deploys it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from hetero.batching.open_axis import with_open_batch
-from hetero.batching.rows import require_joinable
+from hetero.batching.batch_axis import with_open_batch_axis
+from hetero.batching.batchability import require_batchable
+from hetero.cache.entry import CacheEntry
 from hetero.cache.folder import Cache
-from hetero.cache.kept_model import KeptModel
-from hetero.compile.compiled_model import CompiledModel, optimal_requests
+from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_ins
+from hetero.compile.stage_replicas import (
+    move_from_lost_devices,
+    replica_devices,
+    replicate,
+    without_replica_devices,
+)
 from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
@@ -32,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compiler:
-    """Compiles models on the devices of an executor, which is started when it is needed."""
+    """Compiles models on the devices of an executor."""
 
     def __init__(
         self, get_executor: Callable[[], Executor], queries: QueryCache, planner: CostPlanner
@@ -42,164 +47,178 @@ class Compiler:
         self._planner = planner
 
     def compile(self, model: Model, request: CompileRequest, cache: Cache | None) -> CompiledModel:
-        """Compile a model, through a cache where there is one."""
-        model = opened(model, request)
-        deployment, hit = self._deployed(model, request, cache)
-        return self.compiled(model, request, deployment, cache, hit=hit)
+        """Compile a model, or load it from the cache."""
+        model = with_batch_axis(model, request)
+        deployment, is_cached = self._deploy_cached(model, request, cache)
+        return self.create_model(model, request, deployment, cache, is_cached=is_cached)
 
-    def compiled(
+    def create_model(
         self,
         model: Model,
         request: CompileRequest,
         deployment: Deployment,
         cache: Cache | None = None,
         *,
-        hit: bool = False,
+        is_cached: bool = False,
     ) -> CompiledModel:
-        """Return what was deployed for a request, which can be made again with more inputs."""
+        """Return the compiled model of a deployment.
 
-        def compile_variant(given: frozenset[str]) -> DeployedModel:
-            # What has a default has no batch: such requests are not joined.
-            alone = request.with_options(AUTO_BATCH_SIZE=0)
-            return self.compile(model.with_inputs(given), alone, cache).target
+        It compiles `model` again when a request has values for optional inputs.
+        """
 
-        made = CompiledModel(deployment, request, loaded_from_cache=hit)
-        made.target.compile_variant = compile_variant
-        return made
+        def compile_with_inputs(names: frozenset[str]) -> DeployedModel:
+            # Optional inputs have no batch axis, so these requests cannot be batched.
+            unbatched = request.with_options(AUTO_BATCH_SIZE=0)
+            return self.compile(model.with_inputs(names), unbatched, cache).target
 
-    def _deployed(
+        compiled = CompiledModel(deployment, request, loaded_from_cache=is_cached)
+        compiled.target.compile_with_inputs = compile_with_inputs
+        return compiled
+
+    def _deploy_cached(
         self, model: Model, request: CompileRequest, cache: Cache | None
     ) -> tuple[Deployment, bool]:
-        """Return the model deployed, and whether all of it was in the cache."""
-        if cache is None:
-            return self._placed_and_deployed(model, request, None), False
-        entry = KeptModel(cache, model, request)
-        found = entry.find()
-        if found is None:
-            with entry.lock():
-                found = entry.find()  # another may have made it meanwhile
-                if found is None:
-                    return self._placed_and_deployed(model, request, entry), False
-        sources = entry.sources(found, _sources(found.cuts, request))
-        deployment = self.deploy(found.cuts, sources, request)
-        with _closed_on_error(deployment):
-            return deployment, entry.keep(found, deployment, found=True)
+        """Deploy a model; return the deployment, and whether the cache had all of it.
 
-    def _placed_and_deployed(
-        self, model: Model, request: CompileRequest, entry: KeptModel | None
-    ) -> Deployment:
-        """Place, deploy and keep a model; placed again without what a device refuses in a part."""
-        refused: RefusalsByDevice = {}
-        while True:
-            cuts = self.place(model, request, refused)
-            sources = _sources(cuts, request)
-            try:
-                if entry is None:
-                    return self.deploy(cuts, sources, request)
-                made = entry.cut(cuts)
-                deployment = self.deploy(cuts, entry.sources(made, sources), request)
-            except UnsupportedNodesError as error:
-                refused = add_refusals([cut.affinity for cut in cuts], error, refused)
-                _log.warning("model=%s: placed again: %s", model.name, error)
-                continue
-            with _closed_on_error(deployment):
-                entry.keep(made, deployment)
-            return deployment
+        A device may refuse nodes in its part of the model. The model is then placed again without
+        these nodes on that device.
+        """
+        entry = CacheEntry(cache, model, request)
+        cached = entry.find()
+        with ExitStack() as lock:
+            if cached is None:
+                lock.enter_context(entry.lock())
+                cached = entry.find()  # another process may have compiled it meanwhile
+                if cached is not None:
+                    lock.close()
+            refusals: RefusalsByDevice = {}
+            while True:
+                plan = cached or entry.create_plan(self.place(model, request, refusals))
+                sources = entry.sources(plan, _stage_sources(plan.placements, request))
+                try:
+                    deployment = self.deploy(plan.placements, sources, request)
+                except UnsupportedNodesError as error:
+                    if cached is not None:
+                        raise
+                    affinities = [placement.affinity for placement in plan.placements]
+                    refusals = add_refusals(affinities, error, refusals)
+                    _log.warning("model=%s: placing again: %s", model.name, error)
+                    continue
+                with _closed_on_error(deployment):
+                    is_complete = entry.store(plan, deployment, is_new=cached is None)
+                return deployment, cached is not None and is_complete
 
     def place(
-        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
+        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> list[PlacedPartition]:
-        """Cut a model as the policy says, without what devices are known to refuse in a part."""
-        count = request.hetero_config["NUM_REPLICAS"]
-        others = stand_ins(request)
-        devices = without_stand_ins(request).devices
-        if count > len(devices):
+        """Partition a model by the policy, and replicate it.
+
+        `refusals`: nodes that devices refused in their part of the model.
+        Raises PropertyError: the replicas do not fit the devices or pins.
+        """
+        num_replicas = request.hetero_config["NUM_REPLICAS"]
+        replicas = replica_devices(request)
+        devices = without_replica_devices(request).devices
+        if num_replicas > len(devices):
             raise PropertyError(
-                f"model {model.name!r}: NUM_REPLICAS={count} wants a device for each; there are "
-                f"{', '.join(devices)}.",
+                f"model {model.name!r}: NUM_REPLICAS={num_replicas} needs a device for each "
+                f"replica, but there are {', '.join(devices)}.",
                 property="NUM_REPLICAS",
             )
         try:
-            copies = [request.for_devices(devices[first::count]) for first in range(count)]
+            requests = [
+                request.for_devices(devices[first::num_replicas]) for first in range(num_replicas)
+            ]
         except DeviceError as error:
             raise PropertyError(
-                f"model {model.name!r}: NUM_REPLICAS={count}: each copy keeps the pins on devices "
-                f"of its own; {error}",
+                f"model {model.name!r}: NUM_REPLICAS={num_replicas}: each replica needs its own "
+                f"devices for the pins; {error}",
                 property="NUM_REPLICAS",
             ) from error
-        # All are asked where costs decide; by priority it is seen only then who is.
+        # A cost plan queries all devices; by priority, the queries start devices when needed.
         by_cost = request.policy != "PRIORITY"
         self._get_executor().start(devices if by_cost else set(request.pins.values()))
         return [
-            replace(way, share=way.share / count)
-            for copy in copies
-            for cut in self._place_once(model, copy, refused)
-            for way in ways(cut, others)
+            replace(placement, share=placement.share / num_replicas)
+            for replica_request in requests
+            for original in self._place_replica(model, replica_request, refusals)
+            for placement in replicate(original, replicas)
         ]
 
-    def _place_once(
-        self, model: Model, request: CompileRequest, refused: RefusalsByDevice
+    def _place_replica(
+        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> list[PlacedPartition]:
         if request.policy == "PRIORITY" or len(request.devices) == 1:
-            placed = place_by_priority(model, request, self._queries.querier(request), refused)
-            return [PlacedPartition(partition(model, placed), placed)]
-        report = self._planner.plan(model, request, refused)
-        return [replace(cut, report=report) for cut in report.variants]
+            query = self._queries.querier(request)
+            affinity = place_by_priority(model, request, query, refusals)
+            return [PlacedPartition(partition(model, affinity), affinity)]
+        report = self._planner.plan(model, request, refusals)
+        return [replace(variant, report=report) for variant in report.variants]
 
     def deploy(
         self,
-        cuts: Sequence[PlacedPartition],
+        placements: Sequence[PlacedPartition],
         sources: Sequence[StageSource],
         request: CompileRequest,
     ) -> Deployment:
-        """Deploy cuts with a source for each stage, numbered through; several share requests."""
-        model = cuts[0].partition.source
+        """Deploy placements, which share the requests.
+
+        `sources`: the source of each stage, in the order of all placements' stages.
+        """
+        model = placements[0].partition.source
         limits = request.limits
         if not limits.requests:
-            enough = optimal_requests(cuts, request.configs)
-            limits = replace(limits, requests=max(Limits().requests, enough))
-        limits = replace(limits, batching=batching_of(cuts, request, limits))
-        placement, sources, constants = _deployable(cuts, sources)
-        stateful = bool(variables_of(model))
+            optimal = optimal_num_requests(placements, request.configs)
+            limits = replace(limits, requests=max(Limits().requests, optimal))
+        limits = replace(limits, batching=dynamic_batching(placements, request, limits))
+        placement, sources, constants = _deployment_inputs(placements, sources)
+        has_states = bool(variables_of(model))
 
-        def remake(gone: Collection[str]) -> Remade:
-            listed = {row.name for row in self._get_executor().devices(wait=False)}
-            missing = {*gone, *(d for d in request.devices if d not in listed)}
-            left = without_devices(request, missing)
-            # Quicker than to place all anew, and what else there is stays where it is.
-            kept = [moved(cut, missing, left.descriptors) for cut in cuts] if stateful else []
-            placed = [cut for cut in kept if cut] or self.place(model, left, {})
-            return _deployable(placed, _sources(placed, request))
+        def replan(lost_devices: Collection[str]) -> Remade:
+            listed = {device.name for device in self._get_executor().devices(wait=False)}
+            missing = {*lost_devices, *(d for d in request.devices if d not in listed)}
+            remaining = without_devices(request, missing)
+            # Moving a placement is faster than planning, and keeps the other stages' states.
+            candidates = [
+                move_from_lost_devices(original, missing, remaining.descriptors)
+                for original in (placements if has_states else ())
+            ]
+            new_placements = [p for p in candidates if p] or self.place(model, remaining, {})
+            return _deployment_inputs(new_placements, _stage_sources(new_placements, request))
 
         return self._get_executor().deploy(
-            placement, sources, constants, limits=limits, remake=remake, stateful=stateful
+            placement, sources, constants, limits=limits, remake=replan, stateful=has_states
         )
 
 
-def opened(model: Model, request: CompileRequest) -> Model:
-    """Return the model as it is placed: with an open first axis where requests are joined."""
-    return with_open_batch(model) if request.batch_size > 1 else model
+def with_batch_axis(model: Model, request: CompileRequest) -> Model:
+    """Return the model to place: with dynamic batching, its batch axis is open."""
+    return with_open_batch_axis(model) if request.batch_size > 1 else model
 
 
-def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRequest:
-    """Return a request for the devices that are left; pins move to devices of the same plugin."""
-    devices = tuple(device for device in request.devices if device not in gone)
+def without_devices(request: CompileRequest, lost_devices: Collection[str]) -> CompileRequest:
+    """Return a request for the remaining devices; pins move to devices of the same plugin.
+
+    Raises DeviceError: no device remains, or none for a pin.
+    """
+    devices = tuple(device for device in request.devices if device not in lost_devices)
     if not devices:
-        raise DeviceError(f"no device is left; gone are {', '.join(sorted(gone))}.")
-    # The stand-ins of a device that is gone are devices like others.
+        raise DeviceError(f"no device remains; lost devices: {', '.join(sorted(lost_devices))}.")
+    # The replicas of a lost device become devices like any other.
     replicas = {
         device: [other for other in others if match_name(other, devices)]
         for device, others in request.hetero_config["STAGE_REPLICAS"].items()
         if match_name(device, devices)
     }
-    most = len(devices) - sum(map(len, replicas.values()))
-    count = min(request.hetero_config["NUM_REPLICAS"], most)
-    return request.for_devices(devices).with_options(NUM_REPLICAS=count, STAGE_REPLICAS=replicas)
+    max_replicas = len(devices) - sum(map(len, replicas.values()))
+    num_replicas = min(request.hetero_config["NUM_REPLICAS"], max_replicas)
+    remaining = request.for_devices(devices)
+    return remaining.with_options(NUM_REPLICAS=num_replicas, STAGE_REPLICAS=replicas)
 
 
 @contextmanager
 def _closed_on_error(deployment: Deployment) -> Iterator[None]:
-    """Close a deployment that is not returned."""
+    """Close a deployment if the context raises."""
     try:
         yield
     except BaseException:
@@ -207,29 +226,38 @@ def _closed_on_error(deployment: Deployment) -> Iterator[None]:
         raise
 
 
-def _sources(cuts: Sequence[PlacedPartition], request: CompileRequest) -> list[StageSource]:
-    return stage_sources([cut.partition for cut in cuts], request.configs)
+def _stage_sources(
+    placements: Sequence[PlacedPartition], request: CompileRequest
+) -> list[StageSource]:
+    return stage_sources([placement.partition for placement in placements], request.configs)
 
 
-def _deployable(cuts: Sequence[PlacedPartition], sources: Sequence[StageSource]) -> Remade:
-    placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts], cuts)
+def _deployment_inputs(
+    placements: Sequence[PlacedPartition], sources: Sequence[StageSource]
+) -> Remade:
+    """Return the scheduler's placement, the sources of its stages, and the constant outputs."""
+    shares = [placement.share for placement in placements]
+    placement = share([p.plan for p in placements], shares, placements)
     numbers = (number for route in placement.routes for number in route.stages)
     source_of = dict(zip(numbers, sources, strict=True))
-    constants = {n: v for cut in cuts for n, v in cut.partition.constant_outputs.items()}
+    constants = {n: v for p in placements for n, v in p.partition.constant_outputs.items()}
     return Remade(placement, [source_of[s.index] for s in placement.stages], constants)
 
 
-def batching_of(
-    cuts: Sequence[PlacedPartition], request: CompileRequest, limits: Limits
+def dynamic_batching(
+    placements: Sequence[PlacedPartition], request: CompileRequest, limits: Limits
 ) -> Batching | None:
-    """Return how requests are joined, or refuse to; None where they are not to be."""
+    """Return the parameters of dynamic batching, or None without it.
+
+    Raises PropertyError: the model's requests cannot be batched.
+    """
     size = request.batch_size
     if size < 2:
         return None
-    require_joinable(cuts[0].partition.source, size)
+    require_batchable(placements[0].partition.source, size)
     return Batching(
         size,
         request.hetero_config["AUTO_BATCH_TIMEOUT"] / 1000,
-        busy=sum(max(cut.plan.levels, default=0) + 1 for cut in cuts),
+        busy=sum(max(placement.plan.levels, default=0) + 1 for placement in placements),
         most=limits.requests,
     )

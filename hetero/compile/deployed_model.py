@@ -1,7 +1,7 @@
-"""What the requests of a compiled model run on: its deployment, kept while something uses it.
+"""Deployed model: the deployment that the requests of a compiled model run on.
 
-The compiled model and its requests hold this object, and it holds neither: once the last of them
-is gone, the devices give back what they hold.
+The compiled model and its requests refer to this object, but not vice versa. When the last of them
+is garbage-collected, the deployment is closed and the devices release its memory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class DeployedModel:
     """A deployment as a `hetero.devices.request.target.RequestTarget`.
 
     `deployment`: closed with this object.
-    `optional_inputs`: inputs of the model that are constants to this deployment.
-    `variables`: what requests keep between their runs, and callers do not see.
+    `profiles`: whether requests time their executed nodes.
+    `optional_inputs`: inputs of the model that are constants in this deployment.
+    `variables`: states of requests, which are not visible as ports.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class DeployedModel:
     ) -> None:
         self._deployment = deployment
         self.profiles = profiles
-        #: Times of its requests' executed nodes.
+        #: Times of the executed nodes of its requests.
         self.node_times = NodeTimes()
         self.name: str = deployment.plan.name
         plan = deployment.plan
@@ -49,58 +50,65 @@ class DeployedModel:
         self.optional_inputs = optional_inputs
         self._required = frozenset(port.name for port in plan.inputs)
         #: Compiles the model again with some of its optional inputs as inputs.
-        self.compile_variant: Callable[[frozenset[str]], DeployedModel] | None = None
-        self._variants: dict[frozenset[str], DeployedModel] = {}
+        self.compile_with_inputs: Callable[[frozenset[str]], DeployedModel] | None = None
+        self._models_by_inputs: dict[frozenset[str], DeployedModel] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, deployment.close_later)
-        self._finalizer.atexit = False  # threads and devices end with the process
+        self._finalizer.atexit = False  # at exit, the process ends its threads and devices itself
 
     @property
     def callback_executor(self) -> Executor:
-        """Where requests' callbacks run."""
+        """Executor of the requests' callbacks."""
         return self._deployment.callback_executor
 
     def submit(
         self, values: Mapping[str, Value], request: Request
     ) -> Submission | CompletedSubmission:
-        """Start a request on checked values; devices time nodes by their own PERF_COUNT.
+        """Start a request with checked values.
 
-        The first request that gives a set of optional inputs has the model compiled for those.
+        The first request with a certain set of optional inputs compiles the model for it.
         """
-        if self.optional_inputs and (given := frozenset(values).difference(self._required)):
+        if self.optional_inputs and (
+            optional_names := frozenset(values).difference(self._required)
+        ):
             with self._lock:
-                if given not in self._variants and self.compile_variant is not None:
-                    self._variants[given] = self.compile_variant(given)
-                variant = self._variants.get(given)
-            if variant is not None:  # else this one is closed
-                return variant.submit(values, request)
+                if (
+                    optional_names not in self._models_by_inputs
+                    and self.compile_with_inputs is not None
+                ):
+                    self._models_by_inputs[optional_names] = self.compile_with_inputs(
+                        optional_names
+                    )
+                deployed_model = self._models_by_inputs.get(optional_names)
+            if deployed_model is not None:  # None if this model is closed
+                return deployed_model.submit(values, request)
         return self._deployment.submit(values, request)
 
     def context(self) -> RemoteContext:
-        """Return the memory of the device that takes the first inputs."""
+        """Return the memory of the device that receives the first inputs."""
         return self._deployment.context()
 
     def executed_nodes(self, stages: Iterable[int] | None = None) -> tuple[ExecutedNode, ...]:
-        """Return what stages, all by default, execute, names behind ``subgraph<i>: ``."""
-        rows: list[ExecutedNode] = []
+        """Return the executed nodes of some or all stages, with names in the runtime model."""
+        nodes: list[ExecutedNode] = []
         if stages is None:
             stages = dict.fromkeys(n for route in self._deployment.routes for n in route.stages)
         for stage in stages:
             for node in self._deployment.executed_nodes(stage):
                 name = self.executed_name(stage, node.name)
-                rows.append(replace(node, name=name, execution_order=len(rows)))
-        return tuple(rows)
+                nodes.append(replace(node, name=name, execution_order=len(nodes)))
+        return tuple(nodes)
 
     def executed_name(self, stage: int, node: str) -> str:
         """Return a node's name in the runtime model."""
         return f"subgraph{stage}: {node}"
 
     def close(self) -> None:
-        """Give back what the devices hold; requests fail from then on."""
+        """Close the deployment and release the devices' memory; later requests fail."""
         with self._lock:
-            variants, self._variants = self._variants, {}
-            self.compile_variant = None
+            deployed_models, self._models_by_inputs = self._models_by_inputs, {}
+            self.compile_with_inputs = None
         self._finalizer.detach()
         self._deployment.close()
-        for variant in variants.values():
-            variant.close()
+        for deployed_model in deployed_models.values():
+            deployed_model.close()

@@ -1,4 +1,4 @@
-"""Replicas of stages: the ways of a cut model through devices that stand in for others."""
+"""Stage replicas: several devices that run the same subgraphs and share their requests."""
 
 from __future__ import annotations
 
@@ -14,78 +14,82 @@ from hetero.properties.compile_request import CompileRequest
 from hetero.scheduler.vocabulary.names import match_name, split_name
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
-_NAME: Final = "STAGE_REPLICAS"
+_PROPERTY: Final = "STAGE_REPLICAS"
 
-#: Device -> those that have its subgraphs as well.
-StandIns = Mapping[str, tuple[str, ...]]
+#: Device -> the devices that run its subgraphs as well.
+ReplicaDevices = Mapping[str, tuple[str, ...]]
 
 
-def stand_ins(request: CompileRequest) -> StandIns:
-    """Return what STAGE_REPLICAS says, devices by their names, each once and without pins."""
-    found = {
-        _device(name, request): tuple(_device(other, request) for other in others)
-        for name, others in request.hetero_config[_NAME].items()
+def replica_devices(request: CompileRequest) -> ReplicaDevices:
+    """Return the replicas of STAGE_REPLICAS, by full device names.
+
+    Raises PropertyError: a device occurs twice, is unknown, or nodes are pinned to it.
+    """
+    replicas = {
+        _match_device(name, request): tuple(_match_device(other, request) for other in others)
+        for name, others in request.hetero_config[_PROPERTY].items()
     }
-    others = [other for mine in found.values() for other in mine]
-    for other in others:
-        if others.count(other) > 1 or other in found:
-            raise _error(f"{other} is there more than once; a device stands in for one other.")
-        if pinned := [node for node, device in request.pins.items() if device == other]:
-            raise _error(f"{other} stands in for another; nodes are pinned to it: {pinned[:5]}.")
-    return found
+    all_replicas = [device for devices in replicas.values() for device in devices]
+    for device in all_replicas:
+        if all_replicas.count(device) > 1 or device in replicas:
+            raise _error(f"{device} occurs twice; a device can be the replica of one other device.")
+        if nodes := [node for node, pinned in request.pins.items() if pinned == device]:
+            raise _error(f"{device} is a replica, but nodes are pinned to it: {nodes[:5]}.")
+    return replicas
 
 
-def without_stand_ins(request: CompileRequest) -> CompileRequest:
-    """Return a request for the devices that get subgraphs of their own."""
-    others = {device for mine in stand_ins(request).values() for device in mine}
-    return request.for_devices(tuple(device for device in request.devices if device not in others))
+def without_replica_devices(request: CompileRequest) -> CompileRequest:
+    """Return a request for the devices that are not replicas of others."""
+    replicas = {device for devices in replica_devices(request).values() for device in devices}
+    return request.for_devices(tuple(d for d in request.devices if d not in replicas))
 
 
-def ways(cut: PlacedPartition, others: StandIns) -> list[PlacedPartition]:
-    """Return a cut on each choice of its devices and their stand-ins, with equal shares."""
-    used = [device for device in cut.plan.devices if device in others]
-    choices = list(product(*((device, *others[device]) for device in used)))
+def replicate(placement: PlacedPartition, replicas: ReplicaDevices) -> list[PlacedPartition]:
+    """Return a placement on each combination of its devices' replicas, with equal shares."""
+    devices = [device for device in placement.plan.devices if device in replicas]
+    combinations = list(product(*((device, *replicas[device]) for device in devices)))
     return [
         replace(
-            cut.on_devices(dict(zip(used, chosen, strict=True)), "in place of"),
-            share=cut.share / len(choices),
+            placement.on_devices(dict(zip(devices, combination, strict=True)), "in place of"),
+            share=placement.share / len(combinations),
         )
-        for chosen in choices
+        for combination in combinations
     ]
 
 
-def moved(
-    cut: PlacedPartition, gone: Collection[str], left: Sequence[DeviceDescriptor]
+def move_from_lost_devices(
+    placement: PlacedPartition, lost_devices: Collection[str], remaining: Sequence[DeviceDescriptor]
 ) -> PlacedPartition | None:
-    """Return a cut with others of the same plugin in place of devices that are gone.
+    """Move the subgraphs of lost devices to remaining devices of the same plugin.
 
-    Of those the one with the fewest nodes takes a device's subgraphs; None where there is none, or
-    not enough memory.
+    Of several, the device with the fewest nodes gets them.
+
+    Returns: None if a plugin has no remaining device, or not enough memory.
     """
-    nodes, placed = Counter(cut.affinity.values()), dict[str, str]()
-    for device in cut.plan.devices:
-        if device in gone:
+    num_nodes, replacements = Counter(placement.affinity.values()), dict[str, str]()
+    for device in placement.plan.devices:
+        if device in lost_devices:
             plugin, _ = split_name(device)
-            alike = [row.name for row in left if row.plugin == plugin]
-            if not alike:
+            candidates = [d.name for d in remaining if d.plugin == plugin]
+            if not candidates:
                 return None
-            placed[device] = min(alike, key=nodes.__getitem__)
-            nodes[placed[device]] += nodes[device]
-    found = cut.on_devices(placed, "in place of")
+            replacements[device] = min(candidates, key=num_nodes.__getitem__)
+            num_nodes[replacements[device]] += num_nodes[device]
+    new_placement = placement.on_devices(replacements, "in place of")
     nbytes = Counter[str]()
-    for subgraph in found.partition.subgraphs:
+    for subgraph in new_placement.partition.subgraphs:
         nbytes[subgraph.device] += subgraph.model.weight_nbytes
-    fits = (r.memory_nbytes is None or nbytes[r.name] <= r.memory_nbytes for r in left)
-    return found if all(fits) else None
+    fits = (d.memory_nbytes is None or nbytes[d.name] <= d.memory_nbytes for d in remaining)
+    return new_placement if all(fits) else None
 
 
-def _device(name: str, request: CompileRequest) -> str:
-    found = match_name(name, request.devices)
-    if found is None:
-        listed = ", ".join(request.devices)
-        raise _error(f"{name!r} is not one of the model's devices: {listed}.")
-    return found
+def _match_device(name: str, request: CompileRequest) -> str:
+    device = match_name(name, request.devices)
+    if device is None:
+        devices = ", ".join(request.devices)
+        raise _error(f"expected one of the model's devices {devices}; got {name!r}.")
+    return device
 
 
-def _error(words: str) -> PropertyError:
-    return PropertyError(f"{_NAME}: {words}", property=_NAME)
+def _error(problem: str) -> PropertyError:
+    return PropertyError(f"{_PROPERTY}: {problem}", property=_PROPERTY)

@@ -30,7 +30,7 @@ class TimedRequest(NamedTuple):
 def wire_links(compiled: CompiledModel) -> list[tuple[int, int]]:
     """Return the distinct (producer, consumer) stages of all wires, numbered like subgraphs."""
     links: dict[tuple[int, int], None] = {}
-    for cut, stages in zip(compiled.cuts, compiled.stage_numbers, strict=True):
+    for cut, stages in zip(compiled.placements, compiled.stage_numbers, strict=True):
         for wire in cut.partition.wires:
             links[stages[wire.producer], stages[wire.consumer]] = None
     return list(links)

@@ -1,4 +1,4 @@
-"""What several tests of hetero use."""
+"""Common fixtures: a Core in this process, and a model file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support.models import branches
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    """Return a Core whose devices are in this process."""
+    """Return a Core with the devices of this process."""
     with hetero.Core("inprocess") as core:
         yield core
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return the file of a model with two branches."""
+    """Return the path of a model with two branches."""
     path = tmp_path / "branches.onnx"
     onnx.save_model(branches(), path)
     return path

@@ -1,4 +1,4 @@
-"""Remote tensors: kept by a device's process between requests, and never seen by the client."""
+"""Tests of remote tensors, which a device's process keeps between requests."""
 
 from __future__ import annotations
 
@@ -39,53 +39,53 @@ X = np.arange(6, dtype=np.float32)
 
 @pytest.fixture(params=[MemoryChannel, Counting])
 def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
-    with core_on(request.param) as made:
-        yield made
+    with core_on(request.param) as core:
+        yield core
 
 
-def compiled(core: hetero.Core, **config: Any) -> hetero.CompiledModel:
+def compile_chain(core: hetero.Core, **config: Any) -> hetero.CompiledModel:
     pins = {"h": "CPU.0", "y": "CPU.1"}
     return core.compile_model(parse_model(CHAIN), DEVICES, config, affinity=pins)
 
 
-@pytest.mark.parametrize("holder", ["CPU.0", "CPU.1"])
-def test_a_tensor_of_any_device_is_an_input(core: hetero.Core, holder: str) -> None:
-    tensor = core.create_context(holder).from_host(X)
-    assert (tensor.device, tensor.shape, tensor.nbytes) == (holder, (6,), 24)
-    np.testing.assert_array_equal(compiled(core)({"x": tensor})["y"], X - 1)
+@pytest.mark.parametrize("device", ["CPU.0", "CPU.1"])
+def test_remote_tensor_as_input(core: hetero.Core, device: str) -> None:
+    tensor = core.create_context(device).from_host(X)
+    assert (tensor.device, tensor.shape, tensor.nbytes) == (device, (6,), 24)
+    np.testing.assert_array_equal(compile_chain(core)({"x": tensor})["y"], X - 1)
     np.testing.assert_array_equal(tensor.to_host(), X)
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_what_is_kept_goes_from_model_to_model_and_not_through_the_client(
+def test_remote_tensor_goes_directly_between_devices(
     core: hetero.Core,
 ) -> None:
-    first, second = compiled(core), compiled(core)
+    first, second = compile_chain(core), compile_chain(core)
     request = first.create_infer_request()
     request.keep_remote("y")
-    kept = request.infer({"x": X})["y"]
-    assert kept.device == "CPU.1"
+    tensor = request.infer({"x": X})["y"]
+    assert tensor.device == "CPU.1"
     crossed()
-    np.testing.assert_array_equal(second({"x": kept})["y"], X - 2)
+    np.testing.assert_array_equal(second({"x": tensor})["y"], X - 2)
     routes = [(sender, to) for sender, to, nbytes in crossed() if nbytes >= X.nbytes]
     assert routes[:2] == [("CPU.1", "CPU.0"), ("CPU.0", "CPU.1")]
-    assert routes[2][0] == "CPU.1"  # the answer
+    assert routes[2][0] == "CPU.1"  # the result
     assert len(routes) == 3
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_what_is_kept_where_it_is_read_crosses_no_wire(core: hetero.Core) -> None:
+def test_remote_tensor_on_the_same_device_is_not_transferred(core: hetero.Core) -> None:
     request = core.compile_model(parse_model(CHAIN), "CPU.0").create_infer_request()
     request.keep_remote()
-    kept = request.infer({"x": X})["y"]
+    first = request.infer({"x": X})["y"]
     crossed()
-    again = request.infer({"x": kept})["y"]
+    second = request.infer({"x": first})["y"]
     assert not any(nbytes for *_, nbytes in crossed())
-    np.testing.assert_array_equal(again.to_host(), X - 2)
+    np.testing.assert_array_equal(second.to_host(), X - 2)
 
 
-def test_an_output_is_left_in_a_tensor_that_was_set_for_it(core: hetero.Core) -> None:
-    request = compiled(core).create_infer_request()
+def test_output_is_written_to_a_remote_tensor(core: hetero.Core) -> None:
+    request = compile_chain(core).create_infer_request()
     tensor = core.create_context("CPU.0").create_tensor("f32", (6,))
     np.testing.assert_array_equal(tensor.to_host(), np.zeros(6))
     request.set_tensor("y", tensor)
@@ -96,8 +96,8 @@ def test_an_output_is_left_in_a_tensor_that_was_set_for_it(core: hetero.Core) ->
     np.testing.assert_array_equal(tensor.to_host(), X - 2)
 
 
-def test_requests_hand_on_what_they_keep_in_steps(core: hetero.Core) -> None:
-    request = compiled(core).create_infer_request()
+def test_remote_output_as_input_of_the_next_run(core: hetero.Core) -> None:
+    request = compile_chain(core).create_infer_request()
     request.keep_remote("y")
     value: Any = X
     for _ in range(5):
@@ -106,17 +106,17 @@ def test_requests_hand_on_what_they_keep_in_steps(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.infer({"x": value})["y"], X - 6)
 
 
-def test_a_tensor_takes_over_contents(core: hetero.Core) -> None:
-    context = compiled(core).get_context()
-    one, other = context.create_tensor(np.float32, (6,)), context.from_host(X * 3)
-    one.copy_from(X)
-    np.testing.assert_array_equal(one.to_host(), X)
-    one.copy_from(other)
-    other.copy_from(X)
-    np.testing.assert_array_equal(one.to_host(), X * 3)
+def test_copy_from(core: hetero.Core) -> None:
+    context = compile_chain(core).get_context()
+    first, second = context.create_tensor(np.float32, (6,)), context.from_host(X * 3)
+    first.copy_from(X)
+    np.testing.assert_array_equal(first.to_host(), X)
+    first.copy_from(second)
+    second.copy_from(X)
+    np.testing.assert_array_equal(first.to_host(), X * 3)
 
 
-def test_an_input_that_passes_through_stays_where_it_is(core: hetero.Core) -> None:
+def test_pass_through_input_stays_on_its_device(core: hetero.Core) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     pass (float[n] x) => (float[n] x, float[n] y) { y = Neg (x) }"""
     tensor = core.create_context("CPU.1").from_host(X)
@@ -125,72 +125,72 @@ def test_an_input_that_passes_through_stays_where_it_is(core: hetero.Core) -> No
     np.testing.assert_array_equal(results["x"].to_host(), X)
 
 
-def test_joined_requests_take_and_keep_remote_tensors(core: hetero.Core) -> None:
-    request = compiled(core, AUTO_BATCH_SIZE=4).create_infer_request()
+def test_remote_tensors_with_dynamic_batching(core: hetero.Core) -> None:
+    request = compile_chain(core, AUTO_BATCH_SIZE=4).create_infer_request()
     tensor = core.create_context("CPU.0").from_host(X)
     np.testing.assert_array_equal(request.infer({"x": tensor})["y"], X - 1)
     request.keep_remote("y")
     np.testing.assert_array_equal(request.infer({"x": X})["y"].to_host(), X - 1)
 
 
-def test_tensors_are_counted_and_freed_with_who_holds_them(core: hetero.Core) -> None:
+def test_remote_tensors_are_freed_with_their_owners(core: hetero.Core) -> None:
     tensor = core.create_context("CPU.0").from_host(X)
     assert kept_nbytes(core) == 24
-    with compiled(core) as model:
+    with compile_chain(core) as model:
         request = model.create_infer_request()
         request.keep_remote("y")
-        kept = request.infer({"x": tensor})["y"]
+        output = request.infer({"x": tensor})["y"]
         assert kept_nbytes(core) == 48
-    np.testing.assert_array_equal(kept.to_host(), X - 1)  # it outlives its model
+    np.testing.assert_array_equal(output.to_host(), X - 1)  # the tensor outlives its model
     tensor.close()
     del request, tensor
     await_freed(core, 24)
-    del kept
+    del output
     await_freed(core, 0)
 
 
-def test_an_attempt_that_nobody_waits_for_keeps_nothing(core: hetero.Core) -> None:
+def test_failed_request_keeps_no_tensor(core: hetero.Core) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
-    fails (float[2] x) => (float[2] kept, float[3] y)
-    <int64[1] three = {3}> { kept = Neg (x) y = Reshape (kept, three) }"""
-    pins = {"kept": "CPU.0", "y": "CPU.1"}
+    fails (float[2] x) => (float[2] z, float[3] y)
+    <int64[1] three = {3}> { z = Neg (x) y = Reshape (z, three) }"""
+    pins = {"z": "CPU.0", "y": "CPU.1"}
     request = core.compile_model(parse_model(text), DEVICES, affinity=pins).create_infer_request()
-    request.keep_remote("kept")
+    request.keep_remote("z")
     with pytest.raises(KernelError):
         request.infer({"x": X[:2]})
     await_freed(core, 0)
 
 
-def test_what_cannot_be_taken_in_of_an_answer_fails_its_request(
+def test_error_while_receiving_outputs_fails_the_request(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def outputs(*of: object) -> None:
-        raise RuntimeError("no room for it")
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no memory")
 
-    request = compiled(core).create_infer_request()
+    request = compile_chain(core).create_infer_request()
     request.keep_remote("y")
     with monkeypatch.context() as patch:
-        patch.setattr("hetero.scheduler.client.remote_memory.RemoteMemory.outputs", outputs)
-        with pytest.raises(RuntimeError, match=r"^no room for it$"):
+        patch.setattr("hetero.scheduler.client.remote_memory.RemoteMemory.outputs", fail)
+        with pytest.raises(RuntimeError, match=r"^no memory$"):
             request.infer({"x": X})
     assert request.infer({"x": X})["y"].device == "CPU.1"
 
 
-def test_a_device_keeps_no_more_than_it_has_memory(core: hetero.Core) -> None:
+def test_device_memory_limits_remote_tensors(core: hetero.Core) -> None:
     descriptor = next(d for d in core.device_descriptors if d.name == "CPU.0")
     assert descriptor.memory_nbytes is not None
     object.__setattr__(descriptor, "memory_nbytes", 40)
     context = core.create_context("CPU.0")
-    held = context.from_host(X)
+    tensor = context.from_host(X)
     with pytest.raises(DeviceMemoryError, match=r"CPU\.0.*keeps 24 bytes.*over its 40"):
         context.create_tensor("i64", (3,))
-    held.close()
+    tensor.close()
     await_freed(core, 0)
     assert context.create_tensor("i64", (3,)).nbytes == 24
 
 
-class TestWrongUse:
-    def test_reading_it_directly_says_how(self, core: hetero.Core) -> None:
+class TestInvalidUse:
+    def test_direct_read_is_rejected(self, core: hetero.Core) -> None:
         tensor = core.create_context("CPU.0").from_host(X)
         for read in (np.asarray, lambda t: t.data, lambda t: hetero.Tensor(t).data):
             with pytest.raises(UnsupportedOperationError, match="to_host"):
@@ -198,25 +198,25 @@ class TestWrongUse:
         with pytest.raises(UnsupportedOperationError, match="to_host"):
             pickle.dumps(tensor)
 
-    def test_one_of_another_core(self, core: hetero.Core) -> None:
-        with hetero.Core("inprocess", devices={"CPU": 2}) as other:
-            tensor = other.create_context("CPU.0").from_host(X)
+    def test_tensor_of_another_core_is_rejected(self, core: hetero.Core) -> None:
+        with hetero.Core("inprocess", devices={"CPU": 2}) as other_core:
+            tensor = other_core.create_context("CPU.0").from_host(X)
             with pytest.raises(TensorError, match=r"input 'x'.*CPU\.0.*another Core.*to_host"):
-                compiled(core)({"x": tensor})
+                compile_chain(core)({"x": tensor})
         with pytest.raises(ClusterError, match="closed"):
             tensor.to_host()
 
-    def test_one_that_is_closed(self, core: hetero.Core) -> None:
+    def test_closed_tensor_is_rejected(self, core: hetero.Core) -> None:
         tensor = core.create_context("CPU.0").from_host(X)
         tensor.close()
         tensor.close()
         assert tensor.is_closed
-        for use in (lambda t: compiled(core)({"x": t}), lambda t: t.to_host()):
+        for use in (lambda t: compile_chain(core)({"x": t}), lambda t: t.to_host()):
             with pytest.raises(TensorError, match="closed"):
                 use(tensor)
 
-    def test_one_that_does_not_fit(self, core: hetero.Core) -> None:
-        context, request = core.create_context("CPU.0"), compiled(core).create_infer_request()
+    def test_wrong_type_or_shape_is_rejected(self, core: hetero.Core) -> None:
+        context, request = core.create_context("CPU.0"), compile_chain(core).create_infer_request()
         with pytest.raises(TensorTypeError, match="input 'x'"):
             request.set_tensor("x", context.create_tensor("i64", (6,)))
         with pytest.raises(TensorShapeError, match="input 'x'"):
@@ -227,7 +227,7 @@ class TestWrongUse:
         with pytest.raises(TensorShapeError, match="output 'y'"):
             request.infer({"x": X})
 
-    def test_what_is_no_tensor_is_not_kept(self, core: hetero.Core) -> None:
+    def test_sequence_output_cannot_be_kept(self, core: hetero.Core) -> None:
         text = """<ir_version: 8, opset_import: ["" : 17]>
         lists (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct (x) }"""
         request = core.compile_model(parse_model(text), "CPU.0").create_infer_request()
@@ -237,16 +237,16 @@ class TestWrongUse:
             request.keep_remote("z")
 
 
-class Deaf(MemoryChannel):
-    """A channel on which devices are not asked for what they keep."""
+class NoGiveChannel(MemoryChannel):
+    """A channel that drops messages of type Give."""
 
     def send(self, address: str, message: Message) -> None:
         if not isinstance(message, Give):
             super().send(address, message)
 
 
-@pytest.mark.parametrize("core", [Deaf], indirect=True)
-def test_a_request_whose_tensor_is_lost_on_a_device_that_is_not_its_own_hears_of_it(
+@pytest.mark.parametrize("core", [NoGiveChannel], indirect=True)
+def test_request_fails_when_device_of_its_tensor_is_lost(
     core: hetero.Core,
 ) -> None:
     model = core.compile_model(parse_model(CHAIN), "CPU.0")
@@ -255,8 +255,8 @@ def test_a_request_whose_tensor_is_lost_on_a_device_that_is_not_its_own_hears_of
     executor: Any = core.executor
     for device in ("CPU.0", "CPU.1"):
         assert not request.wait_for(0)
-        lost = DeviceLost(0.0, device, "local", "by design")
-        executor._deployments.tell(lost)
-        executor._deployments.told(lost)
-    with pytest.raises(TensorError, match=r"input 'x'.*CPU\.1.*gone"):
+        event = DeviceLost(0.0, device, "local", "by design")
+        executor._deployments.tell(event)
+        executor._deployments.told(event)
+    with pytest.raises(TensorError, match=r"input 'x' was lost with device CPU\.1"):
         request.wait()

@@ -1,4 +1,4 @@
-"""Runs that are started before their turn: what they read, and when they are not used."""
+"""Tests of InferRequest.start_next, which starts a run on the outputs of the current run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.decoders import decoder
 from tests.support.feedback_model import (
     AFFINITY,
     COUNTS,
-    FED_BACK,
+    DEVICE_CASES,
+    FEEDBACK_MODEL,
     GAIN,
-    NOWHERE,
-    PLACES,
     STATES,
+    UNUSED_INPUT,
     X,
-    placed,
-    wanted,
+    compile_feedback_model,
+    expected_outputs,
 )
 from tests.support.remote_cores import await_freed, core_on
 
@@ -33,106 +33,115 @@ SPLIT = "HETERO:CPU.0,CPU.1"
 
 
 class Gate:
-    """Holds each run of a first stage until its request was told of the next one, or of none."""
+    """Delays each run of stage 0 until `start_next` or `infer` was called once more."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.were_early: list[bool] = []
-        self._state = threading.Condition()
-        self._runs = self._told = 0
+        self.start_next_results: list[bool] = []
+        self._condition = threading.Condition()
+        self._num_runs = self._num_permits = 0
         run_stage, start_next, infer = (
             DeviceHost.run_stage,
             InferRequest.start_next,
             InferRequest.infer,
         )
 
-        def held(host: DeviceHost, request: Any, stage: int, *given: Any, **options: Any) -> Any:
+        def run_stage_with_permit(
+            host: DeviceHost, request: Any, stage: int, *arguments: Any, **options: Any
+        ) -> Any:
             if stage == 0:
-                with self._state:
-                    self._runs += 1
-                    number = self._runs
-                    assert self._state.wait_for(lambda: self._told >= number, 60)
-            return run_stage(host, request, stage, *given, **options)
+                with self._condition:
+                    self._num_runs += 1
+                    number = self._num_runs
+                    assert self._condition.wait_for(lambda: self._num_permits >= number, 60)
+            return run_stage(host, request, stage, *arguments, **options)
 
-        def noted(request: InferRequest, inputs: Any) -> bool:
+        def start_next_and_permit(request: InferRequest, inputs: Any) -> bool:
             try:
-                self.were_early.append(start_next(request, inputs))
+                self.start_next_results.append(start_next(request, inputs))
             finally:
-                self.let_go()
-            return self.were_early[-1]
+                self.permit_run()
+            return self.start_next_results[-1]
 
-        def alone(request: InferRequest, *given: Any, **options: Any) -> Any:
-            self.let_go()
-            return infer(request, *given, **options)
+        def permit_and_infer(request: InferRequest, *arguments: Any, **options: Any) -> Any:
+            self.permit_run()
+            return infer(request, *arguments, **options)
 
-        patch.setattr(DeviceHost, "run_stage", held)
-        patch.setattr(InferRequest, "start_next", noted)
-        patch.setattr(InferRequest, "infer", alone)
+        patch.setattr(DeviceHost, "run_stage", run_stage_with_permit)
+        patch.setattr(InferRequest, "start_next", start_next_and_permit)
+        patch.setattr(InferRequest, "infer", permit_and_infer)
 
-    def let_go(self) -> None:
-        """Have one more run go on."""
-        with self._state:
-            self._told += 1
-            self._state.notify_all()
+    def permit_run(self) -> None:
+        """Permit one more run of stage 0."""
+        with self._condition:
+            self._num_permits += 1
+            self._condition.notify_all()
 
 
 @pytest.fixture
 def core() -> Iterator[hetero.Core]:
-    with core_on(MemoryChannel) as made:
-        yield made
+    with core_on(MemoryChannel) as core:
+        yield core
 
 
 @pytest.fixture
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
-    with core.compile_model(FED_BACK, SPLIT, affinity=AFFINITY, states=STATES) as made:
-        yield made
+    with core.compile_model(FEEDBACK_MODEL, SPLIT, affinity=AFFINITY, states=STATES) as compiled:
+        yield compiled
 
 
 @pytest.fixture
 def request_(compiled: hetero.CompiledModel) -> InferRequest:
-    made = compiled.create_infer_request()
-    made.feedback = {"x": "y"}
-    return made
+    infer_request = compiled.create_infer_request()
+    infer_request.feedback = {"x": "y"}
+    return infer_request
 
 
-@pytest.mark.parametrize(("devices", "last", "others"), PLACES)
-def test_the_next_run_reads_what_devices_made(
-    monkeypatch: pytest.MonkeyPatch, devices: str, last: str, others: dict[str, list[str]]
+@pytest.mark.parametrize(("devices", "output_device", "stage_replicas"), DEVICE_CASES)
+def test_next_run_reads_the_outputs_on_devices(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    output_device: str,
+    stage_replicas: dict[str, list[str]],
 ) -> None:
-    with core_on(MemoryChannel, COUNTS) as core, placed(core, devices, last, others) as compiled:
+    with (
+        core_on(MemoryChannel, COUNTS) as core,
+        compile_feedback_model(core, devices, output_device, stage_replicas) as compiled,
+    ):
         request = compiled.create_infer_request()
         request.feedback = {"x": "y"}
         gate = Gate(monkeypatch)
         request.start_async({"x": X, "gain": GAIN})
-        found = []
+        outputs = []
         for _ in range(5):
             assert request.start_next({"gain": GAIN})
             request.wait()
-            found.append(request.results["y"])
-            request.start_async({"x": NOWHERE, "gain": NOWHERE})  # it runs already, on others
-        gate.let_go()
+            outputs.append(request.results["y"])
+            # The run has already started, with other inputs.
+            request.start_async({"x": UNUSED_INPUT, "gain": UNUSED_INPUT})
+        gate.permit_run()
         request.wait()
-        np.testing.assert_allclose([*found, request.results["y"]], wanted(6), rtol=1e-5)
+        np.testing.assert_allclose([*outputs, request.results["y"]], expected_outputs(6), rtol=1e-5)
         state = request.query_state()[0].state.data
-        np.testing.assert_allclose(state, sum(wanted(5)) + X, rtol=1e-5)
+        np.testing.assert_allclose(state, sum(expected_outputs(5)) + X, rtol=1e-5)
         request.reset_state()
         await_freed(core, 0)
 
 
-def test_it_is_not_used_once_its_states_are_others(
+def test_next_run_is_discarded_after_reset_state(
     core: hetero.Core, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     request_.start_async({"x": X, "gain": GAIN})
     assert request_.start_next({"gain": GAIN})
     request_.wait()
-    gate.let_go()
+    gate.permit_run()
     request_.reset_state()
-    assert request_.infer({"x": X, "gain": GAIN})["y"].tolist() == wanted(1)[0].tolist()
+    assert request_.infer({"x": X, "gain": GAIN})["y"].tolist() == expected_outputs(1)[0].tolist()
     request_.reset_state()
     await_freed(core, 0)
 
 
-def test_it_is_not_used_where_the_run_before_failed(
+def test_next_run_is_discarded_after_a_failure(
     core: hetero.Core, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
@@ -140,24 +149,28 @@ def test_it_is_not_used_where_the_run_before_failed(
     with monkeypatch.context() as patch:
         run_stage = DeviceHost.run_stage
 
-        def failing(host: DeviceHost, request: Any, stage: int, *given: Any, **options: Any) -> Any:
+        def fail_after_stage_0(
+            host: DeviceHost, request: Any, stage: int, *arguments: Any, **options: Any
+        ) -> Any:
             if stage == 0:
-                return run_stage(host, request, stage, *given, **options)
-            raise InferenceError("it does not run")
+                return run_stage(host, request, stage, *arguments, **options)
+            raise InferenceError("failure by design")
 
-        patch.setattr(DeviceHost, "run_stage", failing)
+        patch.setattr(DeviceHost, "run_stage", fail_after_stage_0)
         request_.start_async({"x": first, "gain": GAIN})
         assert request_.start_next({"gain": GAIN})
-        with pytest.raises(InferenceError, match="it does not run"):
+        with pytest.raises(InferenceError, match="failure by design"):
             request_.wait()
-    gate.let_go()
-    np.testing.assert_array_equal(request_.infer({"x": first, "gain": GAIN})["y"], wanted(2)[1])
+    gate.permit_run()
+    np.testing.assert_array_equal(
+        request_.infer({"x": first, "gain": GAIN})["y"], expected_outputs(2)[1]
+    )
     request_.reset_state()
     await_freed(core, 0)
 
 
-def test_where_it_cannot_be_started(core: hetero.Core, request_: InferRequest) -> None:
-    assert not request_.start_next({"gain": GAIN})  # none is in flight
+def test_start_next_without_run_or_feedback(core: hetero.Core, request_: InferRequest) -> None:
+    assert not request_.start_next({"gain": GAIN})  # no run is in flight
     with pytest.raises(TensorTypeError, match="expected an input and an output of one type"):
         request_.feedback = {"x": "size"}
     assert request_.feedback == {"x": "y"}
@@ -169,13 +182,13 @@ def test_where_it_cannot_be_started(core: hetero.Core, request_: InferRequest) -
         request.wait()
 
 
-def test_texts_start_each_step_with_the_one_before(
+def test_generate_starts_the_next_step_early(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = hetero.read_decoder(decoder())
     with core.compile_model(model, SPLIT) as compiled:
-        want = list(compiled.generate([3, 14, 15, 1], 12, temperature=0.7, seed=5))
+        expected = list(compiled.generate([3, 14, 15, 1], 12, temperature=0.7, seed=5))
         gate = Gate(monkeypatch)
-        assert list(compiled.generate([3, 14, 15, 1], 12, temperature=0.7, seed=5)) == want
-        assert gate.were_early == [True] * 10  # from the second on; with the last none starts
+        assert list(compiled.generate([3, 14, 15, 1], 12, temperature=0.7, seed=5)) == expected
+        assert gate.start_next_results == [True] * 10  # for all steps except the first and the last
         await_freed(core, 0)

@@ -1,4 +1,4 @@
-"""State: what a request's variables hold from run to run, on the devices where they are made."""
+"""Tests of states: variables that a request keeps on devices from run to run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.stateful_models import (
 
 SPLIT = "HETERO:CPU.0,CPU.1"
 X = np.ones(3, np.float32)
-#: Two inputs whose lengths have one symbol and need not agree.
+#: Two inputs with the same symbolic length, which may differ.
 GROWING = parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x, float[n] past) => (float[m] present) '
     "{present = Concat<axis = 0>(past, x)}"
@@ -47,33 +47,33 @@ GROWING = parse_model(
 
 @pytest.fixture(scope="module", params=[MemoryChannel, Counting])
 def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
-    with core_on(request.param) as made:
-        yield made
+    with core_on(request.param) as core:
+        yield core
 
 
-def summing(core: hetero.Core, **options: Any) -> hetero.CompiledModel:
-    """Return the running sum, its addition and its product on two devices."""
+def compile_running_sum(core: hetero.Core, **options: Any) -> hetero.CompiledModel:
+    """Compile the running sum with its addition and its product on two devices."""
     options = {"affinity": {"y": "CPU.1"}, "states": {"before": "after"}, **options}
     return core.compile_model(running_sum(), SPLIT, **options)
 
 
-def test_a_state_is_no_port_and_lives_from_run_to_run_of_one_request(core: hetero.Core) -> None:
-    with summing(core) as compiled:
+def test_state_persists_between_runs_of_a_request(core: hetero.Core) -> None:
+    with compile_running_sum(core) as compiled:
         assert [port.name for port in compiled.inputs] == ["x"]
         assert [port.name for port in compiled.outputs] == ["y"]
-        one, other = compiled.create_infer_request(), compiled.create_infer_request()
-        got = [one.infer({"x": X})[0][0] for _ in range(3)]
-        assert (got, other.infer({"x": X})[0][0]) == ([2, 4, 6], 2)
-        one.reset_state()
-        assert [r.infer(X)[0][0] for r in (one, other)] == [2, 4]
+        first, second = compiled.create_infer_request(), compiled.create_infer_request()
+        outputs = [first.infer({"x": X})[0][0] for _ in range(3)]
+        assert (outputs, second.infer({"x": X})[0][0]) == ([2, 4, 6], 2)
+        first.reset_state()
+        assert [r.infer(X)[0][0] for r in (first, second)] == [2, 4]
         assert [compiled(X)[0][0] for _ in range(2)] == [2, 4]
         compiled.reset_state()
         assert compiled(X)[0][0] == 2
         assert compiled.query_state()[0].state.data[0] == 1
 
 
-def test_a_state_can_be_read_written_and_reset(core: hetero.Core) -> None:
-    request = summing(core).create_infer_request()
+def test_state_read_write_and_reset(core: hetero.Core) -> None:
+    request = compile_running_sum(core).create_infer_request()
     (state,) = request.query_state()
     assert (state.name, state.state.shape) == ("before", (0,))
     request.infer(X)
@@ -89,16 +89,18 @@ def test_a_state_can_be_read_written_and_reset(core: hetero.Core) -> None:
         state.state = ["one"]
 
 
-def test_an_lstm_fed_step_by_step_gives_what_it_gives_of_the_whole(core: hetero.Core) -> None:
+def test_lstm_steps_equal_the_whole_sequence(core: hetero.Core) -> None:
     x = np.random.default_rng(3).normal(size=(7, 2, 3)).astype(np.float32)
-    begin = np.zeros((1, 2, 5), np.float32)
-    want = ReferenceEvaluator(lstm()).run(["y"], {"x": x, "h0": begin, "c0": begin})[0]
+    initial_state = np.zeros((1, 2, 5), np.float32)
+    expected = ReferenceEvaluator(lstm()).run(
+        ["y"], {"x": x, "h0": initial_state, "c0": initial_state}
+    )[0]
     states = {"h0": "h1", "c0": "c1"}
     pins = {"tanh": "CPU.1"}
     with core.compile_model(lstm(), SPLIT, affinity=pins, states=states) as compiled:
         request = compiled.create_infer_request()
         steps = [request.infer({"x": x[i : i + 1]})["y"] for i in range(len(x))]
-    np.testing.assert_allclose(np.concatenate(steps), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(steps), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +110,9 @@ def test_an_lstm_fed_step_by_step_gives_what_it_gives_of_the_whole(core: hetero.
         (decoder(), {"op:Concat": "CPU.1"}),
         (attention_decoder(), {"attention": "CPU.1"}),
     ],
-    ids=["layers", "caches apart", "Attention"],
+    ids=["by layer", "caches separate", "Attention"],
 )
-def test_a_decoder_over_two_devices_generates_the_same_tokens(
+def test_decoder_on_two_devices_generates_the_same_tokens(
     core: hetero.Core, model: onnx.ModelProto, pins: Mapping[str, str]
 ) -> None:
     with core.compile_model(model, SPLIT, affinity=pins, states=STATES) as compiled:
@@ -119,34 +121,35 @@ def test_a_decoder_over_two_devices_generates_the_same_tokens(
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_caches_do_not_cross_where_each_is_read_and_made_on_one_device(core: hetero.Core) -> None:
+def test_states_on_one_device_are_not_transferred(core: hetero.Core) -> None:
     with core.compile_model(decoder(), SPLIT, affinity={"1/*": "CPU.1"}, states=STATES) as compiled:
         request = compiled.create_infer_request()
         generated(request, 2)
-        each = []
+        transferred_nbytes = []
         for _ in range(20):
             crossed()
             request.infer({"ids": [[1]]})
-            each.append(sum(nbytes for *_, nbytes in crossed()))
+            transferred_nbytes.append(sum(nbytes for *_, nbytes in crossed()))
         caches = sum(state.state.byte_size for state in request.query_state())
-    assert len(set(each)) == 1  # the caches grow, what crosses does not
-    assert each[0] < caches
+    assert len(set(transferred_nbytes)) == 1  # although the caches grow
+    assert transferred_nbytes[0] < caches
     ids, wires, logits = 8, 2 * 8 * 4, VOCABULARY * 4
-    assert each[0] < ids + wires + logits + 4 * 64  # what a kept cache is: type and shape
+    handles = 4 * 64  # a type and a shape per cache
+    assert transferred_nbytes[0] < ids + wires + logits + handles
 
 
-def test_a_run_that_fails_leaves_the_state_as_it_was(core: hetero.Core) -> None:
-    request = summing(core).create_infer_request()
+def test_failed_run_keeps_the_state(core: hetero.Core) -> None:
+    request = compile_running_sum(core).create_infer_request()
     request.infer(X)
-    for wrong in (["x"], np.ones(3, np.complex64)):
+    for invalid in (["x"], np.ones(3, np.complex64)):
         with pytest.raises(HeteroError):
-            request.infer({"x": wrong})
+            request.infer({"x": invalid})
     with pytest.raises(hetero.errors.DeadlineError):
         request.infer({"x": X}, timeout_s=-1)
     assert request.infer(X)[0][0] == 4
 
 
-def test_an_attempt_that_is_made_again_begins_with_the_last_commit(core: hetero.Core) -> None:
+def test_retry_starts_with_the_committed_state(core: hetero.Core) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
     doomed (float[n] x, float[n] before) => (float[n] y, float[n] after)
     { after = Add (before, x) y = org.example.Doomed (after) }"""
@@ -160,10 +163,10 @@ def test_an_attempt_that_is_made_again_begins_with_the_last_commit(core: hetero.
     assert request.infer(X)[0][0] == 2
     assert any("attempt" in line and "3" in line for line in request.story())
     assert request.infer(X)[0][0] == 3
-    await_freed(core, X.nbytes)  # what failed attempts kept is gone
+    await_freed(core, X.nbytes)  # failed attempts keep nothing
 
 
-def test_a_run_that_is_cancelled_leaves_the_state_as_it_was(core: hetero.Core) -> None:
+def test_cancelled_run_keeps_the_state(core: hetero.Core) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
     waits (float[n] x, float[n] before) => (float[n] y, float[n] after)
     { after = Add (before, x) y = org.example.Wait (after) }"""
@@ -187,7 +190,7 @@ def test_a_run_that_is_cancelled_leaves_the_state_as_it_was(core: hetero.Core) -
 
 def test_states_are_freed_with_their_request(core: hetero.Core) -> None:
     await_freed(core, 0)
-    request = summing(core).create_infer_request()
+    request = compile_running_sum(core).create_infer_request()
     for _ in range(3):
         request.infer(X)
     await_freed(core, X.nbytes)
@@ -196,41 +199,41 @@ def test_states_are_freed_with_their_request(core: hetero.Core) -> None:
     await_freed(core, 0)
 
 
-def test_states_survive_export_and_cache(core: hetero.Core, tmp_path: Path) -> None:
+def test_export_and_cache_keep_states(core: hetero.Core, tmp_path: Path) -> None:
     for _ in range(2):
-        with summing(core, config={"CACHE_DIR": str(tmp_path)}) as compiled:
+        with compile_running_sum(core, config={"CACHE_DIR": str(tmp_path)}) as compiled:
             blob = compiled.export_model()
             assert [compiled(X)[0][0] for _ in range(2)] == [2, 4]
     assert compiled.get_property("LOADED_FROM_CACHE")
-    with core.import_model(blob) as again:
-        assert [port.name for port in again.inputs] == ["x"]
-        assert [again(X)[0][0] for _ in range(2)] == [2, 4]
-    with summing(core, config={"CACHE_DIR": str(tmp_path)}, states=None) as plain:
-        assert len(plain.inputs) == 2
+    with core.import_model(blob) as imported:
+        assert [port.name for port in imported.inputs] == ["x"]
+        assert [imported(X)[0][0] for _ in range(2)] == [2, 4]
+    with compile_running_sum(core, config={"CACHE_DIR": str(tmp_path)}, states=None) as stateless:
+        assert len(stateless.inputs) == 2
 
 
-def test_a_model_says_itself_what_its_states_are(core: hetero.Core) -> None:
+def test_states_from_model_metadata(core: hetero.Core) -> None:
     model = decoder(1)
     model.metadata_props.add(key="hetero.states", value='{"past.*": "present.*"}')
     request = core.compile_model(model, "CPU.0").create_infer_request()
     assert [s.name for s in request.query_state()] == ["past.0.key", "past.0.value"]
-    read = core.read_model(decoder(1), states=STATES)
-    assert read.metadata["hetero.states"] == '{"past.*": "present.*"}'
-    assert generated(core.compile_model(read, "CPU.0").create_infer_request(), 3) == generated(
-        request, 3
-    )
+    model_with_states = core.read_model(decoder(1), states=STATES)
+    assert model_with_states.metadata["hetero.states"] == '{"past.*": "present.*"}'
+    assert generated(
+        core.compile_model(model_with_states, "CPU.0").create_infer_request(), 3
+    ) == generated(request, 3)
 
 
-def test_states_go_with_several_plans_and_joined_requests(core: hetero.Core) -> None:
+def test_states_with_replicas_and_dynamic_batching(core: hetero.Core) -> None:
     for config in ({"NUM_REPLICAS": 2}, {"AUTO_BATCH_SIZE": 4}):
-        with summing(core, affinity=None, config=config) as compiled:
+        with compile_running_sum(core, affinity=None, config=config) as compiled:
             requests = [compiled.create_infer_request() for _ in range(3)]
             for total in (2, 4, 6):
                 assert [r.infer(X)[0][0] for r in requests] == [total] * 3
 
 
-def test_a_state_that_does_not_go_with_the_inputs_says_so(core: hetero.Core) -> None:
-    request = summing(core).create_infer_request()
+def test_state_with_wrong_shape_is_rejected(core: hetero.Core) -> None:
+    request = compile_running_sum(core).create_infer_request()
     request.infer(X)
     with pytest.raises(TensorShapeError, match=r"state 'before'.*\[3\].*reset_state\(\)"):
         request.infer(np.ones(2, np.float32))
@@ -258,23 +261,23 @@ ports (float[2] x, float[2, n] wide, int64[2] whole, seq(float[n]) many) => (flo
         (["x"], ArgumentError, "dict"),
     ],
 )
-def test_a_pair_that_is_none_is_refused(
+def test_invalid_states_are_rejected(
     core: hetero.Core, states: Any, error: type[HeteroError], text: str
 ) -> None:
-    for use in (core.read_model, core.compile_model):
+    for function in (core.read_model, core.compile_model):
         with pytest.raises(error, match=text):
-            use(parse_model(PORTS), states=states)
+            function(parse_model(PORTS), states=states)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "{"])
-def test_metadata_that_declares_nothing_is_refused(core: hetero.Core, text: str) -> None:
+def test_invalid_states_metadata_is_rejected(core: hetero.Core, text: str) -> None:
     model = parse_model(PORTS)
     model.metadata_props.add(key="hetero.states", value=text)
     with pytest.raises(ModelError, match=r"hetero\.states"):
         core.compile_model(model, "CPU.0")
 
 
-def test_a_cache_without_a_batch_begins_with_one_that_was_set(core: hetero.Core) -> None:
+def test_initial_state_can_be_set(core: hetero.Core) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     open (float[1] x, float[m, 1] past) => (float[k, 1] present)
     <int64[2] row = {1, 1}> { r = Reshape (x, row) present = Concat <axis = 0> (past, r) }"""
@@ -286,7 +289,7 @@ def test_a_cache_without_a_batch_begins_with_one_that_was_set(core: hetero.Core)
     np.testing.assert_array_equal(request.query_state()[0].state.data, [[7], [1]])
 
 
-def test_the_state_of_a_scalar_begins_with_one_zero(core: hetero.Core) -> None:
+def test_scalar_state_starts_with_zero(core: hetero.Core) -> None:
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         sum (float x, float before) => (float y, float after)
@@ -300,7 +303,7 @@ def test_the_state_of_a_scalar_begins_with_one_zero(core: hetero.Core) -> None:
     assert state.state.data == 3
 
 
-def test_a_state_that_is_set_is_held_to_no_other_inputs_length() -> None:
+def test_length_of_state_is_independent_of_inputs() -> None:
     with hetero.Core(executor="inprocess") as core:
         compiled = core.compile_model(GROWING, "CPU", states={"past": "present"})
         request = compiled.create_infer_request()

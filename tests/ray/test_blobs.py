@@ -58,7 +58,7 @@ def test_a_file_that_is_not_on_the_node_is_sent(
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     elsewhere = StoredPayload(str(tmp_path / "none"), "0" * 32, 0)
-    monkeypatch.setattr("hetero.cache.importing.StoredPayload", lambda *_: elsewhere)
+    monkeypatch.setattr("hetero.cache.import_model.StoredPayload", lambda *_: elsewhere)
     with core.import_model(path) as compiled:
         check(compiled, 3)
 

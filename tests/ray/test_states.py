@@ -14,7 +14,15 @@ import pytest
 import hetero
 from hetero.devices.request.infer_request import InferRequest
 from hetero.errors import TensorError
-from tests.support.feedback_model import COUNTS, GAIN, NOWHERE, PLACES, X, placed, wanted
+from tests.support.feedback_model import (
+    COUNTS,
+    DEVICE_CASES,
+    GAIN,
+    UNUSED_INPUT,
+    X,
+    compile_feedback_model,
+    expected_outputs,
+)
 from tests.support.remote_cores import await_freed
 from tests.support.stateful_models import STATES, decoder, expected, generated
 
@@ -53,7 +61,7 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("devices", "last", "others"), PLACES)
+@pytest.mark.parametrize(("devices", "last", "others"), DEVICE_CASES)
 def test_the_next_run_reads_what_actors_made(
     fed: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
 ) -> None:
@@ -65,13 +73,16 @@ def test_the_next_run_reads_what_actors_made(
             is_early = request.start_next({"gain": GAIN})  # unless the run has ended already
             request.wait()
             found.append(request.results["y"])
-            x = NOWHERE if is_early else found[-1]
+            x = UNUSED_INPUT if is_early else found[-1]
         request.cancel()  # the run after the last
         request.reset_state()
         return found
 
-    with placed(fed, devices, last, others) as compiled, ThreadPoolExecutor(THREADS) as pool:
+    with (
+        compile_feedback_model(fed, devices, last, others) as compiled,
+        ThreadPoolExecutor(THREADS) as pool,
+    ):
         requests = [compiled.create_infer_request() for _ in range(THREADS)]
         for found in pool.map(told, requests):
-            np.testing.assert_allclose(found, wanted(COUNT), rtol=1e-5)
+            np.testing.assert_allclose(found, expected_outputs(COUNT), rtol=1e-5)
         await_freed(fed, 0)

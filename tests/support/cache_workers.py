@@ -1,4 +1,4 @@
-"""What the processes of the cache's tests do; importable, so that they can be started anew."""
+"""Worker functions of the cache tests, in an importable module for the forkserver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.linspace(-1, 1, 256, dtype=np.float32).reshape(1, 256)
 
 
 def layers(count: int = 4) -> onnx.ModelProto:
-    """Return a model of some weight: 256 kB a layer, every second ReLU on the CPU by pins."""
+    """Return a model of MatMul and Relu layers with 256 kB of weights each."""
     random = np.random.default_rng(7)
     nodes, weights, value = [], [], "x"
     for i in range(count):
@@ -40,8 +40,8 @@ def expected(count: int = 4) -> np.ndarray:
     return value
 
 
-def compile_once(folder: str, log: str, compile_s: float, answers: Any = None) -> bool:
-    """Compile through the cache in a Core of its own; check the result; tell whether it hit."""
+def compile_once(folder: str, log: str, compile_s: float, results: Any = None) -> bool:
+    """Compile with a cache in a new Core, check the result, and return whether it was a hit."""
     config = {"CACHE_DIR": folder, "COUNT_FILE": log, "COUNT_COMPILE_S": compile_s}
     with (
         hetero.Core(executor="inprocess", plugins=[CountingPlugin]) as core,
@@ -50,19 +50,19 @@ def compile_once(folder: str, log: str, compile_s: float, answers: Any = None) -
         ) as compiled,
     ):
         np.testing.assert_allclose(compiled({"x": X})[0], expected(), rtol=1e-4, atol=1e-5)
-        found: bool = compiled.get_property("LOADED_FROM_CACHE")
-    if answers is not None:
-        answers.put(found)
-    return found
+        hit: bool = compiled.get_property("LOADED_FROM_CACHE")
+    if results is not None:
+        results.put(hit)
+    return hit
 
 
-def processes() -> ForkServerContext:
-    """Return a way to start processes that have imported everything already."""
+def forkserver_context() -> ForkServerContext:
+    """Return a multiprocessing context whose server has imported this module."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     return context
 
 
 def cache_log(folder: Path) -> Path:
-    """Return where a folder's compilations are noted."""
+    """Return the path of the log of a folder's compilations."""
     return folder.with_name(f"{folder.name}.log")

@@ -1,4 +1,4 @@
-"""A Core with counting devices, and compilations through its cache that say whether they hit."""
+"""Helpers of cache tests: a Core with counting devices, and compilation with a cache folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PLUGINS = (CountingPlugin, DensePlugin)
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[hetero.Core]:
+def counting_core() -> Iterator[hetero.Core]:
     counts = {"COUNT": 2}
     with hetero.Core(executor="inprocess", devices=counts, plugins=PLUGINS) as core:
         yield core
 
 
-def hit(core: hetero.Core, folder: Path, model: Any = None, **changes: Any) -> bool:
-    """Compile, check the result, and return whether it came from the cache."""
+def compile_cached(core: hetero.Core, folder: Path, model: Any = None, **changes: Any) -> bool:
+    """Compile with a cache, check the result, and return whether the cache was hit."""
     model = branches() if model is None else model
     device = changes.pop("device", DEVICES)
     affinity = changes.pop("affinity", PINS)
@@ -38,8 +38,8 @@ def hit(core: hetero.Core, folder: Path, model: Any = None, **changes: Any) -> b
     config = {"CACHE_DIR": str(folder), **changes}
     with core.compile_model(model, device, config, affinity=affinity) as compiled:
         np.testing.assert_allclose(compiled({"x": X})[0], check(X), rtol=1e-5)
-        found: bool = compiled.get_property("LOADED_FROM_CACHE")
-    return found
+        hit: bool = compiled.get_property("LOADED_FROM_CACHE")
+    return hit
 
 
 def entries(folder: Path) -> list[str]:
@@ -52,7 +52,7 @@ def one_warning(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
+    """Flip one bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""The cache: what must be a hit, what must be a miss, its size, its secrets and its commands."""
+"""Tests of the cache: hits, misses, subgraphs, size limit, encryption, commands."""
 
 from __future__ import annotations
 
@@ -20,31 +20,39 @@ from hetero.cache.folder import Cache
 from hetero.cli import cli
 from hetero.devices.errors import PropertyError
 from hetero.scheduler.formats.blob_file import BlobFile
-from tests.support.caches import DEVICES, PINS, entries, flip, hit, one_warning, opened
+from tests.support.caches import (
+    DEVICES,
+    PINS,
+    compile_cached,
+    counting_core,
+    entries,
+    flip,
+    one_warning,
+)
 from tests.support.counting_plugin import CountingPlugin, lines
 from tests.support.models import branches
 
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with opened() as core:
+    with counting_core() as core:
         yield core
 
 
-def test_first_a_miss_then_a_hit_with_the_same_files(core: hetero.Core, tmp_path: Path) -> None:
+def test_second_compilation_hits(core: hetero.Core, tmp_path: Path) -> None:
     log = tmp_path / "log"
     folder = tmp_path / "ünï" / "nested"
-    assert not hit(core, folder, COUNT_FILE=str(log))
+    assert not compile_cached(core, folder, COUNT_FILE=str(log))
     before = entries(folder)
     assert [Path(name).suffix for name in before].count(".hetero") == 1
     assert all((folder / name).stat().st_mode & 0o777 == 0o644 for name in before)
     log.unlink()
-    assert hit(core, folder, COUNT_FILE=str(log))
-    assert set(lines(log)) == {"load"}  # no device was asked, nothing was compiled
+    assert compile_cached(core, folder, COUNT_FILE=str(log))
+    assert set(lines(log)) == {"load"}  # no query, no compilation
     assert entries(folder) == before
 
 
-def test_without_a_folder_nothing_is_kept(
+def test_empty_cache_dir_disables_the_cache(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -53,10 +61,10 @@ def test_without_a_folder_nothing_is_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-# What must miss.
+# Misses.
 
 
-def _other_weight(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
+def change_weight(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
     weight: np.ndarray = numpy_helper.to_array(model.graph.initializer[0]).copy()
     weight[1, 2] += 1
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
@@ -69,18 +77,16 @@ def _other_weight(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
     return expected
 
 
-def test_one_weight_changed_is_a_miss(core: hetero.Core, tmp_path: Path) -> None:
-    assert not hit(core, tmp_path)
+def test_changed_weight_misses(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path)
     model = branches()
-    expected = _other_weight(model)
-    assert not hit(core, tmp_path, model, check=expected)
-    assert hit(core, tmp_path, model, check=expected)
-    assert hit(core, tmp_path)
+    expected = change_weight(model)
+    assert not compile_cached(core, tmp_path, model, check=expected)
+    assert compile_cached(core, tmp_path, model, check=expected)
+    assert compile_cached(core, tmp_path)
 
 
-def test_one_external_weight_changed_with_size_and_time_the_same(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_changed_external_weight_with_equal_mtime_misses(core: hetero.Core, tmp_path: Path) -> None:
     path, cache = tmp_path / "m.onnx", tmp_path / "cache"
 
     def save(model: onnx.ModelProto) -> os.stat_result:
@@ -91,36 +97,38 @@ def test_one_external_weight_changed_with_size_and_time_the_same(
             os.utime(file, (1e9, 1e9))
         return weights.stat()
 
-    changed = branches()
-    expected = _other_weight(changed)
+    modified = branches()
+    expected = change_weight(modified)
     before = save(branches())
     onnx_bytes = path.read_bytes()
-    assert not hit(core, cache, path)
-    after = save(changed)
+    assert not compile_cached(core, cache, path)
+    after = save(modified)
     assert path.read_bytes() == onnx_bytes
     assert (before.st_size, before.st_mtime) == (after.st_size, after.st_mtime)
-    assert not hit(core, cache, path, check=expected)
+    assert not compile_cached(core, cache, path, check=expected)
     save(branches())
-    assert hit(core, cache, path)
+    assert compile_cached(core, cache, path)
 
 
-def test_a_renamed_node_is_a_miss(core: hetero.Core, tmp_path: Path) -> None:
-    assert not hit(core, tmp_path)
+def test_renamed_node_misses(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path)
     model = branches()
     model.graph.node[1].name = "renamed"
-    assert not hit(core, tmp_path, model)
-    with core.compile_model(model, DEVICES, {"CACHE_DIR": str(tmp_path)}, affinity=PINS) as again:
-        assert again.get_property("LOADED_FROM_CACHE")
-        assert "renamed" in again.affinity
+    assert not compile_cached(core, tmp_path, model)
+    with core.compile_model(
+        model, DEVICES, {"CACHE_DIR": str(tmp_path)}, affinity=PINS
+    ) as compiled:
+        assert compiled.get_property("LOADED_FROM_CACHE")
+        assert "renamed" in compiled.affinity
 
 
-def test_another_declared_type_is_a_miss(core: hetero.Core, tmp_path: Path) -> None:
-    assert not hit(core, tmp_path)
+def test_changed_value_info_misses(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path)
     model = branches()
     model.graph.value_info.add().CopyFrom(
         onnx.helper.make_tensor_value_info("positive", onnx.TensorProto.FLOAT, ["N", 4])
     )
-    assert not hit(core, tmp_path, model)
+    assert not compile_cached(core, tmp_path, model)
 
 
 @pytest.mark.parametrize(
@@ -137,38 +145,38 @@ def test_another_declared_type_is_a_miss(core: hetero.Core, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_what_changes_the_result_is_a_miss(
+def test_change_that_affects_the_result_misses(
     core: hetero.Core, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    assert not hit(core, tmp_path)
-    assert not hit(core, tmp_path, **dict(change))
-    assert hit(core, tmp_path, **dict(change))
-    assert hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
+    assert not compile_cached(core, tmp_path, **dict(change))
+    assert compile_cached(core, tmp_path, **dict(change))
+    assert compile_cached(core, tmp_path)
 
 
 @pytest.mark.parametrize("attribute", ["release", "chip"])
-def test_another_version_or_fingerprint_is_a_miss(
+def test_changed_plugin_version_or_fingerprint_misses(
     core: hetero.Core, tmp_path: Path, attribute: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     monkeypatch.setattr(CountingPlugin, attribute, "other")
-    with opened() as updated:
-        assert not hit(updated, tmp_path)
-        assert hit(updated, tmp_path)
+    with counting_core() as updated:
+        assert not compile_cached(updated, tmp_path)
+        assert compile_cached(updated, tmp_path)
     monkeypatch.undo()
-    with opened() as restored:
-        assert hit(restored, tmp_path)
+    with counting_core() as restored:
+        assert compile_cached(restored, tmp_path)
 
 
-def test_another_hetero_is_a_miss(
+def test_changed_hetero_version_misses(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     monkeypatch.setattr("hetero.cache.key.hetero_version", lambda: "99")
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
 
 
-# What must hit.
+# Hits.
 
 
 @pytest.mark.parametrize(
@@ -183,42 +191,42 @@ def test_another_hetero_is_a_miss(
     ],
     ids=str,
 )
-def test_what_does_not_change_the_result_is_a_hit(
+def test_change_that_cannot_affect_the_result_hits(
     core: hetero.Core, tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    assert not hit(core, tmp_path)
-    assert hit(core, tmp_path, **dict(change))
+    assert not compile_cached(core, tmp_path)
+    assert compile_cached(core, tmp_path, **dict(change))
 
 
-def test_another_path_and_working_directory_is_a_hit(
+def test_changed_path_and_working_directory_hits(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.onnx").write_bytes(branches().SerializeToString())
     monkeypatch.chdir(tmp_path / "a")
-    assert not hit(core, Path("../cache"), "a.onnx")
+    assert not compile_cached(core, Path("../cache"), "a.onnx")
     monkeypatch.chdir(tmp_path)
-    assert hit(core, Path("cache"), tmp_path / "b" / "b.onnx")
-    assert hit(core, tmp_path / "cache", branches())
+    assert compile_cached(core, Path("cache"), tmp_path / "b" / "b.onnx")
+    assert compile_cached(core, tmp_path / "cache", branches())
 
 
-def test_another_order_of_options_and_pins_is_a_hit(core: hetero.Core, tmp_path: Path) -> None:
+def test_reordered_options_and_pins_hit(core: hetero.Core, tmp_path: Path) -> None:
     options = {"COUNT_LEVEL": 1, "DISABLE_TRANSFORMATIONS": True}
     pins = {"neg": "CPU", "tanh": "CPU"}
-    assert not hit(core, tmp_path, affinity=pins, **options)
-    turned = dict(reversed(options.items()))
-    assert hit(core, tmp_path, affinity=dict(reversed(pins.items())), **turned)
+    assert not compile_cached(core, tmp_path, affinity=pins, **options)
+    reordered = dict(reversed(options.items()))
+    assert compile_cached(core, tmp_path, affinity=dict(reversed(pins.items())), **reordered)
 
 
-@pytest.mark.parametrize("where", ["core", "HETERO", "device"])
-def test_the_folder_may_be_set_before(tmp_path: Path, where: str) -> None:
-    with opened() as core:
+@pytest.mark.parametrize("scope", ["core", "HETERO", "device"])
+def test_cache_dir_of_every_scope(tmp_path: Path, scope: str) -> None:
+    with counting_core() as core:
         config = {"CACHE_DIR": str(tmp_path)}
-        if where == "core":
+        if scope == "core":
             core.set_property(config)
         else:
-            core.set_property("COUNT.0" if where == "device" else "HETERO", config)
+            core.set_property("COUNT.0" if scope == "device" else "HETERO", config)
         for expected in (False, True):
             with core.compile_model(branches(), DEVICES, affinity=PINS) as compiled:
                 assert compiled.get_property("LOADED_FROM_CACHE") is expected
@@ -229,30 +237,26 @@ def test_the_folder_may_be_set_before(tmp_path: Path, where: str) -> None:
 # Subgraphs.
 
 
-def test_another_plan_reuses_the_subgraphs_that_it_shares(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_another_plan_reuses_common_subgraphs(core: hetero.Core, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert not hit(core, tmp_path / "c", COUNT_FILE=str(log))
+    assert not compile_cached(core, tmp_path / "c", COUNT_FILE=str(log))
     assert lines(log).count("compile") == 2
     log.unlink()
     pins = {"op:Neg": "CPU", "matmul": "COUNT.0", "relu": "COUNT.0", "tanh": "COUNT.0"}
-    assert not hit(core, tmp_path / "c", affinity=pins, COUNT_FILE=str(log))
+    assert not compile_cached(core, tmp_path / "c", affinity=pins, COUNT_FILE=str(log))
     assert (lines(log).count("compile"), lines(log).count("load")) == (0, 2)
 
 
-def test_a_subgraph_that_is_gone_is_compiled_and_kept_again(
-    core: hetero.Core, tmp_path: Path
-) -> None:
-    assert not hit(core, tmp_path)
-    gone = next(tmp_path.glob("*.stage"))
-    gone.unlink()
-    assert not hit(core, tmp_path)  # not all of it was there
-    assert gone.exists()
-    assert hit(core, tmp_path)
+def test_missing_subgraph_is_compiled_and_stored_again(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path)
+    stage_file = next(tmp_path.glob("*.stage"))
+    stage_file.unlink()
+    assert not compile_cached(core, tmp_path)
+    assert stage_file.exists()
+    assert compile_cached(core, tmp_path)
 
 
-def test_a_device_that_exports_nothing_leaves_no_file(core: hetero.Core, tmp_path: Path) -> None:
+def test_device_without_export_creates_no_file(core: hetero.Core, tmp_path: Path) -> None:
     model = branches()
     del model.graph.node[3:]
     model.graph.output[0].name = "left"
@@ -263,50 +267,52 @@ def test_a_device_that_exports_nothing_leaves_no_file(core: hetero.Core, tmp_pat
         return result
 
     for _ in range(2):
-        assert not hit(core, tmp_path, model, device="DENSE", affinity=None, check=expected)
+        assert not compile_cached(
+            core, tmp_path, model, device="DENSE", affinity=None, check=expected
+        )
     assert entries(tmp_path) == []
 
 
 # Concurrency, size, encryption, command line.
 
 
-def test_of_many_threads_one_compiles(tmp_path: Path) -> None:
-    log, found = tmp_path / "log", []
-    with opened() as core:
+def test_concurrent_threads_compile_once(tmp_path: Path) -> None:
+    log, hits = tmp_path / "log", []
+    with counting_core() as core:
 
         def work() -> None:
             options = {"COUNT_FILE": str(log), "COUNT_COMPILE_S": 0.1}
-            found.append(hit(core, tmp_path / "cache", **options))
+            hits.append(compile_cached(core, tmp_path / "cache", **options))
 
         threads = [threading.Thread(target=work) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert sorted(found) == [False, True, True, True, True, True]
-    assert lines(log).count("compile") == 2  # one for each of the model's subgraphs on COUNT
+    assert sorted(hits) == [False, True, True, True, True, True]
+    assert lines(log).count("compile") == 2  # one per subgraph on COUNT
 
 
-def test_who_waits_too_long_compiles_without(
+def test_lock_timeout_compiles_without_cache(
     core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     (plan,) = tmp_path.glob("*.hetero")
     plan.unlink()
     with Cache(tmp_path).lock(plan.stem):
-        assert not hit(core, tmp_path, CACHE_LOCK_TIMEOUT_S=0.2)
-    assert "compiling here too" in one_warning(caplog)
+        assert not compile_cached(core, tmp_path, CACHE_LOCK_TIMEOUT_S=0.2)
+    assert "compiling here as well" in one_warning(caplog)
 
 
-def test_the_least_recently_used_goes_first(core: hetero.Core, tmp_path: Path) -> None:
+def test_size_limit_evicts_least_recently_used(core: hetero.Core, tmp_path: Path) -> None:
     def compile_(level: int, limit: int) -> bool:
-        return hit(core, tmp_path, COUNT_LEVEL=level, CACHE_SIZE_LIMIT_BYTES=limit)
+        return compile_cached(core, tmp_path, COUNT_LEVEL=level, CACHE_SIZE_LIMIT_BYTES=limit)
 
     assert not compile_(1, 0)
     total = sum((tmp_path / name).stat().st_size for name in entries(tmp_path))
     limit = total * 5 // 2
     assert not compile_(2, limit)
-    assert compile_(1, limit)  # used again: now 2 is the oldest
+    assert compile_(1, limit)  # after this, level 2 is the least recently used
     assert not compile_(3, limit)
     assert sum((tmp_path / name).stat().st_size for name in entries(tmp_path)) <= limit
     assert compile_(3, limit)
@@ -314,56 +320,56 @@ def test_the_least_recently_used_goes_first(core: hetero.Core, tmp_path: Path) -
     assert not compile_(2, limit)
 
 
-def test_what_is_larger_than_the_cache_is_not_kept(core: hetero.Core, tmp_path: Path) -> None:
-    assert not hit(core, tmp_path, CACHE_SIZE_LIMIT_BYTES=100)
+def test_entry_above_size_limit_is_not_stored(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path, CACHE_SIZE_LIMIT_BYTES=100)
     assert entries(tmp_path) == []
 
 
-def test_encrypted_entries(
+def test_encryption_callbacks(
     core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def turned(data: bytes) -> bytes:
+    def encrypt(data: bytes) -> bytes:
         return bytes(byte ^ 0x5A for byte in data)
 
     def fail(data: bytes) -> bytes:
         raise KeyError("no key")
 
-    assert not hit(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(turned, turned))
+    assert not compile_cached(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(encrypt, encrypt))
     assert not any(b"matmul" in (tmp_path / name).read_bytes() for name in entries(tmp_path))
-    assert hit(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(turned, turned))
-    assert not hit(core, tmp_path)
-    assert not hit(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(turned, fail))
+    assert compile_cached(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(encrypt, encrypt))
+    assert not compile_cached(core, tmp_path)
+    assert not compile_cached(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(encrypt, fail))
     assert "no key" in caplog.text
-    assert not hit(core, tmp_path / "2", CACHE_ENCRYPTION_CALLBACKS=(fail, turned))
+    assert not compile_cached(core, tmp_path / "2", CACHE_ENCRYPTION_CALLBACKS=(fail, encrypt))
     assert entries(tmp_path / "2") == []
     with pytest.raises(PropertyError, match="two functions"):
-        hit(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(turned,))
+        compile_cached(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(encrypt,))
 
 
-def test_what_a_killed_writer_leaves_is_swept(core: hetero.Core, tmp_path: Path) -> None:
-    left = tmp_path / ".x.stage.0123.tmp"
-    left.write_bytes(b"half")
-    assert not hit(core, tmp_path)
-    assert left.exists()  # it may be in work
-    os.utime(left, (1e9, 1e9))
-    assert not hit(core, tmp_path, COUNT_LEVEL=5)
-    assert not left.exists()
+def test_stale_temporary_file_is_deleted(core: hetero.Core, tmp_path: Path) -> None:
+    file = tmp_path / ".x.stage.0123.tmp"
+    file.write_bytes(b"half")
+    assert not compile_cached(core, tmp_path)
+    assert file.exists()  # a writer may be using it
+    os.utime(file, (1e9, 1e9))
+    assert not compile_cached(core, tmp_path, COUNT_LEVEL=5)
+    assert not file.exists()
 
 
-def test_command_line(core: hetero.Core, tmp_path: Path) -> None:
+def test_commands(core: hetero.Core, tmp_path: Path) -> None:
     def call(*arguments: str, code: int = 0) -> dict[str, Any]:
         result = CliRunner().invoke(cli, ["cache", *arguments, "--dir", str(tmp_path), "--json"])
         assert result.exit_code == code, result.output
         return dict(json.loads(result.stdout)) if code < 2 else {}
 
-    assert not hit(core, tmp_path)
-    listed = call("list")["entries"]
-    assert {row["kind"] for row in listed} == {"plan", "stage"}
-    assert {row["model"] for row in listed} == {"branches"}
-    assert {d for row in listed for d in row["devices"]} == {"COUNT.0", "COUNT.1", "CPU"}
+    assert not compile_cached(core, tmp_path)
+    rows = call("list")["entries"]
+    assert {row["kind"] for row in rows} == {"plan", "stage"}
+    assert {row["model"] for row in rows} == {"branches"}
+    assert {d for row in rows for d in row["devices"]} == {"COUNT.0", "COUNT.1", "CPU"}
     assert call("verify")["damaged"] == {}
-    flip(tmp_path / listed[0]["file"])
-    assert list(call("verify", code=1)["damaged"]) == [listed[0]["file"]]
+    flip(tmp_path / rows[0]["file"])
+    assert list(call("verify", code=1)["damaged"]) == [rows[0]["file"]]
     call("prune", code=2)
     removed = call("prune", "--max-size", "1kB")["removed"]
     assert removed
@@ -373,16 +379,14 @@ def test_command_line(core: hetero.Core, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["cache", "list", "--dir", "/none"]).exit_code == 2
 
 
-def test_entries_are_blobs(core: hetero.Core, tmp_path: Path) -> None:
-    assert not hit(core, tmp_path)
+def test_entries_are_valid_blobs(core: hetero.Core, tmp_path: Path) -> None:
+    assert not compile_cached(core, tmp_path)
     for name in entries(tmp_path):
         BlobFile(tmp_path / name).verify()
 
 
 @pytest.mark.parametrize("name", ["mine.hetero", "mine.stage", "f" * 64 + "0.hetero"])
-def test_files_of_other_names_in_the_folder_are_never_removed(
-    core: hetero.Core, tmp_path: Path, name: str
-) -> None:
+def test_clear_and_prune_ignore_other_files(core: hetero.Core, tmp_path: Path, name: str) -> None:
     with core.compile_model(branches(), "CPU") as compiled:
         (tmp_path / name).write_bytes(compiled.export_model())
     config = {"CACHE_DIR": str(tmp_path), "CACHE_SIZE_LIMIT_BYTES": 1}
@@ -393,26 +397,24 @@ def test_files_of_other_names_in_the_folder_are_never_removed(
 
 
 @pytest.mark.parametrize("size", ["-5MB", "inf", "nan", "MB"])
-def test_a_size_that_cannot_be_removes_nothing(
-    core: hetero.Core, tmp_path: Path, size: str
-) -> None:
-    assert not hit(core, tmp_path)
+def test_prune_with_invalid_size_is_rejected(core: hetero.Core, tmp_path: Path, size: str) -> None:
+    assert not compile_cached(core, tmp_path)
     arguments = ["cache", "prune", "--dir", str(tmp_path), f"--max-size={size}"]
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 2
-    assert "expected a size" in done.output
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert "expected a size" in result.output
     assert entries(tmp_path)
 
 
-def test_costs_are_entries_too(core: hetero.Core, tmp_path: Path) -> None:
+def test_cost_file_is_an_entry(core: hetero.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path), "PERFORMANCE_HINT": "LATENCY", "PROFILE_SECONDS": 0.1}
     core.compile_model(branches(), "HETERO:COUNT.0,CPU", config).close()
     (costs,) = tmp_path.glob("*.costs.json")
     cache = Cache(tmp_path)
     assert costs in [entry.path for entry in cache.entries()]
     assert not any(map(cache.check, cache.entries()))
-    listed = CliRunner().invoke(cli, ["cache", "list", "--dir", str(tmp_path), "--json"])
-    kinds = [row["kind"] for row in json.loads(listed.stdout)["entries"]]
+    rows = CliRunner().invoke(cli, ["cache", "list", "--dir", str(tmp_path), "--json"])
+    kinds = [row["kind"] for row in json.loads(rows.stdout)["entries"]]
     assert sorted(set(kinds)) == ["costs", "plan", "stage"]
     costs.write_text(costs.read_text()[:-9])
     assert [e.path for e in cache.entries() if cache.check(e)] == [costs]

@@ -1,4 +1,4 @@
-"""The cache and exports that fail: the model is compiled all the same, and nothing stays behind."""
+"""Tests that failures of exports and of the cache do not prevent compilation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.cache.kept_model import KeptModel
+from hetero.cache.entry import CacheEntry
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
@@ -21,8 +21,8 @@ from tests.support.models import branches, branches_output
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-class _Program(Program):
-    """A program whose export is none."""
+class FaultyExport(Program):
+    """A program whose export raises an exception or has an invalid header."""
 
     def __init__(self, inner: Program, export: Any) -> None:
         self._inner, self._export = inner, export
@@ -31,39 +31,37 @@ class _Program(Program):
         return self._inner.run(inputs, context)
 
     def export(self) -> Payload:
-        made = self._export
-        if isinstance(made, BaseException):
-            raise made
-        return Payload(made, {})
+        if isinstance(self._export, BaseException):
+            raise self._export
+        return Payload(self._export, {})
 
 
 class BadExports(CPUPlugin):
-    """The CPU device, whose exports raise `export` or have it for a header."""
+    """The CPU device with a fault: exports raise `export` or have it as their header."""
 
     name: ClassVar[str] = "BAD"
     export: ClassVar[Any] = None
 
     def compile(self, model: Model, config: Config) -> Program:
-        made: Any = _Program(super().compile(model, config), self.export)
-        return made
+        return FaultyExport(super().compile(model, config), self.export)
 
 
 @pytest.fixture
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[BadExports]) as made:
-        yield made
+    with hetero.Core(executor="inprocess", plugins=[BadExports]) as core:
+        yield core
 
 
 EXPORTS = {
     "an exception": RuntimeError("broken by design"),
     "an OSError": OSError(5, "Input/output error"),
-    "a header of objects": {"made": object()},
-    "a header of numbers too large": {"made": 2**200},
+    "a header of objects": {"key": object()},
+    "a header of numbers too large": {"key": 2**200},
 }
 
 
 @pytest.mark.parametrize("export", EXPORTS.values(), ids=EXPORTS)
-def test_an_export_that_fails_leaves_a_compiled_model_and_a_reason(
+def test_export_failure_still_compiles_with_warning(
     core: hetero.Core,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,43 +75,43 @@ def test_an_export_that_fails_leaves_a_compiled_model_and_a_reason(
         with core.compile_model(branches(), "HETERO:BAD,CPU", config, affinity=pins) as compiled:
             np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert any("not kept" in line for line in warnings)
-    # What the other device exports is kept all the same.
+    assert any("not stored" in line for line in warnings)
+    # The export of the other device is stored.
     assert len(list(tmp_path.glob("*.stage"))) == 1
 
 
-def test_a_relative_folder_in_a_working_directory_that_is_gone(
+def test_relative_cache_dir_in_deleted_working_directory(
     core: hetero.Core,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    deleted = tmp_path / "deleted"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
     with core.compile_model(branches(), "CPU", {"CACHE_DIR": "cache"}) as compiled:
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
-    assert "not kept" in caplog.text
+    assert "not cached" in caplog.text
 
 
-def test_what_ends_keeping_gives_the_devices_back(
+def test_interrupt_while_storing_closes_the_deployment(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
     deploy = core.executor.deploy
 
-    def watched(*arguments: Any, **options: Any) -> Any:
+    def deploy_with_log(*arguments: Any, **options: Any) -> Any:
         deployment = deploy(*arguments, **options)
         close = deployment.close
         monkeypatch.setattr(deployment, "close", lambda: (closed.append(deployment), close()))
         return deployment
 
-    def interrupted(*arguments: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(core.executor, "deploy", watched)
-    monkeypatch.setattr(KeptModel, "keep", interrupted)
+    monkeypatch.setattr(core.executor, "deploy", deploy_with_log)
+    monkeypatch.setattr(CacheEntry, "store", interrupt)
     with pytest.raises(KeyboardInterrupt):
         core.compile_model(branches(), "CPU", {"CACHE_DIR": str(tmp_path)})
     assert len(closed) == 1

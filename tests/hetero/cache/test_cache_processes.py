@@ -1,4 +1,4 @@
-"""The cache between processes: one compiles, and who is killed harms nobody."""
+"""Tests of one cache folder in several processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from hetero.cache.folder import Cache
-from tests.support.cache_workers import cache_log, compile_once, processes
+from tests.support.cache_workers import cache_log, compile_once, forkserver_context
 from tests.support.counting_plugin import lines
 
 
 @pytest.mark.slow
-def test_of_sixteen_processes_one_compiles(tmp_path: Path) -> None:
-    context = processes()
-    answers = context.SimpleQueue()
-    arguments = (str(tmp_path / "cache"), str(tmp_path / "log"), 0.1, answers)
+def test_concurrent_processes_compile_once(tmp_path: Path) -> None:
+    context = forkserver_context()
+    results = context.SimpleQueue()
+    arguments = (str(tmp_path / "cache"), str(tmp_path / "log"), 0.1, results)
     workers = [context.Process(target=compile_once, args=arguments) for _ in range(16)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(300)
     assert [worker.exitcode for worker in workers] == [0] * 16
-    assert sorted(answers.get() for _ in workers) == [False] + [True] * 15
-    # Two subgraphs are on the device that counts.
+    assert sorted(results.get() for _ in workers) == [False] + [True] * 15
+    # One compilation per subgraph on COUNT.
     assert lines(tmp_path / "log").count("compile") == 2
 
 
@@ -33,14 +33,12 @@ def test_of_sixteen_processes_one_compiles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "kills", [10, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
-def test_a_killed_compiler_leaves_nothing_wrong_and_nobody_waiting(
-    tmp_path: Path, kills: int
-) -> None:
-    context = processes()
+def test_killed_compiler_leaves_valid_entries_and_no_lock(tmp_path: Path, kills: int) -> None:
+    context = forkserver_context()
     moments = random.Random(kills)
-    began = time.monotonic()
+    start_s = time.monotonic()
     assert not compile_once(str(tmp_path / "first"), str(tmp_path / "log"), 0.0)
-    compile_s = time.monotonic() - began
+    compile_s = time.monotonic() - start_s
     for i in range(kills):
         folder = tmp_path / f"cache{i}"
         arguments = (str(folder), str(cache_log(folder)), 0.02)
@@ -51,7 +49,7 @@ def test_a_killed_compiler_leaves_nothing_wrong_and_nobody_waiting(
         victim.kill()
         victim.join(300)
         waiter.join(300)
-        assert waiter.exitcode == 0  # it waited or took over, and its result was right
+        assert waiter.exitcode == 0  # it compiled or loaded, and its result was correct
         cache = Cache(folder)
         assert all(cache.check(entry) is None for entry in cache.entries())
         assert compile_once(*arguments)

@@ -1,6 +1,6 @@
-"""Models of ai.onnx.ml 1 as scikit-learn's converter writes them, cut behind each node.
+"""Tests of classical models, as scikit-learn's converter writes them, partitioned at each node.
 
-Nothing but the inputs and outputs has a type there, and onnx has no rule for most of the operators.
+Only their inputs and outputs have types, and onnx cannot infer most types of domain ai.onnx.ml.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TARGETS = {
     "target_weights": [1.5, -2.5],
     "n_targets": 2,
 }
-MACHINE = {
+SUPPORT_VECTOR_MACHINE = {
     "coefficients": [1.0, -1.0],
     "support_vectors": [0.5, 0.0, 1.0, 0.0, 1.0, 0.5],
     "kernel_type": "RBF",
@@ -48,7 +48,7 @@ MACHINE = {
 
 
 def model() -> ModelProto:
-    """Return a model with each operator of which onnx does not tell what it makes."""
+    """Return a model with each operator whose output types onnx cannot infer."""
     nodes = [
         ("Imputer", "x", "filled", {"imputed_value_floats": [0.0], "replaced_value_float": np.nan}),
         ("Scaler", "filled", "scaled", {"offset": [0.5, 0.0, 1.0], "scale": [0.5, 2.0, 3.0]}),
@@ -60,25 +60,25 @@ def model() -> ModelProto:
             "SVMClassifier",
             "rows",
             "side sides",
-            MACHINE | {"classlabels_ints": [4, 7], "vectors_per_class": [1, 1]},
+            SUPPORT_VECTOR_MACHINE | {"classlabels_ints": [4, 7], "vectors_per_class": [1, 1]},
         ),
         ("ZipMap", "sides", "by_side", {"classlabels_int64s": [4, 7]}),
         ("TreeEnsembleRegressor", "rows", "leaves", LEAVES | TARGETS),
-        ("SVMRegressor", "rows", "distance", MACHINE | {"n_supports": 2}),
+        ("SVMRegressor", "rows", "distance", SUPPORT_VECTOR_MACHINE | {"n_supports": 2}),
         ("LinearRegressor", "both", "sum", {"coefficients": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}),
     ]
-    made = [
+    protos = [
         helper.make_node(
-            op, reads.split(), writes.split(), domain="ai.onnx.ml", name=f"n{i}", **given
+            op, inputs.split(), results.split(), domain="ai.onnx.ml", name=f"n{i}", **attributes
         )
-        for i, (op, reads, writes, given) in enumerate(nodes)
+        for i, (op, inputs, results, attributes) in enumerate(nodes)
     ]
-    made += [
+    protos += [
         helper.make_node("Add", ["leaves", "distance"], ["part"], name="part"),
         helper.make_node("Add", ["part", "sum"], ["y"], name="whole"),
     ]
     outputs = {"label": TensorProto.STRING, "side": TensorProto.INT64, "y": TensorProto.FLOAT}
-    zipped = [
+    sequences = [
         helper.make_value_info(
             name,
             helper.make_sequence_type_proto(
@@ -89,10 +89,10 @@ def model() -> ModelProto:
         )
         for name, key in (("named", TensorProto.STRING), ("by_side", TensorProto.INT64))
     ]
-    typed = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
+    tensors = [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    graph = helper.make_graph(made, "g", [x], [*typed, *zipped])
+    graph = helper.make_graph(protos, "g", [x], [*tensors, *sequences])
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -104,18 +104,20 @@ def run_reference(feeds: dict[str, np.ndarray]) -> list[object]:
 
 
 def compare(compiled: hetero.CompiledModel, feeds: dict[str, np.ndarray]) -> None:
-    for got, want in zip(compiled(feeds).values(), run_reference(feeds), strict=True):
-        if isinstance(want, list):
-            assert [row.keys() for row in got] == [row.keys() for row in want]
-            got, want = (np.array([[*row.values()] for row in rows]) for rows in (got, want))
-        if want.dtype.kind == "f":
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(compiled(feeds).values(), run_reference(feeds), strict=True):
+        if isinstance(expected, list):
+            assert [row.keys() for row in actual] == [row.keys() for row in expected]
+            actual, expected = (
+                np.array([[*row.values()] for row in rows]) for rows in (actual, expected)
+            )
+        if expected.dtype.kind == "f":
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
         else:
-            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_each_of_two_devices_takes_any_node(count: int) -> None:
+def test_every_alternation_of_two_devices(count: int) -> None:
     feeds = {"x": np.array(FEATURES[:count], np.float32)}
     with hetero.Core(executor="inprocess") as core:
         names = core.read_model(model()).node_names
@@ -125,7 +127,7 @@ def test_each_of_two_devices_takes_any_node(count: int) -> None:
 
 
 @pytest.mark.ray
-def test_it_is_cut_over_actors(local_ray: None) -> None:
+def test_partition_over_actors(local_ray: None) -> None:
     feeds = {"x": np.array(FEATURES, np.float32)}
     with hetero.Core(executor="ray") as core:
         names = core.read_model(model()).node_names

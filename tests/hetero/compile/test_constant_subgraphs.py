@@ -1,4 +1,4 @@
-"""A subgraph that depends on no input is computed once, not with each request."""
+"""Tests that a subgraph without inputs is run once, not with each request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MODEL = parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y, float[3] w) '
     "<float[3] c = {1, 2, 3}> {s = Neg(c) w = Exp(s) y = Mul(x, w)}"
 )
-DRAWN = parser.parse_model(
+RANDOM_MODEL = parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) '
     "{r = RandomNormal<shape = [3]>() e = Exp(r) y = Mul(x, e)}"
 )
 X = np.array([2, 4, 8], np.float32)
 
 
-class _Counted(Program):
+class CountingProgram(Program):
     def __init__(self, program: Program) -> None:
         self._program = program
 
@@ -40,32 +40,32 @@ class CountingRuns(CPUPlugin):
     runs: ClassVar[int] = 0
 
     def compile(self, model: Model, config: Config) -> Program:
-        return _Counted(super().compile(model, config))
+        return CountingProgram(super().compile(model, config))
 
 
 @pytest.fixture
 def core() -> Iterator[hetero.Core]:
     CountingRuns.runs = 0
-    with hetero.Core(executor="inprocess", plugins=[f"{__name__}:CountingRuns"]) as made:
-        yield made
+    with hetero.Core(executor="inprocess", plugins=[f"{__name__}:CountingRuns"]) as core:
+        yield core
 
 
-def test_it_runs_once(core: hetero.Core) -> None:
+def test_constant_subgraph_runs_once(core: hetero.Core) -> None:
     compiled = core.compile_model(
         MODEL, "HETERO:CPU,RUNS", affinity={"s": "RUNS", "w": "RUNS", "y": "CPU"}
     )
-    want = np.exp(-np.float32([1, 2, 3]))
+    expected = np.exp(-np.float32([1, 2, 3]))
     for _ in range(5):
         result = compiled({"x": X})
-        np.testing.assert_allclose(result["y"], X * want, rtol=1e-6)
-        np.testing.assert_allclose(result["w"], want, rtol=1e-6)
-        result["w"][:] = 0  # the caller's own
+        np.testing.assert_allclose(result["y"], X * expected, rtol=1e-6)
+        np.testing.assert_allclose(result["w"], expected, rtol=1e-6)
+        result["w"][:] = 0  # results are copies
     assert CountingRuns.runs == 1
 
 
-def test_what_draws_runs_each_time(core: hetero.Core) -> None:
+def test_random_subgraph_runs_for_each_request(core: hetero.Core) -> None:
     compiled = core.compile_model(
-        DRAWN, "HETERO:CPU,RUNS", affinity={"r": "RUNS", "e": "RUNS", "y": "CPU"}
+        RANDOM_MODEL, "HETERO:CPU,RUNS", affinity={"r": "RUNS", "e": "RUNS", "y": "CPU"}
     )
-    found = {tuple(compiled({"x": X})["y"]) for _ in range(3)}
-    assert (len(found), CountingRuns.runs) == (3, 3)
+    results = {tuple(compiled({"x": X})["y"]) for _ in range(3)}
+    assert (len(results), CountingRuns.runs) == (3, 3)

@@ -1,4 +1,4 @@
-"""Requests that never end by themselves end at their deadline, when cancelled, and at close."""
+"""Tests of endless requests: deadlines, cancellation and closing end them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
 
 X = np.ones(2, np.float32)
-PATIENCE_S = 60
+TEST_TIMEOUT_S = 60
 
 
-def endless(body: str) -> onnx.ModelProto:
-    """Return a Loop that carries x on for ever."""
+def endless_model(body: str) -> onnx.ModelProto:
+    """Return a model with an endless Loop."""
     return onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]>
         endless (float[2] x) => (float[2] y)
@@ -40,50 +40,49 @@ BODIES = {
 
 @pytest.fixture(params=BODIES)
 def request_(core: hetero.Core, request: pytest.FixtureRequest) -> Iterator[InferRequest]:
-    with core.compile_model(endless(BODIES[request.param]), "CPU") as compiled:
+    with core.compile_model(endless_model(BODIES[request.param]), "CPU") as compiled:
         yield compiled.create_infer_request()
 
 
-def usable(core: hetero.Core) -> bool:
-    """Whether the device runs something else: nothing holds it."""
-    other = hetero_neg()
-    with core.compile_model(other, "CPU") as compiled:
+def is_device_free(core: hetero.Core) -> bool:
+    """Return whether the device runs another request."""
+    with core.compile_model(neg_model(), "CPU") as compiled:
         request = compiled.create_infer_request()
-        return bool((request.infer({"x": X}, timeout_s=PATIENCE_S)[0] == -X).all())
+        return bool((request.infer({"x": X}, timeout_s=TEST_TIMEOUT_S)[0] == -X).all())
 
 
-def hetero_neg() -> onnx.ModelProto:
+def neg_model() -> onnx.ModelProto:
     return onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         neg (float[2] x) => (float[2] y) { y = Neg (x) }"""
     )
 
 
-def test_an_endless_loop_ends_at_its_deadline(core: hetero.Core, request_: InferRequest) -> None:
+def test_deadline_ends_endless_loop(core: hetero.Core, request_: InferRequest) -> None:
     with pytest.raises(errors.DeadlineError):
         request_.infer({"x": X}, timeout_s=0.05)
     request_.start_async({"x": X}, timeout_s=0.05)
     with pytest.raises(errors.DeadlineError):
         request_.wait()
-    assert usable(core)
+    assert is_device_free(core)
 
 
-def test_an_endless_loop_is_cancelled(core: hetero.Core, request_: InferRequest) -> None:
+def test_cancel_ends_endless_loop(core: hetero.Core, request_: InferRequest) -> None:
     request_.start_async({"x": X})
     request_.cancel()
     with pytest.raises(errors.RequestCancelledError):
         request_.wait()
-    assert usable(core)
+    assert is_device_free(core)
 
 
-def test_the_models_time_out_ends_a_request_that_is_short_by_custom_and_heeds_nothing() -> None:
+def test_request_timeout_ends_a_request_that_ignores_cancellation() -> None:
     with (
         hetero.Core("inprocess", plugins=[GatedPlugin]) as core,
-        core.compile_model(hetero_neg(), "GATED", {"REQUEST_TIMEOUT_S": 0.05}) as compiled,
+        core.compile_model(neg_model(), "GATED", {"REQUEST_TIMEOUT_S": 0.05}) as compiled,
     ):
         request = compiled.create_infer_request()
         GatedPlugin.gate.set()
-        request.infer({"x": X}, timeout_s=PATIENCE_S)
+        request.infer({"x": X}, timeout_s=TEST_TIMEOUT_S)
         with GatedPlugin.closed():
             with pytest.raises(errors.DeadlineError):
                 request.infer({"x": X})
@@ -91,12 +90,12 @@ def test_the_models_time_out_ends_a_request_that_is_short_by_custom_and_heeds_no
 
 
 @pytest.mark.parametrize("close", [hetero.CompiledModel.close, hetero.Core.close])
-def test_closing_cancels_what_runs_and_ends_the_threads(
+def test_close_cancels_requests_and_ends_threads(
     close: Callable[[hetero.CompiledModel | hetero.Core], None],
 ) -> None:
     before = set(threading.enumerate())
     with hetero.Core(executor="inprocess") as core:
-        compiled = core.compile_model(endless(BODIES["nodes"]), "CPU")
+        compiled = core.compile_model(endless_model(BODIES["nodes"]), "CPU")
         queue = hetero.AsyncInferQueue(compiled, jobs=3)
         for _ in range(3):
             queue.start_async({"x": X})
@@ -107,21 +106,21 @@ def test_closing_cancels_what_runs_and_ends_the_threads(
             with pytest.raises(errors.RequestCancelledError):
                 request.wait()
     for thread in set(threading.enumerate()) - before:
-        thread.join(PATIENCE_S)
+        thread.join(TEST_TIMEOUT_S)
         assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0])
-def test_no_time_left_is_a_deadline_that_has_passed(core: hetero.Core, timeout_s: float) -> None:
-    request = core.compile_model(hetero_neg(), "CPU").create_infer_request()
+def test_timeout_of_zero_or_less_is_rejected(core: hetero.Core, timeout_s: float) -> None:
+    request = core.compile_model(neg_model(), "CPU").create_infer_request()
     for start in (request.infer, request.start_async):
         with pytest.raises(errors.DeadlineError, match="timeout_s greater than 0"):
             start({"x": X}, timeout_s=timeout_s)
     np.testing.assert_array_equal(request.infer({"x": X})[0], -X)
 
 
-def test_a_request_may_have_all_the_time_there_is(core: hetero.Core) -> None:
-    compiled = core.compile_model(hetero_neg(), "CPU", {"REQUEST_TIMEOUT_S": 1e300})
+def test_unlimited_timeout(core: hetero.Core) -> None:
+    compiled = core.compile_model(neg_model(), "CPU", {"REQUEST_TIMEOUT_S": 1e300})
     request = compiled.create_infer_request()
     for timeout_s in (None, float("inf")):
         np.testing.assert_array_equal(request.infer({"x": X}, timeout_s=timeout_s)[0], -X)
@@ -130,7 +129,7 @@ def test_a_request_may_have_all_the_time_there_is(core: hetero.Core) -> None:
     queue.wait_all()
 
 
-def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() -> None:
+def test_device_and_stage_timeouts_are_rejected_inprocess() -> None:
     with hetero.Core("inprocess") as core:
         for use in (
             lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 3}),
@@ -140,7 +139,7 @@ def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() 
                 use()
         with pytest.raises(errors.PropertyError, match="cannot be ended"):
             core.compile_model(branches(), "CPU", {"STAGE_TIMEOUT_S": 2})
-    with hetero.Core("ray") as core:  # no device is asked for: Ray does not start
+    with hetero.Core("ray") as core:  # Ray starts only when a device is needed
         core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 4})
         assert core.get_property("HETERO", "DEVICE_TIMEOUT_S") == 4.0
         assert core._settings.executor_options("ray") == {"device_timeout_s": 4.0}

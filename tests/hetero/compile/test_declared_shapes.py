@@ -1,4 +1,4 @@
-"""Shapes that a model declares for outputs and inner values are hints, as in ONNX Runtime."""
+"""Tests that declared shapes of outputs and inner values are hints, as in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from hetero.devices import Plugin, Program
 from hetero.devices.errors import InferenceError, TensorTypeError
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-FIVE = np.ones((5, 3), np.float32)
-WAYS = ("CPU", "ORT", "HETERO:ORT,CPU", "cut")
+FIVE_ROWS = np.ones((5, 3), np.float32)
+#: Assigns the nodes to ORT and CPU by turns.
+ALTERNATING = "alternating"
+DEVICES = ("CPU", "ORT", "HETERO:ORT,CPU", ALTERNATING)
 
-#: Graph, its inputs, and the values of which a warning is given.
+#: Graph, its inputs, and the outputs of which a warning is expected.
 MODELS = {
     "rank": (
         "g (float[n, 3] x) => (float out_rank) {a = Neg(x) out_rank = Relu(a)}",
@@ -77,7 +79,7 @@ MODELS = {
             "g (float[n, 3] x, float[n, 3] z) => (float[n, 3] y, float[n, 3] w) "
             "{a = Exp(x) b = Exp(z) y = Abs(a) w = Abs(b)}"
         ),
-        {"x": X, "z": FIVE},
+        {"x": X, "z": FIVE_ROWS},
         [],
     ),
     "unknown-symbols": (
@@ -86,7 +88,7 @@ MODELS = {
         [],
     ),
 }
-#: A Loop that appends to what it carries, which its body declares as the first turn has it.
+#: A Loop whose carried value grows, although its body declares the shape of the first iteration.
 GROWING = (
     "g (float[1, 3] x, int64 count) => (float[1, 3] grown) <bool yes = {1}> {"
     "a = Neg(x) grown = Loop(count, yes, a) <body = b (int64 i, bool go, float[1, 3] kept) => "
@@ -96,7 +98,7 @@ MODELS["loop"] = (GROWING, {"x": X[:1], "count": np.array(3)}, ["grown"])
 
 
 def parse(text: str) -> ModelProto:
-    """Return a model from its text; `?` is no symbol of the text form."""
+    """Parse a model with `?` as an unknown dimension, which the text form does not have."""
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> ' + text.replace("?", "question_mark")
     )
@@ -107,34 +109,36 @@ def parse(text: str) -> ModelProto:
     return model
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
-def test_a_declared_shape_is_a_hint(core: hetero.Core, name: str, way: str) -> None:
-    text, feeds, differing = MODELS[name]
-    model = parse(text)
+def test_wrong_declared_shape_warns(core: hetero.Core, name: str, devices: str) -> None:
+    graph, feeds, warned_outputs = MODELS[name]
+    model = parse(graph)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    oracle = onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    wanted = oracle.run(None, feeds)
-    nodes = core.read_model(model).node_names
-    pins = {node: ("ORT", "CPU")[i % 2] for i, node in enumerate(nodes)} if way == "cut" else None
-    with warnings.catch_warnings(record=True) as caught:
+    expected = session.run(None, feeds)
+    pins = None
+    if devices == ALTERNATING:
+        nodes = core.read_model(model).node_names
+        pins = {node: ("ORT", "CPU")[i % 2] for i, node in enumerate(nodes)}
+        devices = "HETERO:ORT,CPU"
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("default")
-        device = "HETERO:ORT,CPU" if way == "cut" else way
-        compiled = core.compile_model(model, device, affinity=pins)
+        compiled = core.compile_model(model, devices, affinity=pins)
         for _ in range(2):
             results = compiled(feeds)
-            for got, want in zip(results.values(), wanted, strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-6)
-                assert got.shape == want.shape
-    said = [str(one.message) for one in caught]
-    assert [re.findall("output '(.*?)'", text)[0] for text in said] == differing
+            for output, array in zip(results.values(), expected, strict=True):
+                np.testing.assert_allclose(output, array, rtol=1e-6)
+                assert output.shape == array.shape
+    messages = [str(record.message) for record in records]
+    assert [re.findall("output '(.*?)'", text)[0] for text in messages] == warned_outputs
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
-def test_an_element_type_is_no_hint(core: hetero.Core, device: str) -> None:
+def test_wrong_declared_type_is_rejected(core: hetero.Core, device: str) -> None:
     model = parse("g (float[2, 3] x) => (float16[2, 3] y) {a = Neg(x) y = Relu(a)}")
     with pytest.raises(hetero.HeteroError, match=r"(?i)type"):
         core.compile_model(model, device)
@@ -143,7 +147,7 @@ def test_an_element_type_is_no_hint(core: hetero.Core, device: str) -> None:
 
 
 class Transposing(Plugin):
-    """Gives the right numbers in another shape of the same rank."""
+    """A plugin that returns outputs of the right rank and a wrong shape."""
 
     name = "TRANSPOSING"
 
@@ -151,28 +155,30 @@ class Transposing(Plugin):
         return None
 
     def compile(self, model, config):
-        return type("Given", (Program,), {"run": lambda _, inputs, __: [-inputs[0].T]})()
+        return type(
+            "TransposingProgram", (Program,), {"run": lambda _, inputs, __: [-inputs[0].T]}
+        )()
 
 
 @pytest.mark.parametrize("declared", ["[2, 3]", "[n, m]", "[3, 2]"])
-def test_what_follows_from_known_shapes_binds_a_device(declared: str) -> None:
+def test_output_shape_that_contradicts_inference_is_rejected(declared: str) -> None:
     model = parse(f"g (float[2, 3] x) => (float{declared} y) {{a = Neg(x) y = Relu(a)}}")
     with hetero.Core(executor="inprocess", plugins=[Transposing]) as core:
         pins = {"a": "TRANSPOSING", "y": "CPU"}
         compiled = core.compile_model(model, "HETERO:TRANSPOSING,CPU", affinity=pins)
         with pytest.raises(InferenceError, match=r"TRANSPOSING.*'a'.*got float32\[3, 2\]"):
             compiled({"x": X})
-        alone = core.compile_model(
+        single_device_model = core.compile_model(
             parse(f"g (float[2, 3] x) => (float{declared} y) {{y = Neg(x)}}"), "TRANSPOSING"
         )
         with pytest.raises(InferenceError, match=r"output 'y'.*got float32\[3, 2\]"):
-            alone({"x": X})
+            single_device_model({"x": X})
 
 
 @pytest.mark.parametrize(
     "line", ["GroupNormalization<num_groups = 2>(x, s, s)", "MeanVarianceNormalization(x)"]
 )
-def test_what_is_made_like_an_input_has_its_shape(line: str) -> None:
+def test_normalization_keeps_the_input_shape(line: str) -> None:
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float[n,4,5] x, float[4] s) => (float[] y) '
         f"{{ a = {line} y = Relu(a) }}"

@@ -1,4 +1,4 @@
-"""A run that wants more memory than there is: the same typed error of every device."""
+"""Tests of stages that cannot allocate memory: every device raises DeviceMemoryError."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HUGE = np.array([2**22, 2**22], np.int64)
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_the_stage_that_has_no_memory_is_named_and_the_model_goes_on(device: str) -> None:
+def test_memory_error_names_the_device_and_keeps_the_model(device: str) -> None:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         large (float[1] x, int64[2] s) => (float[a, b] y) { n = Neg(x) y = Expand(n, s) }""")
-    one = np.ones(1, np.float32)
+    x = np.ones(1, np.float32)
     with (
         hetero.Core(executor="inprocess") as core,
         core.compile_model(model, "HETERO:CPU,ORT", affinity={"op:Expand": device}) as compiled,
     ):
         with pytest.raises(DeviceMemoryError, match=f"on device {device} "):
-            compiled([one, HUGE])
-        assert compiled([one, np.array([2, 3])])[0].shape == (2, 3)
+            compiled([x, HUGE])
+        assert compiled([x, np.array([2, 3])])[0].shape == (2, 3)

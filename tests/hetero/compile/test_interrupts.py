@@ -1,4 +1,4 @@
-"""Ctrl-C while a model is called: the run is told to stop, and the model can be called again."""
+"""Tests of KeyboardInterrupt during a call: the run is cancelled; the model stays usable."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from tests.support.endless_plugin import EndlessPlugin
 from tests.support.models import branches
 
 
-@pytest.mark.parametrize("when", ["start", "_wait_for_end"])
-def test_a_model_can_be_called_again_after_a_call_that_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+@pytest.mark.parametrize("method", ["start", "_wait_for_end"])
+def test_interrupted_call_frees_the_device(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     start = RequestStateMachine.start
 
-    def interrupted(machine: RequestStateMachine, *arguments: Any, **options: Any) -> None:
-        if when == "start":
+    def start_and_interrupt(machine: RequestStateMachine, *arguments: Any, **options: Any) -> None:
+        if method == "start":
             start(machine, *arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RequestStateMachine, when, interrupted)
+    monkeypatch.setattr(RequestStateMachine, method, start_and_interrupt)
     with hetero.Core(executor="inprocess", plugins=[EndlessPlugin]) as core:
         compiled = core.compile_model(branches(), "ENDLESS")
         for _ in range(3):

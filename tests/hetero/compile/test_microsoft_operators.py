@@ -1,4 +1,4 @@
-"""A model of ONNX Runtime's own operators without types of inner values is cut anywhere."""
+"""Tests of partitioning models with domain com.microsoft, whose inner values have no types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ g (float[b, s, 32] x, int32[b] last, int32 total) => (float[b, s, 32] y, float[b
 
 
 def layers(rng: np.random.Generator, text: str = LAYERS) -> ModelProto:
-    """Return the model with weights at random."""
+    """Return the model with random weights."""
     model = parser.parse_model(text)
     shapes = {"ones": (32,), "w": (32, 32), "scales": (32, 1), "cos": (8, 8), "sin": (8, 8)}
     arrays = {name: rng.normal(size=s).astype(np.float32) / 8 for name, s in shapes.items()}
@@ -34,7 +34,7 @@ def layers(rng: np.random.Generator, text: str = LAYERS) -> ModelProto:
     return model
 
 
-def test_cuts_at_random_agree_with_onnxruntime() -> None:
+def test_random_partitions_equal_onnxruntime() -> None:
     rng = np.random.default_rng(0)
     model = layers(rng)
     feeds = {
@@ -45,21 +45,21 @@ def test_cuts_at_random_agree_with_onnxruntime() -> None:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    wanted = session.run(None, feeds)
+    expected = session.run(None, feeds)
     with hetero.Core(executor="inprocess") as core:
         names = core.read_model(model).node_names
         assert set(core.query_model(model, "CPU")) == set(names)
         for _ in range(4):
             pins = {name: str(rng.choice(("ORT", "CPU"))) for name in names}
             compiled = core.compile_model(model, "HETERO:ORT,CPU", affinity=pins)
-            for got, want in zip(compiled(feeds).values(), wanted, strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+            for actual, expected_array in zip(compiled(feeds).values(), expected, strict=True):
+                np.testing.assert_allclose(actual, expected_array, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:CPU"])
-def test_attributes_that_no_kernel_has_are_refused_by_name(device: str) -> None:
+def test_unsupported_attribute_is_refused(device: str) -> None:
     text = LAYERS.replace("do_rotary = 1>", 'do_rotary = 1, k_quant_type = "PER_TENSOR">')
     model = layers(np.random.default_rng(0), text)
     with hetero.Core(executor="inprocess") as core:
-        found = core.query_model(model, device)
-    assert any("k_quant_type" in str(why) for why in found.unsupported.values())
+        support = core.query_model(model, device)
+    assert any("k_quant_type" in str(refusals) for refusals in support.unsupported.values())

@@ -1,4 +1,4 @@
-"""Values on their way into a compiled model and out of it: copies, memory, what is refused."""
+"""Tests of inputs and results of compiled models: copies, shared memory, errors."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def parse(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
 
 
-@pytest.mark.parametrize("given", [np.asarray, memoryview, OnlyArray, OnlyDLPack])
-def test_what_was_started_may_be_overwritten(
-    core: hetero.Core, given: Callable[[np.ndarray], Any]
+@pytest.mark.parametrize("convert", [np.asarray, memoryview, OnlyArray, OnlyDLPack])
+def test_input_may_be_overwritten_after_start(
+    core: hetero.Core, convert: Callable[[np.ndarray], Any]
 ) -> None:
     model = parse("neg (float[4] x) => (float[4] y, float[4] x) { y = Neg (x) }")
     request = core.compile_model(model, "CPU").create_infer_request()
-    mine = X.copy()
-    request.start_async({"x": given(mine)})
-    mine[:] = 0
+    array = X.copy()
+    request.start_async({"x": convert(array)})
+    array[:] = 0
     request.wait()
     np.testing.assert_array_equal(request.results["y"], -X)
     np.testing.assert_array_equal(request.results["x"], X)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_results_share_memory_with_nothing(core: hetero.Core, device: str) -> None:
+def test_results_share_no_memory(core: hetero.Core, device: str) -> None:
     model = parse(
         """many (float[4] x) => (float[4] x, float[4] a, float[2, 2] b, float[4] c, float[4] w)
         <float[4] w = {5, 6, 7, 8}, int64[2] square = {2, 2}>
@@ -50,19 +50,19 @@ def test_results_share_memory_with_nothing(core: hetero.Core, device: str) -> No
     )
     affinity = {"c": "CPU"} if "," in device else None
     compiled = core.compile_model(model, device, affinity=affinity)
-    mine, other = X.copy(), compiled.create_infer_request()
-    want = {"x": X, "a": -X, "b": -X.reshape(2, 2), "c": -X, "w": np.float32([5, 6, 7, 8])}
-    for name in want:
-        for results in (compiled({"x": mine}), other.infer({"x": mine})):
+    array, request = X.copy(), compiled.create_infer_request()
+    expected = {"x": X, "a": -X, "b": -X.reshape(2, 2), "c": -X, "w": np.float32([5, 6, 7, 8])}
+    for name in expected:
+        for results in (compiled({"x": array}), request.infer({"x": array})):
             results[name][...] = 99
-            np.testing.assert_array_equal(mine, X)
-            for untouched in want.keys() - {name}:
-                np.testing.assert_array_equal(results[untouched], want[untouched])
-    for port, value in compiled({"x": mine}).items():
-        np.testing.assert_array_equal(value, want[port.name])
+            np.testing.assert_array_equal(array, X)
+            for other_name in expected.keys() - {name}:
+                np.testing.assert_array_equal(results[other_name], expected[other_name])
+    for port, value in compiled({"x": array}).items():
+        np.testing.assert_array_equal(value, expected[port.name])
 
 
-def test_memory_of_a_device_is_refused_with_the_fix(core: hetero.Core) -> None:
+def test_foreign_remote_tensor_is_rejected_with_a_fix(core: hetero.Core) -> None:
     model = parse("neg (float[4] x) => (float[4] y) { y = Neg (x) }")
     remote = NullPlugin().create_context().from_host(X)
     request = core.compile_model(model, "HETERO:CPU").create_infer_request()
@@ -71,7 +71,7 @@ def test_memory_of_a_device_is_refused_with_the_fix(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.infer({"x": remote.to_host()})[0], -X)
 
 
-def test_a_second_positional_array_is_no_second_input(core: hetero.Core) -> None:
+def test_second_positional_input_is_rejected(core: hetero.Core) -> None:
     compiled = core.compile_model(branches(), "CPU")
     x = np.ones((2, 3), np.float32)
     for call in (compiled, compiled.create_infer_request().infer):
@@ -81,7 +81,7 @@ def test_a_second_positional_array_is_no_second_input(core: hetero.Core) -> None
         assert compiled(x, share)[0].shape == (2, 4)  # type: ignore[arg-type]
 
 
-def test_there_are_no_results_before_a_run(core: hetero.Core) -> None:
+def test_results_before_a_run_are_rejected(core: hetero.Core) -> None:
     request = core.compile_model(branches(), "CPU").create_infer_request()
     with pytest.raises(errors.RequestNotStartedError, match="call infer"):
         _ = request.results
@@ -90,9 +90,7 @@ def test_there_are_no_results_before_a_run(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("item", [None, 3])
-def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
-    core: hetero.Core, item: Any
-) -> None:
+def test_object_array_without_strings_is_rejected(core: hetero.Core, item: Any) -> None:
     model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
     with pytest.raises(
         errors.TensorTypeError, match=f"input 'x': expected an array of str or bytes, got {item}"
@@ -101,9 +99,7 @@ def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_call_without_inputs_takes_none_from_the_call_before(
-    core: hetero.Core, device: str
-) -> None:
+def test_call_without_inputs_is_rejected_after_another_call(core: hetero.Core, device: str) -> None:
     compiled = core.compile_model(branches(), device)
     compiled({"x": np.ones((2, 3), np.float32)})
     with pytest.raises(errors.TensorNameError, match="missing: 'x'"):

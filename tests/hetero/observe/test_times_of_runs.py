@@ -55,7 +55,7 @@ def test_every_plan_that_shares_requests_covers_the_model(
 ) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
     with core.compile_model(branches(), DEVICES, config) as compiled:
-        assert len(compiled.cuts) == 2
+        assert len(compiled.placements) == 2
         for _ in range(4):
             compiled(X)
         runtime = compiled.get_runtime_model()

@@ -1,4 +1,4 @@
-"""The cache with damaged entries, and with folders that misbehave."""
+"""Tests of the cache with damaged entries and with unusable folders."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from pathlib import Path
 import pytest
 
 import hetero
-from tests.support.caches import entries, flip, hit, one_warning, opened
+from tests.support.caches import compile_cached, counting_core, entries, flip, one_warning
 from tests.support.counting_plugin import CountingPlugin
 
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with opened() as core:
+    with counting_core() as core:
         yield core
 
 
 # Damaged entries.
 
 
-def _swap(path: Path) -> None:
+def replace_with_other(path: Path) -> None:
     others = [other for other in path.parent.glob(f"*{path.suffix}") if other != path]
     path.write_bytes(others[0].read_bytes() if others else b"another file")
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "bit": flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "empty": lambda path: path.write_bytes(b""),
     "foreign": lambda path: path.write_text("<xml/>"),
-    "swapped": _swap,
+    "swapped": replace_with_other,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("suffix", [".hetero", ".stage"])
-def test_a_damaged_entry_is_a_miss_with_its_reason_and_is_written_again(
+def test_damaged_entry_misses_with_warning_and_is_replaced(
     core: hetero.Core,
     tmp_path: Path,
     damage: str,
     suffix: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in entries(tmp_path)}
     path = sorted(tmp_path.glob(f"*{suffix}"))[0]
     DAMAGES[damage](path)
     with caplog.at_level(logging.WARNING):
-        assert not hit(core, tmp_path)
-    assert "a miss: " in caplog.text
+        assert not compile_cached(core, tmp_path)
+    assert "miss: " in caplog.text
     assert {name: (tmp_path / name).read_bytes() for name in entries(tmp_path)} == before
-    assert hit(core, tmp_path)
+    assert compile_cached(core, tmp_path)
 
 
-def test_a_link_in_place_of_an_entry_is_not_followed(core: hetero.Core, tmp_path: Path) -> None:
+def test_symlink_as_entry_is_not_followed(core: hetero.Core, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    assert not hit(core, folder)
+    assert not compile_cached(core, folder)
     outside = {}
     for name in entries(folder):
         target = tmp_path / f"outside-{name}"
@@ -72,28 +72,28 @@ def test_a_link_in_place_of_an_entry_is_not_followed(core: hetero.Core, tmp_path
         outside[target] = target.read_bytes()
         (folder / name).unlink()
         (folder / name).symlink_to(target)
-    assert not hit(core, folder)
-    assert hit(core, folder)
+    assert not compile_cached(core, folder)
+    assert compile_cached(core, folder)
     assert not any((folder / name).is_symlink() for name in entries(folder))
     assert {path: path.read_bytes() for path in outside} == outside
 
 
-def test_an_export_that_the_device_refuses_is_replaced(
+def test_entry_that_fails_to_import_is_replaced(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     monkeypatch.setattr(CountingPlugin, "broken", True)
-    assert not hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
     monkeypatch.undo()
-    assert hit(core, tmp_path)
+    assert compile_cached(core, tmp_path)
 
 
-# Folders that misbehave.
+# Unusable folders.
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    """Mount a small file system in memory."""
+def mount_tmpfs(folder: Path, options: str) -> Iterator[None]:
+    """Mount a tmpfs with these options."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
@@ -104,67 +104,69 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk(core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with mounted(tmp_path / "full", "size=4k"):
-        assert not hit(core, tmp_path / "full")
+def test_full_disk_warns(
+    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mount_tmpfs(tmp_path / "full", "size=4k"):
+        assert not compile_cached(core, tmp_path / "full")
         assert "No space left" in one_warning(caplog)
         assert not list((tmp_path / "full").glob(".*.tmp"))
-        assert not hit(core, tmp_path / "full")
+        assert not compile_cached(core, tmp_path / "full")
 
 
-def test_a_file_that_cannot_grow(
+def test_file_size_limit_warns(
     core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
     try:
-        assert not hit(core, tmp_path)
+        assert not compile_cached(core, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "too large" in one_warning(caplog)
     assert entries(tmp_path) == []
-    assert not hit(core, tmp_path)
-    assert hit(core, tmp_path)
+    assert not compile_cached(core, tmp_path)
+    assert compile_cached(core, tmp_path)
 
 
-def test_a_folder_that_may_only_be_read(
+def test_read_only_folder_warns(
     core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mounted(tmp_path / "ro", "size=1m,ro"):
-        assert not hit(core, tmp_path / "ro")
+    with mount_tmpfs(tmp_path / "ro", "size=1m,ro"):
+        assert not compile_cached(core, tmp_path / "ro")
         assert "Read-only" in one_warning(caplog)
 
 
-def test_entries_are_read_from_a_folder_that_may_only_be_read(
+def test_read_only_folder_hits(
     core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mounted(tmp_path / "disk", "size=1m"):
-        assert not hit(core, tmp_path / "disk")
+    with mount_tmpfs(tmp_path / "disk", "size=1m"):
+        assert not compile_cached(core, tmp_path / "disk")
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
-        assert hit(core, tmp_path / "disk")
+        assert compile_cached(core, tmp_path / "disk")
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("kind", ["file", "nowhere"])
-def test_a_folder_that_cannot_be(
+def test_impossible_folder_warns(
     core: hetero.Core, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("here already")
+    (tmp_path / "file").write_text("contents")
     folder = tmp_path / "file" if kind == "file" else Path("/proc/hetero/cache")
-    assert not hit(core, folder)
+    assert not compile_cached(core, folder)
     assert one_warning(caplog)
-    assert (tmp_path / "file").read_text() == "here already"
+    assert (tmp_path / "file").read_text() == "contents"
 
 
-def test_a_folder_that_vanishes(
+def test_folder_deleted_during_compilation(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "cache"
-    remove = staticmethod(lambda: shutil.rmtree(folder, ignore_errors=True))
-    monkeypatch.setattr(CountingPlugin, "on_compile", remove)
-    assert not hit(core, folder)
+    delete = staticmethod(lambda: shutil.rmtree(folder, ignore_errors=True))
+    monkeypatch.setattr(CountingPlugin, "on_compile", delete)
+    assert not compile_cached(core, folder)
     monkeypatch.undo()
-    assert hit(core, folder)
+    assert compile_cached(core, folder)
     shutil.rmtree(folder)
-    assert not hit(core, folder)
-    assert hit(core, folder)
+    assert not compile_cached(core, folder)
+    assert compile_cached(core, folder)

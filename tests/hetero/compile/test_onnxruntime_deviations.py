@@ -1,4 +1,7 @@
-"""Operators that ONNX Runtime has otherwise than ONNX's page, whole and cut between each two."""
+"""Tests of operators where ONNX Runtime deviates from ONNX's specification, on one device and two.
+
+All devices follow ONNX Runtime.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +12,30 @@ from onnx import parser
 
 import hetero
 
-#: Operator set, graph of x, and the shape of x.
+#: Operator set version, body of the graph, and shape of the input.
 MODELS = {
-    "a window in the padding": (
+    "max pool window in the padding": (
         17,
         "b = MaxPool<kernel_shape = [2], strides = [3], pads = [1, 1], ceil_mode = 1>(a0)",
         (1, 1, 5),
     ),
-    "the same, of means": (
+    "average pool window in the padding": (
         13,
         "b = AveragePool<kernel_shape = [2], strides = [2], pads = [1, 1], ceil_mode = 1>(a0)",
         (1, 1, 3),
     ),
-    "layer normalisation of 13": (
+    "layer normalization in opset 13": (
         13,
         "a = LayerNormalization<axis = -1>(a0, w) s = Shape(a) z = Reshape(a, s) b = Relu(z)",
         (2, 3),
     ),
-    "statistics": (13, "y, m, b = LayerNormalization<axis = 1>(a0, w)", (2, 3)),
-    "a scalar in 8 bits": (
+    "layer normalization statistics": (13, "y, m, b = LayerNormalization<axis = 1>(a0, w)", (2, 3)),
+    "quantized scalar": (
         13,
         "q = QuantizeLinear(a0, scale, zero) a = DequantizeLinear(q, scale, zero) b = Relu(a)",
         (),
     ),
-    "a transposed convolution of steps beyond its kernel": (
+    "transposed convolution with strides beyond its kernel": (
         17,
         'a = ConvTranspose<strides = [2], auto_pad = "SAME_LOWER">(a0, k) b = Relu(a)',
         (1, 1, 4),
@@ -42,7 +45,7 @@ MODELS = {
 
 @pytest.mark.parametrize("case", MODELS)
 @pytest.mark.parametrize("devices", ["CPU", "HETERO:ORT,CPU", "HETERO:CPU,ORT"])
-def test_whole_and_cut(case: str, devices: str) -> None:
+def test_results_equal_onnxruntime(case: str, devices: str) -> None:
     opset, body, shape = MODELS[case]
     sizes = ",".join(map(str, shape))
     model = parser.parse_model(
@@ -56,12 +59,14 @@ def test_whole_and_cut(case: str, devices: str) -> None:
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    (wanted,) = session.run(None, feeds)
+    (expected,) = session.run(None, feeds)
     with hetero.Core(executor="inprocess") as core:
-        read = core.read_model(model)
+        loaded_model = core.read_model(model)
         names = devices.removeprefix("HETERO:").split(",")
-        pins = {n: names[i % len(names)] for i, n in enumerate(read.node_names)}
-        compiled = core.compile_model(read, devices, affinity=pins if len(names) > 1 else None)
+        pins = {n: names[i % len(names)] for i, n in enumerate(loaded_model.node_names)}
+        compiled = core.compile_model(
+            loaded_model, devices, affinity=pins if len(names) > 1 else None
+        )
         for _ in range(2):
-            np.testing.assert_allclose(compiled(feeds)["b"], wanted, rtol=1e-5, atol=1e-6)
-            assert compiled(feeds)["b"].shape == wanted.shape
+            np.testing.assert_allclose(compiled(feeds)["b"], expected, rtol=1e-5, atol=1e-6)
+            assert compiled(feeds)["b"].shape == expected.shape

@@ -1,4 +1,4 @@
-"""What objects say of themselves, in a notebook and on a line: short, and what matters."""
+"""Tests of repr and of HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.support.models import branches
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-def test_everything_is_one_short_line(core: hetero.Core) -> None:
+def test_repr_is_one_short_line(core: hetero.Core) -> None:
     compiled = core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
     request = compiled.create_infer_request()
     results = request.infer(X)
     report = core.plan_model(branches(), "HETERO:ORT,CPU", {"PROFILE_SECONDS": 0.5})
     survey = core.survey_model(branches(), "HETERO:ORT,CPU")
     support = core.query_model(branches(), "HETERO:ORT,CPU")
-    for shown in (core, compiled, request, results, report, survey, support):
-        text = repr(shown)
+    for object_ in (core, compiled, request, results, report, survey, support):
+        text = repr(object_)
         assert "\n" not in text
         assert len(text) < 200
         assert "object at 0x" not in text
@@ -35,7 +35,7 @@ def test_everything_is_one_short_line(core: hetero.Core) -> None:
     assert repr(hetero.Core()) == "<Core ray: not started>"
 
 
-def test_text_from_a_model_is_escaped_and_long_values_are_cut(core: hetero.Core) -> None:
+def test_html_escapes_text_and_shortens_values(core: hetero.Core) -> None:
     ports = core.read_model(branches()).outputs
     results = hetero.Results(ports, {ports[0].name: np.array(["<b>", *"abcdefgh"], object)})
     page = results._repr_html_()
@@ -43,7 +43,7 @@ def test_text_from_a_model_is_escaped_and_long_values_are_cut(core: hetero.Core)
     assert "string[9]" in repr(results)
 
 
-def test_what_no_device_takes_comes_first(core: hetero.Core) -> None:
+def test_html_lists_unsupported_nodes_first(core: hetero.Core) -> None:
     model = hetero.Core("inprocess").read_model(branches())
     refusal = hetero.Refusal("no_kernel", "not <here>")
     support = hetero.Support({model.node_names[0]: "CPU"}, {"lost": {"CPU": refusal}})

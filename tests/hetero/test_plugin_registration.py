@@ -1,4 +1,4 @@
-"""Plugins that come and go while a Core lives; a Core that many threads use at once."""
+"""Tests of registering and unloading plugins, and of one Core in many threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ def core():
 
 @pytest.mark.parametrize("plugin", [DENSE, DensePlugin])
 @pytest.mark.parametrize("name", [None, "DENSE2"])
-def test_a_registered_plugin_has_devices(core, plugin, name):
+def test_registered_plugin_has_devices(core, plugin, name):
     before = core.available_devices
     core.register_plugin(plugin, name)
     name = name or "DENSE"
@@ -38,7 +38,7 @@ def test_a_registered_plugin_has_devices(core, plugin, name):
     assert set(core.get_versions(f"HETERO:CPU,{name}")) == {"HETERO", "CPU", name}
 
 
-def test_one_plugin_under_several_names(core):
+def test_register_plugin_under_several_names(core):
     core.register_plugin(DENSE)
     core.register_plugin(DENSE, "OTHER")
     model = core.compile_model(DOUBLE, "HETERO:OTHER,DENSE")
@@ -57,7 +57,7 @@ def test_one_plugin_under_several_names(core):
         (DENSE, "WITH.DOT", "must not contain a dot"),
     ],
 )
-def test_what_cannot_be_loaded_is_a_row_and_says_so_at_its_first_use(core, plugin, name, error):
+def test_plugin_load_error_is_listed_and_raised_on_use(core, plugin, name, error):
     core.register_plugin(plugin, name)
     (row,) = (row for row in core.device_descriptors if row.name == name)
     assert error in row.error
@@ -66,34 +66,34 @@ def test_what_cannot_be_loaded_is_a_row_and_says_so_at_its_first_use(core, plugi
             core.compile_model(DOUBLE, name)
 
 
-def test_a_plugin_that_was_unloaded_is_made_anew_and_what_it_made_goes_on():
-    made = []
+def test_unloaded_plugin_is_recreated_and_its_models_keep_running():
+    instances = []
 
-    class Counted(DensePlugin):
+    class CountedPlugin(DensePlugin):
         def __init__(self):
             super().__init__()
-            made.append(self)
+            instances.append(self)
             self.closed = False
 
         def close(self):
             self.closed = True
 
-    with hetero.Core("inprocess", plugins=[Counted]) as core:
+    with hetero.Core("inprocess", plugins=[CountedPlugin]) as core:
         compiled = core.compile_model(DOUBLE, "DENSE")
         request = compiled.create_infer_request()
         for _ in range(2):
             core.unload_plugin("DENSE")
-            later = core.compile_model(DOUBLE, "DENSE")
-            for model in (compiled, later):
+            new_model = core.compile_model(DOUBLE, "DENSE")
+            for model in (compiled, new_model):
                 np.testing.assert_array_equal(model(X)[0], X * 2)
         np.testing.assert_array_equal(request.infer(X)[0], X * 2)
-        assert [plugin.closed for plugin in made] == [False] * 3
+        assert [plugin.closed for plugin in instances] == [False] * 3
         with pytest.raises(UnknownDeviceError, match="'NOBODY'"):
             core.unload_plugin("NOBODY")
-    assert all(plugin.closed for plugin in made)
+    assert all(plugin.closed for plugin in instances)
 
 
-def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
+def test_register_plugin_before_ray_starts():
     core = hetero.Core()
     core.register_plugin(DENSE, "OTHER")
     assert core._devices.plugins == (f"OTHER={DENSE}",)
@@ -106,21 +106,21 @@ def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_plugin_of_another_name_on_a_cluster(local_ray):
+def test_plugin_under_another_name_on_ray(local_ray):
     with hetero.Core() as core:
         core.register_plugin(DENSE, "OTHER")
         compiled = core.compile_model(DOUBLE, "OTHER")
         np.testing.assert_array_equal(compiled(X)[0], X * 2)
 
 
-def test_eight_threads_use_one_core_for_everything(core):
-    """Each does 100 things: they meet in every combination."""
+def test_concurrent_use_of_one_core(core):
+    """Each thread does 100 operations of ten kinds."""
     core.register_plugin(DENSE)
     shared = core.compile_model(DOUBLE, "HETERO:DENSE,CPU", affinity={"*": "DENSE"})
-    together = threading.Barrier(8, timeout=300)
+    barrier = threading.Barrier(8, timeout=300)
 
     def use(thread):
-        together.wait()
+        barrier.wait()
         for i in range(thread, thread + 100):
             match i % 10:
                 case 0:
@@ -145,8 +145,8 @@ def test_eight_threads_use_one_core_for_everything(core):
                 case 7:
                     core.unload_plugin("DENSE")
                 case 8:
-                    again = core.import_model(shared.export_model())
-                    np.testing.assert_array_equal(again(X)[0], X * 2)
+                    imported = core.import_model(shared.export_model())
+                    np.testing.assert_array_equal(imported(X)[0], X * 2)
                 case 9:
                     assert {"CPU", "DENSE"} <= set(core.available_devices)
                     assert core.get_versions("CPU")

@@ -1,4 +1,4 @@
-"""Blobs that were exported without the weights that the model's own file has."""
+"""Tests of blobs that were exported without the weights that the model file contains."""
 
 from __future__ import annotations
 
@@ -30,59 +30,59 @@ def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview, str])
-def test_with_the_models_weights_it_is_the_whole_one_again(
+def test_weightless_blob_with_weights_equals_full_blob(
     core: hetero.Core, compiled: hetero.CompiledModel, kind: Callable[..., Any], tmp_path: Path
 ) -> None:
-    whole, less = compiled.export_model(), compiled.export_model(weightless=True)
-    assert len(less) <= len(whole) - 2 * 128 * 128 * 4
+    full, weightless = compiled.export_model(), compiled.export_model(weightless=True)
+    assert len(weightless) <= len(full) - 2 * 128 * 128 * 4
     path = tmp_path / "less.hetero"
     compiled.export_model(path, weightless=True)
-    assert path.read_bytes() == less
+    assert path.read_bytes() == weightless
     onnx.save_model(MODEL, tmp_path / "model.onnx")
-    source = str(path) if kind is str else kind(less)
-    with core.import_model(source, weights=tmp_path / "model.onnx") as again:
-        assert again.deployment.imported == {0, 1, 2}
-        np.testing.assert_array_equal(again(X)[0], compiled(X)[0])
-        assert again.export_model() == whole
+    source = str(path) if kind is str else kind(weightless)
+    with core.import_model(source, weights=tmp_path / "model.onnx") as imported:
+        assert imported.deployment.imported == {0, 1, 2}
+        np.testing.assert_array_equal(imported(X)[0], compiled(X)[0])
+        assert imported.export_model() == full
 
 
-def test_without_them_or_with_others_it_says_so(
+def test_missing_or_wrong_weights_are_rejected(
     core: hetero.Core, compiled: hetero.CompiledModel
 ) -> None:
-    less = compiled.export_model(weightless=True)
-    with pytest.raises(BlobError, match=r"without weights; give .*weights='model.onnx'"):
-        core.import_model(less)
+    weightless = compiled.export_model(weightless=True)
+    with pytest.raises(BlobError, match=r"without weights; pass .*weights='model.onnx'"):
+        core.import_model(weightless)
     with pytest.raises(BlobError, match=r"lacks 131072 bytes .*the model that was compiled"):
-        core.import_model(less, weights=branches())
+        core.import_model(weightless, weights=branches())
 
 
-def test_what_a_whole_blob_is_given_besides_changes_nothing(
+def test_weights_of_full_blob_are_ignored(
     core: hetero.Core, compiled: hetero.CompiledModel
 ) -> None:
-    whole = compiled.export_model()
-    with core.import_model(whole, weights=branches()) as again:
-        np.testing.assert_array_equal(again(X)[0], compiled(X)[0])
+    full = compiled.export_model()
+    with core.import_model(full, weights=branches()) as imported:
+        np.testing.assert_array_equal(imported(X)[0], compiled(X)[0])
 
 
-def test_a_damaged_one_is_refused_or_is_the_whole_one(
+def test_damaged_weightless_blob_is_rejected_or_harmless(
     core: hetero.Core, compiled: hetero.CompiledModel
 ) -> None:
-    less, whole = compiled.export_model(weightless=True), compiled.export_model()
-    weights, chance = core.read_model(MODEL), random.Random(5)
+    weightless, full = compiled.export_model(weightless=True), compiled.export_model()
+    weights, rng = core.read_model(MODEL), random.Random(5)
     for i in range(40):
-        damaged = bytearray(less)
+        mutated = bytearray(weightless)
         if i % 2:
-            damaged[chance.randrange(8, len(less))] ^= 1 << chance.randrange(8)
+            mutated[rng.randrange(8, len(weightless))] ^= 1 << rng.randrange(8)
         else:
-            del damaged[chance.randrange(8, len(less)) :]
+            del mutated[rng.randrange(8, len(weightless)) :]
         try:
-            with core.import_model(damaged, weights=weights) as again:
-                assert again.export_model() == whole
+            with core.import_model(mutated, weights=weights) as imported:
+                assert imported.export_model() == full
         except BlobError:
             continue
 
 
-def test_the_command_line_writes_and_runs_one(shell: Shell, tmp_path: Path) -> None:
+def test_commands_write_and_run_weightless_blob(shell: Shell, tmp_path: Path) -> None:
     model, blob = tmp_path / "model.onnx", tmp_path / "less.hetero"
     onnx.save_model(MODEL, model)
     assert shell("compile --weightless", model, "-d", DEVICES, "-o", blob).code == 0
@@ -94,22 +94,22 @@ def test_the_command_line_writes_and_runs_one(shell: Shell, tmp_path: Path) -> N
     assert shell("compile --weightless", model).code == 2
 
 
-def test_inspect_shows_it_and_finds_damage(
+def test_inspect_shows_weightless_and_reports_damage(
     compiled: hetero.CompiledModel, shell: Shell, tmp_path: Path
 ) -> None:
     compiled.export_model(tmp_path / "less.blob", weightless=True)
     compiled.export_model(tmp_path / "whole.blob")
-    less = shell(f"inspect {tmp_path}/less.blob --json", ray=True).document
-    whole = shell(f"inspect {tmp_path}/whole.blob --json", ray=True).document
-    assert (less["weightless"], whole["weightless"]) == (True, False)
-    assert less["stages"] == whole["stages"]
+    weightless = shell(f"inspect {tmp_path}/less.blob --json", ray=True).document
+    full = shell(f"inspect {tmp_path}/whole.blob --json", ray=True).document
+    assert (weightless["weightless"], full["weightless"]) == (True, False)
+    assert weightless["stages"] == full["stages"]
     assert "in this file" in shell(f"inspect {tmp_path}/less.blob", ray=True).out
     data = bytearray((tmp_path / "whole.blob").read_bytes())
     data[-2000] ^= 1
     (tmp_path / "whole.blob").write_bytes(data)
-    damaged = shell(f"inspect {tmp_path}/whole.blob", ray=True)
-    assert damaged.code == 1
-    assert "damaged: the checksum does not match" in damaged.err
+    mutated = shell(f"inspect {tmp_path}/whole.blob", ray=True)
+    assert mutated.code == 1
+    assert "damaged: the checksum does not match" in mutated.err
     (tmp_path / "empty.blob").touch()
     assert (
         "is empty; expected an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
@@ -120,12 +120,12 @@ def test_inspect_shows_it_and_finds_damage(
     "device",
     ["ORT", "HETERO:ORT,CPU", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU", "OV"))],
 )
-def test_it_is_small_whatever_form_the_device_gives_weights(core: hetero.Core, device: str) -> None:
+def test_weightless_blob_is_small_for_every_device(core: hetero.Core, device: str) -> None:
     if device == "OV":
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     image = np.ones((1, 3, 224, 224), np.float32)
     with core.compile_model("light:squeezenet", device) as compiled:
-        less = compiled.export_model(weightless=True)
-        assert len(less) < 100_000
-        with core.import_model(less, weights="light:squeezenet") as again:
-            np.testing.assert_allclose(again(image)[0], compiled(image)[0], rtol=1e-4, atol=1e-7)
+        weightless = compiled.export_model(weightless=True)
+        assert len(weightless) < 100_000
+        with core.import_model(weightless, weights="light:squeezenet") as imported:
+            np.testing.assert_allclose(imported(image)[0], compiled(image)[0], rtol=1e-4, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Which models keep rows apart: what is said to is joined without changing a row, and only that."""
+"""Tests of batchability: batches of batchable models have the results of single runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import onnx
 import onnxruntime
 import pytest
 
-from hetero.batching.open_axis import with_open_batch
-from hetero.batching.rows import why_not_joined
+from hetero.batching.batch_axis import with_open_batch_axis
+from hetero.batching.batchability import why_not_batchable
 from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
 
 RNG = np.random.default_rng(7)
 
-#: Bodies over x [N, 4, 6] that keep rows apart; constants are in angle brackets.
-APART = {
+#: Bodies of batchable models with input x [N, 4, 6]; constants are in angle brackets.
+BATCHABLE = {
     "elementwise": "y = Relu(x)",
     "broadcast": "<float[4, 1] c> y = Add(x, c)",
     "broadcast one": "<float[1, 4, 6] c> y = Mul(x, c)",
@@ -60,8 +60,8 @@ APART = {
     "dropout": "<float r = {0.5}> y = Dropout(x, r)",
 }
 
-#: Bodies that mix rows or lose them, and the node or output to blame.
-MIXED = {
+#: Bodies of models that are not batchable, and a part of the expected reason.
+NOT_BATCHABLE = {
     "softmax over the batch": ("y = Softmax <axis = 0> (x)", "axis 0"),
     "sum over the batch": ("<int64[1] c = {0}> s = ReduceSum(x, c) y = Sub(x, s)", "ReduceSum"),
     "mean over all": ("m = ReduceMean(x) y = Div(x, m)", "all axes"),
@@ -129,106 +129,107 @@ MIXED = {
 }
 
 
-def proto(body: str) -> onnx.ModelProto:
-    """Return a model of x [N, 4, 6] with this body; constants without values are random."""
-    declared = ""
+def build_model(body: str) -> onnx.ModelProto:
+    """Build a model with input x [N, 4, 6] and this body, with random values of constants."""
+    declarations = ""
     if body.startswith("<"):
-        declared, body = body[1:].split(">", 1)
+        declarations, body = body[1:].split(">", 1)
+    initializers = ", ".join(add_values(text) for text in split_declarations(declarations))
     outputs = "y, z" if "y, z" in body else "y"
     result = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> g (float[N, 4, 6] x) => ('
         + ", ".join(f"float {name}" for name in outputs.split(", "))
-        + f") <{', '.join(_with_values(part) for part in _parts(declared))}> {{ {body} }}"
+        + f") <{initializers}> {{ {body} }}"
     )
     for port in result.graph.output:
         port.ClearField("type")
     inferred = onnx.shape_inference.infer_shapes(result)
-    for port, typed in zip(result.graph.output, inferred.graph.output, strict=True):
-        port.type.tensor_type.elem_type = typed.type.tensor_type.elem_type
+    for port, inferred_port in zip(result.graph.output, inferred.graph.output, strict=True):
+        port.type.tensor_type.elem_type = inferred_port.type.tensor_type.elem_type
     return result
 
 
-def _parts(declared: str) -> list[str]:
-    parts: list[str] = []
-    for piece in filter(None, (part.strip() for part in declared.split(","))):
+def split_declarations(declarations: str) -> list[str]:
+    result: list[str] = []
+    for piece in filter(None, (declaration.strip() for declaration in declarations.split(","))):
         starts = piece.split("[")[0].split()[0] in ("float", "int64", "bool")
-        parts.append(piece) if starts else parts.append(f"{parts.pop()}, {piece}")
-    return parts
+        result.append(piece) if starts else result.append(f"{result.pop()}, {piece}")
+    return result
 
 
-def _with_values(part: str) -> str:
-    if "=" in part:
-        return part
-    sizes = part[part.index("[") + 1 : part.index("]")]
+def add_values(declaration: str) -> str:
+    if "=" in declaration:
+        return declaration
+    sizes = declaration[declaration.index("[") + 1 : declaration.index("]")]
     count = int(np.prod([int(size) for size in sizes.split(",")]))
-    return f"{part} = {{{', '.join(f'{v:.3f}' for v in RNG.uniform(0.5, 2, count))}}}"
+    return f"{declaration} = {{{', '.join(f'{v:.3f}' for v in RNG.uniform(0.5, 2, count))}}}"
 
 
-def answers(session: onnxruntime.InferenceSession, x: np.ndarray) -> list[np.ndarray]:
-    found: list[np.ndarray] = session.run(None, {"x": x})
-    return found
+def run(session: onnxruntime.InferenceSession, x: np.ndarray) -> list[np.ndarray]:
+    outputs: list[np.ndarray] = session.run(None, {"x": x})
+    return outputs
 
 
-@pytest.mark.parametrize("name", APART)
-def test_rows_of_a_joined_run_are_those_of_single_runs(name: str) -> None:
-    model = proto(APART[name])
-    assert why_not_joined(read_model(model)) is None
+@pytest.mark.parametrize("name", BATCHABLE)
+def test_batchable_model_batch_equals_single_runs(name: str) -> None:
+    model = build_model(BATCHABLE[name])
+    assert why_not_batchable(read_model(model)) is None
     session = onnxruntime.InferenceSession(model.SerializeToString())
     parts = [RNG.standard_normal((rows, 4, 6)).astype(np.float32) for rows in (1, 3, 2)]
-    joined = answers(session, np.concatenate(parts))
-    for output, *single in zip(joined, *(answers(session, part) for part in parts), strict=True):
+    batched = run(session, np.concatenate(parts))
+    for output, *single in zip(batched, *(run(session, part) for part in parts), strict=True):
         np.testing.assert_allclose(output, np.concatenate(single), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", MIXED)
-def test_what_mixes_or_loses_rows_is_named(name: str) -> None:
-    body, blamed = MIXED[name]
-    assert blamed in str(why_not_joined(read_model(proto(body))))
+@pytest.mark.parametrize("name", NOT_BATCHABLE)
+def test_not_batchable_model_has_a_reason(name: str) -> None:
+    body, reason_part = NOT_BATCHABLE[name]
+    assert reason_part in str(why_not_batchable(read_model(build_model(body))))
 
 
 @pytest.mark.parametrize("kind", ["float[3, 2]", "float", "seq(float[N])"])
-def test_an_input_without_a_batch_of_any_size_is_named(kind: str) -> None:
+def test_input_without_open_batch_axis_is_the_reason(kind: str) -> None:
     text = (
         f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Identity(x) }}'
     )
-    reason = why_not_joined(read_model(onnx.parser.parse_model(text)))
+    reason = why_not_batchable(read_model(onnx.parser.parse_model(text)))
     assert str(reason).startswith("input 'x' ")
-    assert "no batch of any size" in str(reason)
+    assert "no open batch axis 0" in str(reason)
 
 
 @pytest.mark.parametrize("name", ["densenet121", "resnet50", "shufflenet"])
-def test_a_network_for_one_image_takes_more(name: str) -> None:
-    model = with_open_batch(read_model(light_model_path(name)))
+def test_batch_axis_of_network_is_opened(name: str) -> None:
+    model = with_open_batch_axis(read_model(light_model_path(name)))
     assert model.inputs[0].shape == ("batch", 3, 224, 224)
     assert model.outputs[0].shape == ("batch", 1000, *(model.outputs[0].shape or ())[2:])
-    assert why_not_joined(model) is None
+    assert why_not_batchable(model) is None
 
 
 @pytest.mark.parametrize(
     "shape",
     ["c = Constant <value_ints = [1, 24]> ()", "<int64[2] c = {1, 24}>", "<int64[2] c = {1, -1}>"],
 )
-def test_a_reshape_to_one_row_takes_more(shape: str) -> None:
-    model = proto(f"{shape} y = Reshape(x, c)")
+def test_reshape_to_one_row_is_opened(shape: str) -> None:
+    model = build_model(f"{shape} y = Reshape(x, c)")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
-    opened = with_open_batch(read_model(model))
-    assert opened.node_names == read_model(model).node_names  # pins hold
-    assert why_not_joined(opened) is None
-    session = onnxruntime.InferenceSession(opened.to_proto().SerializeToString())
+    open_model = with_open_batch_axis(read_model(model))
+    assert open_model.node_names == read_model(model).node_names  # pins stay valid
+    assert why_not_batchable(open_model) is None
+    session = onnxruntime.InferenceSession(open_model.to_proto().SerializeToString())
     x = RNG.standard_normal((3, 4, 6)).astype(np.float32)
-    np.testing.assert_array_equal(answers(session, x)[0], x.reshape(3, 24))
+    np.testing.assert_array_equal(run(session, x)[0], x.reshape(3, 24))
 
 
 @pytest.mark.parametrize("sizes", ["2, 3", "N, 3", "3", ""])
-def test_only_a_batch_of_one_is_opened(sizes: str) -> None:
+def test_batch_axis_other_than_one_stays(sizes: str) -> None:
     kind = f"float[{sizes}]" if sizes else "float"
     text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Neg(x) }}'
     model = read_model(onnx.parser.parse_model(text))
-    assert with_open_batch(model) is model
+    assert with_open_batch_axis(model) is model
 
 
-def test_a_batch_of_one_that_nodes_rely_on_stays() -> None:
+def test_batch_of_one_with_fixed_nodes_is_not_batchable() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[2, 3] y)
         <float[2, 1] c = {1, 2}> { z = Concat <axis = 0> (x, x) y = Mul(z, c) }"""
-    model = with_open_batch(read_model(onnx.parser.parse_model(text)))
-    assert "'z'" in str(why_not_joined(model)) or "Concat" in str(why_not_joined(model))
+    model = with_open_batch_axis(read_model(onnx.parser.parse_model(text)))
+    assert "'z'" in str(why_not_batchable(model)) or "Concat" in str(why_not_batchable(model))

@@ -1,4 +1,4 @@
-"""Models that share a device take turns on it, however many requests one of them has in flight."""
+"""Tests of fair scheduling: many requests of one model do not delay those of another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +30,28 @@ def x(rows: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("priority", [0, 9])
-@pytest.mark.parametrize("flood_is_batched", [False, True])
-def test_a_flood_of_one_model_does_not_keep_another_waiting(
-    core: hetero.Core, flood_is_batched: bool, priority: int
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_busy_model_does_not_delay_another(
+    core: hetero.Core, is_batched: bool, priority: int
 ) -> None:
-    config = {"AUTO_BATCH_SIZE": 4 if flood_is_batched else 0}
+    config = {"AUTO_BATCH_SIZE": 4 if is_batched else 0}
     with (
         GatedPlugin.closed(),
-        core.compile_model(branches(), "GATED", config) as flooding,
-        core.compile_model(branches(), "GATED") as calm,
+        core.compile_model(branches(), "GATED", config) as busy_model,
+        core.compile_model(branches(), "GATED") as idle_model,
     ):
-        flood = [flooding.submit({"x": x(1)}, priority=priority).future for _ in range(20)]
-        assert GatedPlugin.began.wait(PATIENCE_S)
-        one = calm.submit({"x": x(7)}).future
+        busy_futures = [busy_model.submit({"x": x(1)}, priority=priority).future for _ in range(20)]
+        assert GatedPlugin.began.wait(TIMEOUT_S)
+        idle_future = idle_model.submit({"x": x(7)}).future
         GatedPlugin.gate.set()
-        for rows, future in ((7, one), *((1, future) for future in flood)):
-            got = future.result(PATIENCE_S).outputs["y"]
-            np.testing.assert_allclose(got, branches_output(x(rows)), rtol=1e-6)
-        # One ran already; of those that waited, the calm model's is the first or second.
+        for rows, future in ((7, idle_future), *((1, future) for future in busy_futures)):
+            output = future.result(TIMEOUT_S).outputs["y"]
+            np.testing.assert_allclose(output, branches_output(x(rows)), rtol=1e-6)
+        # After the running request, the request of the idle model is the first or second.
         assert 7 in GatedPlugin.runs[1:3]
 
 
-def test_of_requests_that_wait_for_admission_the_greatest_priority_goes_first(
+def test_highest_priority_is_admitted_first(
     core: hetero.Core,
 ) -> None:
     with (
@@ -66,17 +66,17 @@ def test_of_requests_that_wait_for_admission_the_greatest_priority_goes_first(
             request.priority = priority
             request.infer({"x": x(priority + 2)})
 
-        waiting = [threads.submit(infer, -1)]
-        assert GatedPlugin.began.wait(PATIENCE_S)
+        futures = [threads.submit(infer, -1)]
+        assert GatedPlugin.began.wait(TIMEOUT_S)
         for count, priority in enumerate((0, 2, 1, 3), 1):
-            waiting.append(threads.submit(infer, priority))
+            futures.append(threads.submit(infer, priority))
             wait_for(lambda count=count: num_waiting(metrics) == count)
         GatedPlugin.gate.set()
-        for future in waiting:
-            future.result(PATIENCE_S)
+        for future in futures:
+            future.result(TIMEOUT_S)
         assert GatedPlugin.runs == [1, 5, 4, 3, 2]
-        with pytest.raises(ArgumentTypeError, match="expected an integer, got 'high'"):
-            compiled.create_infer_request().priority = "high"  # type: ignore[assignment]  # on purpose
+        with pytest.raises(ArgumentTypeError, match="priority: expected an integer, got 'high'"):
+            compiled.create_infer_request().priority = "high"  # type: ignore[assignment]
 
 
 def num_waiting(metrics: MetricsServer) -> float:

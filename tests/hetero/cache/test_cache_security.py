@@ -1,4 +1,4 @@
-"""What other users and programs put into a cache's folder is no hit, and harms nothing."""
+"""Tests that other users cannot inject entries through the cache folder or harm files."""
 
 import logging
 import os
@@ -10,62 +10,64 @@ import onnx
 import pytest
 
 from hetero.cache.folder import Cache
-from tests.support.caches import entries, hit, opened
+from tests.support.caches import compile_cached, counting_core, entries
 
-SOMEBODY = 65534
+NOBODY_UID = 65534
 
 
 @pytest.fixture(scope="module")
 def core():
-    with opened() as core:
+    with counting_core() as core:
         yield core
 
 
-def given_away(path):
+def change_owner(path):
     if os.geteuid() != 0:
-        pytest.skip("only root gives files away")
-    os.chown(path, SOMEBODY, SOMEBODY)
+        pytest.skip("only root can change the owner of a file")
+    os.chown(path, NOBODY_UID, NOBODY_UID)
 
 
-@pytest.mark.parametrize("how", [given_away, lambda path: path.chmod(0o666)], ids=["owner", "mode"])
-def test_entries_that_others_may_have_written_are_misses_and_said_once(core, tmp_path, how, caplog):
-    assert not hit(core, tmp_path)
+@pytest.mark.parametrize(
+    "make_untrusted", [change_owner, lambda path: path.chmod(0o666)], ids=["owner", "mode"]
+)
+def test_entry_writable_by_others_misses_with_one_warning(core, tmp_path, make_untrusted, caplog):
+    assert not compile_cached(core, tmp_path)
     for name in entries(tmp_path):
-        how(tmp_path / name)
+        make_untrusted(tmp_path / name)
     with caplog.at_level(logging.WARNING):
-        assert not hit(core, tmp_path)
-    said = [r for r in caplog.records if "other users can write to it" in r.getMessage()]
-    assert len(said) == 1
-    assert hit(core, tmp_path), "it was written again"
+        assert not compile_cached(core, tmp_path)
+    warnings = [r for r in caplog.records if "other users can write to it" in r.getMessage()]
+    assert len(warnings) == 1
+    assert compile_cached(core, tmp_path), "the entry was replaced"
 
 
-def test_a_lock_that_is_a_link_to_another_file_leaves_that_as_it_is(tmp_path):
+def test_lock_file_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine")
     cache = Cache(tmp_path / "cache")
     (tmp_path / "cache" / ".locks").mkdir(parents=True)
     for name, link in (("hard", os.link), ("soft", os.symlink)):
         link(victim, tmp_path / "cache" / ".locks" / f"{name}.lock")
-        with cache.lock(name) as held:
-            assert not held
+        with cache.lock(name) as locked:
+            assert not locked
     assert victim.read_text() == "mine"
 
 
-def test_a_folder_of_locks_that_is_a_link_gets_no_files(tmp_path):
+def test_lock_folder_link_is_not_followed(tmp_path):
     (tmp_path / "victim").mkdir()
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / ".locks").symlink_to(tmp_path / "victim")
-    with Cache(tmp_path / "cache").lock("key") as held:
-        assert not held
+    with Cache(tmp_path / "cache").lock("key") as locked:
+        assert not locked
     assert list((tmp_path / "victim").iterdir()) == []
 
 
-def test_a_lock_keeps_others_out_until_it_is_released(tmp_path):
+def test_lock_excludes_others_until_released(tmp_path):
     first, second = Cache(tmp_path), Cache(tmp_path, lock_timeout_s=0.2)
-    with first.lock("key") as held, second.lock("key") as other, second.lock("another") as free:
-        assert (held, other, free) == (True, False, True)
-    with second.lock("key") as held:
-        assert held
+    with first.lock("key") as locked, second.lock("key") as again, second.lock("other") as free:
+        assert (locked, again, free) == (True, False, True)
+    with second.lock("key") as locked:
+        assert locked
 
 
 SCRIPT = """
@@ -89,7 +91,7 @@ with hetero.Core(executor="inprocess") as core:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
-def test_an_entry_that_is_cut_while_it_is_used_ends_no_process(device, tmp_path):
+def test_entry_truncated_in_use_crashes_no_process(device, tmp_path):
     weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[N, 256] x) => (float[N, 256] y)'
@@ -97,11 +99,11 @@ def test_an_entry_that_is_cut_while_it_is_used_ends_no_process(device, tmp_path)
     )
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     onnx.save_model(model, tmp_path / "m.onnx")
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path), device],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""What a user got wrong is said where it was given, with the fix that would help."""
+"""Tests of errors for invalid arguments, which suggest a fix."""
 
 import math
 
@@ -21,7 +21,7 @@ CONV = onnx.parser.parse_model(
 CONV.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w"))
 
 
-def test_a_shape_that_a_convolution_cannot_have_is_refused_at_once(core):
+def test_reshape_with_wrong_channels_is_rejected(core):
     model = core.read_model(CONV)
     with pytest.raises(ModelError, match=r"expects an input of 3 channels .* got 4"):
         model.reshape({"image": [1, 4, 8, 8]})
@@ -29,7 +29,7 @@ def test_a_shape_that_a_convolution_cannot_have_is_refused_at_once(core):
 
 
 @pytest.mark.parametrize("timeout_s", [math.nan, "soon"])
-def test_a_deadline_that_is_none(core, timeout_s):
+def test_invalid_timeout_is_rejected(core, timeout_s):
     with core.compile_model(CONV, "CPU") as compiled:
         request = compiled.create_infer_request()
         with pytest.raises(ArgumentTypeError, match="expected a number of seconds"):
@@ -38,7 +38,7 @@ def test_a_deadline_that_is_none(core, timeout_s):
             request.infer(np.ones((1, 3, 8, 8), np.float32), timeout_s=-1)
 
 
-def test_another_size_is_not_to_be_reshaped(core):
+def test_wrong_input_size_suggests_resize_or_transpose(core):
     with core.compile_model(core.read_model(CONV).reshape([1, 3, 8, 8]), "CPU") as compiled:
         with pytest.raises(TensorShapeError, match=r"Resize the data, .*model\.reshape"):
             compiled(np.ones((1, 3, 4, 4), np.float32))
@@ -46,12 +46,12 @@ def test_another_size_is_not_to_be_reshaped(core):
             compiled(np.ones((1, 8, 8, 3), np.float32))
 
 
-def test_a_pin_may_be_given_alone(core):
+def test_single_pin_as_string(core):
     with core.compile_model(CONV, "HETERO:ORT,CPU", affinity="op:Conv=CPU") as compiled:
         assert compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
 
 
-def test_an_unknown_device_is_answered_without_the_others_troubles(core):
-    with pytest.raises(UnknownDeviceError) as raised:
+def test_unknown_device_error_omits_other_load_errors(core):
+    with pytest.raises(UnknownDeviceError) as error:
         core.query_model(CONV, "TPU")
-    assert "could not be loaded" not in str(raised.value)
+    assert "could not be loaded" not in str(error.value)

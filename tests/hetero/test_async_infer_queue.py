@@ -1,4 +1,4 @@
-"""AsyncInferQueue used in unusual ways: started directly, from callbacks, after close."""
+"""Tests of AsyncInferQueue: direct starts, starts from callbacks, errors, timeouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero.devices import InferRequest, errors
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -25,90 +25,92 @@ def compiled() -> Iterator[hetero.CompiledModel]:
         yield core.compile_model(branches(), "CPU")
 
 
-def test_jobs_that_are_started_directly_are_waited_for_and_used_again(
+def test_wait_all_includes_directly_started_jobs(
     compiled: hetero.CompiledModel,
 ) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=2)
-    seen: list[Any] = []
-    queue.set_callback(lambda request, userdata: seen.append(userdata))
-    for turn in range(3):
+    userdata_of_calls: list[Any] = []
+    queue.set_callback(lambda request, userdata: userdata_of_calls.append(userdata))
+    for round_ in range(3):
         for number, request in enumerate(queue):
-            request.start_async({"x": X}, (turn, number))
+            request.start_async({"x": X}, (round_, number))
         queue.wait_all()
-        queue.start_async({"x": X}, turn)
-        queue.start_async({"x": X}, turn)
+        queue.start_async({"x": X}, round_)
+        queue.start_async({"x": X}, round_)
         queue.wait_all()
         assert queue.is_ready()
-    assert sorted(seen, key=str) == sorted([0, 0, 1, 1, 2, 2, *np.ndindex(3, 2)], key=str)
+    assert sorted(userdata_of_calls, key=str) == sorted(
+        [0, 0, 1, 1, 2, 2, *np.ndindex(3, 2)], key=str
+    )
     queue[0].infer({"x": X})
     queue.start_async({"x": X})
     queue.wait_all()
 
 
-def test_a_callback_starts_the_next_request_on_a_queue_of_one(
+def test_callback_starts_next_request_on_one_job(
     compiled: hetero.CompiledModel,
 ) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     sums: list[float] = []
 
-    def chain(request: InferRequest, left: int) -> None:
+    def chain(request: InferRequest, remaining: int) -> None:
         sums.append(float(np.sum(request.results[0])))
-        if left:
-            queue.start_async({"x": X + left}, left - 1)
+        if remaining:
+            queue.start_async({"x": X + remaining}, remaining - 1)
 
     queue.set_callback(chain)
     queue.start_async({"x": X}, 3)
     queue.wait_all()
-    want = [float(np.sum(branches_output(X + add))) for add in (0, 3, 2, 1)]
-    np.testing.assert_allclose(sums, want, rtol=1e-5)
+    expected = [float(np.sum(branches_output(X + increment))) for increment in (0, 3, 2, 1)]
+    np.testing.assert_allclose(sums, expected, rtol=1e-5)
 
 
-def test_a_callback_finds_its_own_job_among_a_thousand_as_soon_as_among_ten(
+def test_callback_finds_its_job_in_constant_time(
     compiled: hetero.CompiledModel,
 ) -> None:
     def num_calls(num_jobs: int) -> int:
         queue = hetero.AsyncInferQueue(compiled, num_jobs)
         calls: list[str] = []
-        found: list[int] = []
+        ids: list[int] = []
 
         def callback(request: InferRequest, userdata: Any) -> None:
-            queue._shared.ended.clear()  # as where all others run
-            sys.setprofile(lambda frame, event, what: calls.append(event))
-            found.append(queue.get_idle_request_id())
+            queue._state.ended_jobs.clear()  # as if all other jobs were running
+            sys.setprofile(lambda frame, event, argument: calls.append(event))
+            ids.append(queue.get_idle_request_id())
             sys.setprofile(None)
 
         queue.set_callback(callback)
         queue[num_jobs - 1].start_async({"x": X})
         queue.wait_all()
-        assert found == [num_jobs - 1]
+        assert ids == [num_jobs - 1]
         return len(calls)
 
     assert num_calls(1000) < 1.5 * num_calls(10)
 
 
-def test_a_callback_that_would_wait_for_itself_is_told(compiled: hetero.CompiledModel) -> None:
+def test_callback_that_waits_for_itself_is_rejected(compiled: hetero.CompiledModel) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
-    told: list[BaseException] = []
-    hold = threading.Event()
+    job_errors: list[BaseException] = []
+    may_end = threading.Event()
 
     def start_twice(request: InferRequest, userdata: Any) -> None:
         if userdata == "first":
-            queue.start_async({"x": X})  # its own job
-            with pytest.raises(errors.RequestBusyError, match="queue of 1 jobs") as caught:
+            queue.start_async({"x": X})  # on the job of this callback
+            with pytest.raises(errors.RequestBusyError, match="queue with 1 jobs") as error:
                 queue.wait_all()
-            told.append(caught.value)
-            hold.set()
+            job_errors.append(error.value)
+            may_end.set()
         else:
-            assert hold.wait(PATIENCE_S)
+            assert may_end.wait(TIMEOUT_S)
 
     queue.set_callback(start_twice)
     queue.start_async({"x": X}, "first")
     queue.wait_all()
-    assert len(told) == 1
+    assert len(job_errors) == 1
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3), KeyboardInterrupt()])
-def test_whatever_a_callback_raises_is_raised_by_wait_all(
+def test_wait_all_raises_the_callback_error(
     compiled: hetero.CompiledModel, error: BaseException
 ) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=2)
@@ -123,32 +125,32 @@ def test_whatever_a_callback_raises_is_raised_by_wait_all(
     queue.wait_all()
 
 
-def test_a_callback_is_a_function(compiled: hetero.CompiledModel) -> None:
+def test_set_callback_without_function_is_rejected(compiled: hetero.CompiledModel) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     for target in (queue, queue[0]):
         with pytest.raises(hetero.ArgumentTypeError, match="got 3"):
             target.set_callback(3)  # type: ignore[arg-type]
 
 
-def test_waits_end_where_no_job_ends() -> None:
+def test_hanging_callback_raises_deadline_error() -> None:
     release = threading.Event()
     with hetero.Core(executor="inprocess") as core:
         compiled = core.compile_model(branches(), "CPU", {"REQUEST_TIMEOUT_S": 0.2})
         queue = hetero.AsyncInferQueue(compiled, jobs=1)
-        queue.set_callback(lambda request, userdata: release.wait(PATIENCE_S))
-        queue.start_async({"x": X}, timeout_s=PATIENCE_S)
+        queue.set_callback(lambda request, userdata: release.wait(TIMEOUT_S))
+        queue.start_async({"x": X}, timeout_s=TIMEOUT_S)
         for wait in (
             lambda: queue.start_async({"x": X}),
             lambda: queue.start_async({"x": X}, timeout_s=0.01),
             queue.wait_all,
             queue.get_idle_request_id,
         ):
-            with pytest.raises(errors.DeadlineError, match="callback that hangs"):
+            with pytest.raises(errors.DeadlineError, match="whether a callback hangs"):
                 wait()
         release.set()
 
 
-def test_the_process_ends_though_a_callback_waits_for_its_own_queue() -> None:
+def test_process_exits_although_a_callback_waits_for_its_queue() -> None:
     program = """
 import hetero, numpy as np
 from tests.support.models import branches
@@ -168,13 +170,13 @@ core.close()
 @pytest.mark.parametrize(
     ("jobs", "error"), [(-1, errors.ArgumentError), (2.5, errors.ArgumentTypeError)]
 )
-def test_a_number_of_jobs_that_is_none_is_refused(
+def test_invalid_number_of_jobs_is_rejected(
     compiled: hetero.CompiledModel, jobs: Any, error: type[Exception]
 ) -> None:
-    with pytest.raises(error, match=f"jobs={jobs}: wanted a whole number >= 0"):
+    with pytest.raises(error, match="jobs: expected an integer >= 0"):
         hetero.AsyncInferQueue(compiled, jobs=jobs)
 
 
-def test_a_queue_of_something_else_is_refused() -> None:
-    with pytest.raises(errors.ArgumentTypeError, match=r"compile_model makes; got str"):
-        hetero.AsyncInferQueue("model.onnx", jobs=2)  # type: ignore[arg-type] # the mistake
+def test_queue_of_wrong_type_is_rejected() -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=r"returned by Core\.compile_model; got str"):
+        hetero.AsyncInferQueue("model.onnx", jobs=2)  # type: ignore[arg-type]
