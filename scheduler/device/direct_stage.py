@@ -44,10 +44,12 @@ class DirectStage:
 
     def left(self, route: int) -> frozenset[str]:
         """Return the outputs that stay in the device's memory on a route."""
-        opened = self._stage.opened
+        description = self._stage.opened
         if not self._host.leaves_outputs:
             return frozenset()
-        return left_outputs(self._address, opened.sends.get(route, ()), opened.outputs, ())
+        return left_outputs(
+            self._address, description.sends.get(route, ()), description.outputs, ()
+        )
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: DirectTask

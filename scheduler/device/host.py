@@ -57,7 +57,7 @@ class DeviceHost:
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
         #: Constant inputs of stages, by name.
-        self._given: dict[tuple[str, int], Mapping[str, Value]] = {}
+        self._constants: dict[tuple[str, int], Mapping[str, Value]] = {}
         #: Running stages by identity of their context, with the deployment. A run is added before
         #: its stage is looked up: either `unload` sees the run, or the run sees the removal.
         self._running: dict[int, tuple[str, RunContext]] = {}
@@ -113,7 +113,7 @@ class DeviceHost:
                 model = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = model
-            self._given[deployment, stage] = constants
+            self._constants[deployment, stage] = constants
         return int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
@@ -166,7 +166,7 @@ class DeviceHost:
             context.profile = context.profile or compiled.profiles
             if left:
                 context.resident_outputs = _positions(compiled.output_names, left)
-            if constants := self._given.get(key):
+            if constants := self._constants.get(key):
                 request_inputs = iter(inputs)
                 names = [spec.name for spec in compiled.inputs]
                 inputs = [
@@ -248,7 +248,7 @@ class DeviceHost:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
             for key in keys:
-                self._given.pop(key, None)
+                self._constants.pop(key, None)
             self._num_unloading += 1
             for context in self._contexts(deployment):
                 context.cancel()

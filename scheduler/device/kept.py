@@ -58,7 +58,7 @@ class KeptTensors:
         self._is_shared = is_shared
         self._descriptor = descriptor
         self._place = place
-        self._held: dict[str, _Bundle] = {}
+        self._bundles: dict[str, _Bundle] = {}
         #: Keys of bundles that may be evicted, oldest first.
         self._spare: dict[str, None] = {}
         #: Messages that wait for a bundle, each with the bundle's key.
@@ -74,7 +74,7 @@ class KeptTensors:
         """
         bundle = _Bundle(client, tensors, nbytes_of(tensors))
         with self._lock:
-            previous = self._held.get(key)
+            previous = self._bundles.get(key)
             if previous is not None and not self._is_of(client, previous):
                 raise TensorError(f"{self._where}: the key belongs to another client.")
             added_nbytes = bundle.nbytes - (0 if previous is None else previous.nbytes)
@@ -90,7 +90,7 @@ class KeptTensors:
                     f"more exceed its limit of {most_nbytes}. Close some remote tensors.",
                     device=self._descriptor.name,
                 )
-            self._held[key] = bundle
+            self._bundles[key] = bundle
             self.nbytes = total_nbytes
 
     def keep_outputs(
@@ -166,7 +166,7 @@ class KeptTensors:
     def _put_off(self, message: Give) -> bool:
         """Queue a message if a bundle that it reads is missing; return whether it was queued."""
         with self._lock:
-            missing = next((key for key in message.wanted if key not in self._held), None)
+            missing = next((key for key in message.wanted if key not in self._bundles), None)
             if missing is None or len(self._awaited) >= _MOST_AWAITED:
                 return False
             self._awaited.append((missing, message._replace(free=())))
@@ -180,7 +180,7 @@ class KeptTensors:
         """Free bundles, only those of `client` if it is passed; ignore unknown keys."""
         with self._lock:
             for key in keys:
-                bundle = self._held.get(key)
+                bundle = self._bundles.get(key)
                 if bundle is not None and (client is None or self._is_of(client, bundle)):
                     self._let_go(key)
 
@@ -189,7 +189,7 @@ class KeptTensors:
         if request.has_resident_tensors:
             of_attempt = bundle_key(request, "")
             with self._lock:
-                keys = [key for key in self._held if key.startswith(of_attempt)]
+                keys = [key for key in self._bundles if key.startswith(of_attempt)]
                 self._forget(
                     lambda missing, message: (
                         missing.startswith(of_attempt)
@@ -201,14 +201,14 @@ class KeptTensors:
     def free_all_of(self, client: str) -> None:
         """Free all tensors of a client."""
         with self._lock:
-            keys = [key for key, bundle in self._held.items() if bundle.client == client]
+            keys = [key for key, bundle in self._bundles.items() if bundle.client == client]
             self._forget(lambda _, message: message.client == client)
         self.free(keys)
 
     def _let_go(self, key: str) -> None:
         """Remove a bundle. The caller holds the lock."""
         self._spare.pop(key, None)
-        self.nbytes -= self._held.pop(key).nbytes
+        self.nbytes -= self._bundles.pop(key).nbytes
 
     @property
     def _where(self) -> str:
@@ -234,7 +234,7 @@ class KeptTensors:
 
         Raises TensorError: the client has no bundle under the key.
         """
-        bundle = self._held.get(key)
+        bundle = self._bundles.get(key)
         if bundle is None or not self._is_of(client, bundle):
             missing = list(ports)
             raise TensorError(
