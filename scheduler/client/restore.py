@@ -338,7 +338,7 @@ class Restorer:
         completion = self._clock.event()
         promise.add_done_callback(lambda _: completion.set())
         self._awaited[request.id] = promise, {stage.device, *holders}
-        self._memory.again.add(request.id)
+        self._memory.recomputations.add(request.id)
         try:
             self._memory.expect()
             others = self._memory.give(way.channel, task, address, inputs)
@@ -362,7 +362,7 @@ class Restorer:
             way.channel.send(address, Dropped(request))
             raise
         finally:
-            self._memory.again.discard(request.id)
+            self._memory.recomputations.discard(request.id)
 
 
 def _size(value: Value) -> int:

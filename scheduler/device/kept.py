@@ -60,9 +60,9 @@ class KeptTensors:
         self._place = place
         self._bundles: dict[str, _Bundle] = {}
         #: Keys of bundles that may be evicted, oldest first.
-        self._spare: dict[str, None] = {}
+        self._evictable: dict[str, None] = {}
         #: Messages that wait for a bundle, each with the bundle's key.
-        self._awaited: list[tuple[str, Give]] = []
+        self._deferred: list[tuple[str, Give]] = []
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -80,9 +80,11 @@ class KeptTensors:
             added_nbytes = bundle.nbytes - (0 if previous is None else previous.nbytes)
             most_nbytes = self._descriptor.memory_nbytes
             while (
-                most_nbytes is not None and self.nbytes + added_nbytes > most_nbytes and self._spare
+                most_nbytes is not None
+                and self.nbytes + added_nbytes > most_nbytes
+                and self._evictable
             ):
-                self._let_go(next(iter(self._spare)))
+                self._remove(next(iter(self._evictable)))
             total_nbytes = self.nbytes + added_nbytes
             if most_nbytes is not None and total_nbytes > most_nbytes:
                 raise DeviceMemoryError(
@@ -121,14 +123,14 @@ class KeptTensors:
             with suppress(DeviceMemoryError):
                 self.keep(client, key, transfers)
                 with self._lock:
-                    self._spare[key] = None
+                    self._evictable[key] = None
 
     def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
         """Execute a message and send the result, or send its client a `Failure`."""
         try:
             if isinstance(message, Give):  # by far the most frequent
                 self.free(message.free, message.client)
-                if message.awaits and self._put_off(message):
+                if message.awaits and self._defer(message):
                     return
                 tensors = {
                     name: tensors_of_key[port]
@@ -138,7 +140,7 @@ class KeptTensors:
                 }
                 send(message.address, Values(message.task, tensors))
                 return
-            values = self._joined(message) if isinstance(message, Join) else message.tensors
+            values = self._join(message) if isinstance(message, Join) else message.tensors
             resident = {name: self._place(value) for name, value in values.items()}
             self.keep(message.client, message.key, resident)
             send(message.client, Values(message.task, {}))
@@ -155,26 +157,26 @@ class KeptTensors:
 
     def take_awaited(self, task: Task) -> list[Give]:
         """Remove and return the messages that waited for the stored outputs of a task."""
-        if not self._awaited:
+        if not self._deferred:
             return []
         key = bundle_key(*task)
         with self._lock:
-            due = [message for missing, message in self._awaited if missing == key]
-            self._forget(lambda missing, _: missing == key)
+            due = [message for missing, message in self._deferred if missing == key]
+            self._cancel_deferred(lambda missing, _: missing == key)
         return due
 
-    def _put_off(self, message: Give) -> bool:
+    def _defer(self, message: Give) -> bool:
         """Queue a message if a bundle that it reads is missing; return whether it was queued."""
         with self._lock:
             missing = next((key for key in message.wanted if key not in self._bundles), None)
-            if missing is None or len(self._awaited) >= _MOST_AWAITED:
+            if missing is None or len(self._deferred) >= _MOST_AWAITED:
                 return False
-            self._awaited.append((missing, message._replace(free=())))
+            self._deferred.append((missing, message._replace(free=())))
         return True
 
-    def _forget(self, is_over: Callable[[str, Give], bool]) -> None:
+    def _cancel_deferred(self, is_over: Callable[[str, Give], bool]) -> None:
         """Remove the queued messages that satisfy `is_over`. The caller holds the lock."""
-        self._awaited = [entry for entry in self._awaited if not is_over(*entry)]
+        self._deferred = [entry for entry in self._deferred if not is_over(*entry)]
 
     def free(self, keys: Iterable[str], client: str | None = None) -> None:
         """Free bundles, only those of `client` if it is passed; ignore unknown keys."""
@@ -182,7 +184,7 @@ class KeptTensors:
             for key in keys:
                 bundle = self._bundles.get(key)
                 if bundle is not None and (client is None or self._is_of(client, bundle)):
-                    self._let_go(key)
+                    self._remove(key)
 
     def free_attempt(self, request: Request) -> None:
         """Free the outputs of a dropped attempt, and remove the messages that wait for them."""
@@ -190,7 +192,7 @@ class KeptTensors:
             of_attempt = bundle_key(request, "")
             with self._lock:
                 keys = [key for key in self._bundles if key.startswith(of_attempt)]
-                self._forget(
+                self._cancel_deferred(
                     lambda missing, message: (
                         missing.startswith(of_attempt)
                         or bundle_key(message.task.request, "") == of_attempt
@@ -202,12 +204,12 @@ class KeptTensors:
         """Free all tensors of a client."""
         with self._lock:
             keys = [key for key, bundle in self._bundles.items() if bundle.client == client]
-            self._forget(lambda _, message: message.client == client)
+            self._cancel_deferred(lambda _, message: message.client == client)
         self.free(keys)
 
-    def _let_go(self, key: str) -> None:
+    def _remove(self, key: str) -> None:
         """Remove a bundle. The caller holds the lock."""
-        self._spare.pop(key, None)
+        self._evictable.pop(key, None)
         self.nbytes -= self._bundles.pop(key).nbytes
 
     @property
@@ -217,7 +219,7 @@ class KeptTensors:
     def _is_of(self, client: str, bundle: _Bundle) -> bool:
         return bundle.client == client or not self._is_shared
 
-    def _joined(self, message: Join) -> dict[str, Value]:
+    def _join(self, message: Join) -> dict[str, Value]:
         """Build the tensors of a `Join` message."""
 
         def part(key: str, name: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:

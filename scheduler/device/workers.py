@@ -47,7 +47,7 @@ _ANY: Final = 0
 _Job = tuple[DeviceLoop, Run]
 
 
-class _Mine(threading.local):
+class _ThreadState(threading.local):
     """State of a thread: its next job, and the request whose tasks it accepts."""
 
     job: _Job | None = None
@@ -123,52 +123,52 @@ class Workers(BaseWorkers):
         self._clock = clock
         self._timer = clock.timer(self._look)
         self._jobs: deque[_Job] = deque()
-        self._mine = _Mine()
+        self._thread_state = _ThreadState()
         self._state = threading.Lock()
         #: Idents of threads that run no long task, and will take queued jobs soon.
-        self._soon: set[int] = set()
+        self._quick_threads: set[int] = set()
         #: Number of threads that were woken and have not started yet.
-        self._num_coming = 0
+        self._num_starting = 0
         #: Number of threads that are not waiting.
         self._num_awake = 0
         #: First queued job at the last check of the timer.
-        self._seen: _Job | None = None
+        self._first_job: _Job | None = None
         #: Wake-up calls; False ends one thread.
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Schedule a task, on the calling thread if it may run it next, otherwise on another."""
-        mine = self._mine
-        if mine.job is None and mine.request_id in (_ANY, due.task.request.id):
-            mine.job = (loop, due)
+        thread_state = self._thread_state
+        if thread_state.job is None and thread_state.request_id in (_ANY, due.task.request.id):
+            thread_state.job = (loop, due)
         else:
             self._put((loop, due))
 
     @property
     def are_idle(self) -> bool:
         """Whether every thread is waiting."""
-        return not (self._num_coming or self._num_awake)
+        return not (self._num_starting or self._num_awake)
 
     def help_with(self, request_id: int, begin: Callable[[], None]) -> None:
         """Call `begin` and run the tasks of the request that it starts in the calling thread."""
-        mine = self._mine
-        if mine.request_id is not None:  # the thread has tasks already
+        thread_state = self._thread_state
+        if thread_state.request_id is not None:  # the thread has tasks already
             begin()
             return
-        mine.request_id = request_id
+        thread_state.request_id = request_id
         job: _Job | None = None
         try:
             begin()
-            while (job := mine.job) is not None:
-                mine.job = None
+            while (job := thread_state.job) is not None:
+                thread_state.job = None
                 job[0].run(job[1])
         except BaseException as error:  # Ctrl-C may come before the task runs
             if job is not None:
                 job[0].give_up(job[1].task, error)
             raise
         finally:
-            mine.request_id = None
-            next_job, mine.job = mine.job, None
+            thread_state.request_id = None
+            next_job, thread_state.job = thread_state.job, None
             if next_job is not None and next_job is not job:
                 self._put(next_job)
 
@@ -176,7 +176,7 @@ class Workers(BaseWorkers):
         """Wrap a client's receiver so that it does not delay the next task of a worker."""
 
         def take(message: Message) -> None:
-            if self._mine.request_id == _ANY and self._mine.job is not None:
+            if self._thread_state.request_id == _ANY and self._thread_state.job is not None:
                 self._clock.later(partial(receive, message))
             else:
                 receive(message)
@@ -186,17 +186,17 @@ class Workers(BaseWorkers):
     def _put(self, job: _Job) -> None:
         with self._state:
             self._jobs.append(job)
-            if self._soon or self._num_coming:
+            if self._quick_threads or self._num_starting:
                 if self._timer.due_s == inf:
-                    self._seen = self._jobs[0]
+                    self._first_job = self._jobs[0]
                     self._timer.by(self._clock.now_s() + _WATCH_S)
             else:
-                self._have_taken()
+                self._wake_one()
 
-    def _have_taken(self) -> None:
+    def _wake_one(self) -> None:
         """Wake a thread for queued jobs, unless another thread will take them soon."""
-        if self._jobs and not (self._soon or self._num_coming):
-            self._num_coming += 1
+        if self._jobs and not (self._quick_threads or self._num_starting):
+            self._num_starting += 1
             self._calls.put(True)
 
     def _end_one(self) -> None:
@@ -204,42 +204,42 @@ class Workers(BaseWorkers):
 
     def _work(self) -> None:
         me = threading.get_ident()
-        self._mine.request_id = _ANY
+        self._thread_state.request_id = _ANY
         while self._calls.get():
             with self._state:
-                self._num_coming -= 1
+                self._num_starting -= 1
                 self._num_awake += 1
-                self._soon.add(me)
+                self._quick_threads.add(me)
             while job := self._take(me):
                 if job[1].stage.usual_s > _HAND_OVER_S:
                     with self._state:
-                        self._soon.discard(me)
-                        self._have_taken()
+                        self._quick_threads.discard(me)
+                        self._wake_one()
                 _run(job)
-                self._soon.add(me)
+                self._quick_threads.add(me)
 
     def _take(self, me: int) -> _Job | None:
         """Return the next job of this thread; None if it has to wait."""
-        mine = self._mine
-        if (job := mine.job) is not None:
-            mine.job = None
+        thread_state = self._thread_state
+        if (job := thread_state.job) is not None:
+            thread_state.job = None
             return job
         with self._state:
             if self._jobs:
                 return self._jobs.popleft()
-            self._soon.discard(me)
+            self._quick_threads.discard(me)
             self._num_awake -= 1
             return None
 
     def _look(self) -> float | None:
         """Wake a thread if a job has been queued behind an unexpectedly long task."""
         with self._state:
-            before, self._seen = self._seen, self._jobs[0] if self._jobs else None
-            if self._seen is None:
+            before, self._first_job = self._first_job, self._jobs[0] if self._jobs else None
+            if self._first_job is None:
                 return None
-            if self._seen is before:  # no thread has taken it
-                self._soon.clear()
-                self._have_taken()
+            if self._first_job is before:  # no thread has taken it
+                self._quick_threads.clear()
+                self._wake_one()
             return self._clock.now_s() + _WATCH_S
 
 
