@@ -97,7 +97,7 @@ class InProcessDeployment(Deployment):
         """Compile the routes to a request program; None if requests need the state machine."""
         placement, limits = self.placement, self.limits
         plans = [route.plan for route in placement.routes]
-        if limits.in_order or limits.batching or self.known.made or not self._help_with:
+        if limits.in_order or limits.batching or self.known.outputs or not self._help_with:
             return None
         if any(p.passthrough or p.constant_outputs or not p.stages for p in plans):
             return None

@@ -1,1 +1,1 @@
-"""The client's side: admission, attempts, answers."""
+"""Client side of the scheduler: admission, attempts, retries and responses."""

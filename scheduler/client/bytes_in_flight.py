@@ -63,18 +63,18 @@ class ExpectedBytes:
 
     def __init__(self) -> None:
         #: Bit length of a request's input bytes -> approximate maximum of its output bytes.
-        self._made_nbytes: dict[int, int] = {}
+        self._output_nbytes: dict[int, int] = {}
 
     def learn(self, input_nbytes: int, output_nbytes: int) -> None:
         """Record the output bytes of a request; earlier maxima decay."""
         bits = input_nbytes.bit_length()
-        decayed_nbytes = int(self._made_nbytes.get(bits, 0) * _FADING)
-        self._made_nbytes[bits] = max(output_nbytes, decayed_nbytes)
+        decayed_nbytes = int(self._output_nbytes.get(bits, 0) * _FADING)
+        self._output_nbytes[bits] = max(output_nbytes, decayed_nbytes)
 
     def of(self, input_nbytes: int) -> int:
         """Return the expected output bytes: those of the nearest recorded size, not above this."""
         bits = input_nbytes.bit_length()
-        if bits in self._made_nbytes:
-            return self._made_nbytes[bits]
-        smaller = [recorded_bits for recorded_bits in self._made_nbytes if recorded_bits < bits]
-        return self._made_nbytes[max(smaller)] if smaller else 0
+        if bits in self._output_nbytes:
+            return self._output_nbytes[bits]
+        smaller = [recorded_bits for recorded_bits in self._output_nbytes if recorded_bits < bits]
+        return self._output_nbytes[max(smaller)] if smaller else 0

@@ -324,7 +324,7 @@ class Deployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
-        known = () if request.profile or request.resident_outputs else self.known.made
+        known = () if request.profile or request.resident_outputs else self.known.outputs
         is_used = memory.is_used
         for stage, names in self._firsts[request.route]:
             if stage.index in known:
@@ -341,7 +341,7 @@ class Deployment(ABC):
 
     def _known(self, request: Request, stage: Stage) -> None:
         """Report the stored outputs of a constant stage, with a run time of zero."""
-        made = self.known.made[stage.index]
+        made = self.known.outputs[stage.index]
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # the time by its device's clock
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0

@@ -116,17 +116,17 @@ class DeviceTensor(RemoteTensor):
         kind, self.shape = reference.bundle.specs[reference.name]
         self.dtype = dtype_of(kind)
         self.memory: Final = reference.bundle.memory
-        self._kept: ResidentTensor[DeviceBundle] | None = reference
+        self._reference: ResidentTensor[DeviceBundle] | None = reference
 
     @property
     def kept(self) -> ResidentTensor[DeviceBundle]:
         """The reference to the resident tensor; raises TensorError if it is closed."""
-        if self._kept is None:
+        if self._reference is None:
             raise TensorError(
                 "expected an open remote tensor, got a closed one; create another with "
                 "create_tensor, or run the request again."
             )
-        return self._kept
+        return self._reference
 
     @property
     def device(self) -> str:  # type: ignore[override]  # read-only: recomputation moves it
@@ -136,10 +136,10 @@ class DeviceTensor(RemoteTensor):
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
-        return self._kept is None
+        return self._reference is None
 
     def __repr__(self) -> str:
-        location = "closed" if self._kept is None else f"on {self._kept.bundle.device}"
+        location = "closed" if self._reference is None else f"on {self._reference.bundle.device}"
         return f"<DeviceTensor {self.dtype}{list(self.shape)} {location}>"
 
     def __reduce__(self) -> NoReturn:
@@ -187,14 +187,14 @@ class DeviceTensor(RemoteTensor):
                 f"array.astype({self.dtype}), or create a tensor of that dtype."
             )
         if isinstance(array, DeviceTensor) and array.memory is self.memory:
-            self._kept = array.kept
+            self._reference = array.kept
         else:
             contents = array.to_host() if isinstance(array, RemoteTensor) else array
-            self._kept = self.memory.put(bundle.device, bundle.address, contents)
+            self._reference = self.memory.put(bundle.device, bundle.address, contents)
 
     def close(self) -> None:
         """Release the tensor; the device frees it after the last request that reads it."""
-        self._kept = None
+        self._reference = None
 
 
 @cache

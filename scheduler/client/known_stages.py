@@ -27,20 +27,20 @@ class KnownStages:
 
     def __init__(self) -> None:
         #: By stage, the outputs by name.
-        self.made: dict[int, dict[str, Constant]] = {}
+        self.outputs: dict[int, dict[str, Constant]] = {}
 
     def given(self, placement: Placement, stage: int) -> dict[str, Constant]:
         """Return a stage's constant inputs by name; of several routes, those of the last one."""
-        if not self.made:
+        if not self.outputs:
             return {}
         return {
-            name: self.made[producer][name]
+            name: self.outputs[producer][name]
             for route in placement.routes
             if stage in route.stages
             for name in placement.stages[stage].inputs
             if name in route.plan.producers
             for producer in [route.stages[route.plan.producers[name]]]
-            if producer in self.made
+            if producer in self.outputs
         }
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
@@ -58,12 +58,14 @@ class KnownStages:
 
         If the run fails or an output is not a tensor, each request runs the stage instead.
         """
-        if stage not in self.made:
+        if stage not in self.outputs:
             with suppress(InferenceError):
                 outputs = run()
                 if all(isinstance(value, np.ndarray) for value in outputs.values()):
-                    self.made[stage] = {n: Constant(n, read_only(v)) for n, v in outputs.items()}
+                    self.outputs[stage] = {n: Constant(n, read_only(v)) for n, v in outputs.items()}
 
     def keep(self, num_stages: int) -> None:
         """Drop the outputs of stages numbered `num_stages` or higher."""
-        self.made = {stage: outputs for stage, outputs in self.made.items() if stage < num_stages}
+        self.outputs = {
+            stage: outputs for stage, outputs in self.outputs.items() if stage < num_stages
+        }

@@ -37,13 +37,13 @@ _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
 #: Seconds of a restart after which clients exclude the device.
 _EXCLUDED_AFTER_S: Final = 4.0
-#: A stage of a pool's device hangs after so many seconds at least, whatever its STAGE_TIMEOUT_S:
-#: its process is ended for all clients.
+#: Minimum seconds after which a stage of a pool's device counts as hanging, even if its
+#: STAGE_TIMEOUT_S is lower, because its process is ended for all clients.
 _LEAST_OVERDUE_S: Final = 10.0
-#: A device that has lived so long has started well.
+#: Seconds of life after which a start counts as successful.
 _STEADY_S: Final = 30.0
-#: A device is relied on again once it has been live for so many times as long as it was
-#: unreachable, for so long at most.
+#: Probation of a device that was unreachable, as a multiple of that time, and its maximum in
+#: seconds.
 _PROBATION: Final = 2.0
 _LONGEST_PROBATION_S: Final = 10.0
 
@@ -176,11 +176,11 @@ class Liveness:
         else:
             device.exclude_s = self._by(now_s + self._device_timeout_s + _EXCLUDED_AFTER_S)
         device.heard_s = now_s - silent_s
-        lost = self._lost(device, now_s, cause, may_live=True)
+        loss = self._lost(device, now_s, cause, may_live=True)
         if device.steady_s == inf:
-            return [lost]
+            return [loss]
         device.steady_s = inf
-        return [lost, Exclude(now_s, device.name, device.node, cause)]
+        return [loss, Exclude(now_s, device.name, device.node, cause)]
 
     def answered(self, now_s: float, address: str) -> list[Order]:
         """Observe that a suspected address answers."""
@@ -207,8 +207,8 @@ class Liveness:
         if device is None or device.state is not _S.LIVE:
             return []
         cause = "messages were lost on their way"
-        lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
-        return [lost, self._back(device, now_s)]
+        loss = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
+        return [loss, self._back(device, now_s)]
 
     def ended(self, now_s: float, address: str, cause: str) -> list[Order]:
         """Observe that the process at an address has ended."""
@@ -221,7 +221,7 @@ class Liveness:
         return self._end(device, now_s, cause, keep=True) if device else []
 
     def cut_off(self, now_s: float, address: str) -> list[Order]:
-        """Observe that a suspected device's node is cut off; it may go on there, stages loaded."""
+        """Observe that a suspected device's node is cut off; the device may survive there."""
         device = self._at.get(address)
         if device is None or device.state is not _S.SUSPECTED:
             return []
@@ -250,7 +250,7 @@ class Liveness:
         return orders
 
     def _by(self, time_s: float) -> float:
-        """Have `tick` called by then; return the time."""
+        """Schedule a call of `tick` by a time; return the time."""
         self.next_time_s = min(self.next_time_s, time_s)
         return time_s
 

@@ -43,26 +43,26 @@ class PastRun(Past):
     """Lineage node of a request's run.
 
     `inputs`: the inputs by name; states refer to their own lineage.
-    `sent`: the tensors that devices sent to each other, by name.
+    `transfers`: the tensors that devices sent to each other, by name.
     `route`, `runs`: the route of the run, and the timings of its stages.
     """
 
-    __slots__ = ("inputs", "route", "runs", "sent")
+    __slots__ = ("inputs", "route", "runs", "transfers")
 
     def __init__(
         self,
         inputs: Mapping[str, Value | Origin],
-        sent: dict[str, ResidentTensor[DeviceBundle]],
-        sent_nbytes: int,
+        transfers: dict[str, ResidentTensor[DeviceBundle]],
+        transfer_nbytes: int,
         route: Route,
         runs: Sequence[StageTiming],
         restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
         parents = [value.past for value in inputs.values() if isinstance(value, Origin)]
         own_nbytes = nbytes_of([v for v in inputs.values() if not isinstance(v, Origin)])
-        super().__init__(parents, _RUN_NBYTES + own_nbytes + sent_nbytes, restore)
+        super().__init__(parents, _RUN_NBYTES + own_nbytes + transfer_nbytes, restore)
         self.inputs: Final = inputs
-        self.sent: Final = sent
+        self.transfers: Final = transfers
         self.route: Final = route
         self.runs: Final = runs
 
@@ -200,7 +200,7 @@ def steps(
             if (value := past.inputs.get(name)) is not None:
                 if isinstance(value, Origin):
                     input_origins.add(value)
-            elif name not in past.sent or is_lost(past.sent[name].bundle.address):
+            elif name not in past.transfers or is_lost(past.transfers[name].bundle.address):
                 stage = plan.producers.get(name)
                 if stage is None:
                     raise _recompute_error("", f"no stage of the current plan produces {name!r}")

@@ -98,14 +98,14 @@ class RemoteMemory:
         #: Bundles that tasks have produced or will produce, by key.
         self._bundles: WeakValueDictionary[str, DeviceBundle] = WeakValueDictionary()
         #: Awaited responses by number, and the ids of runs that recompute states.
-        self.awaited: dict[int, Promise[Mapping[str, Value]]] = {}
-        self.again: set[int] = set()
+        self.pending: dict[int, Promise[Mapping[str, Value]]] = {}
+        self.recomputations: set[int] = set()
         self._lock = threading.Lock()
         #: (address, key) of unreferenced bundles, and whether the timer is set to free them.
-        self._unheld: deque[tuple[str, str]] = deque()
-        self._is_told = False
+        self._garbage: deque[tuple[str, str]] = deque()
+        self._is_scheduled = False
         #: Address of an unreachable device -> when to give up, and the keys to free there.
-        self._unheard: dict[str, tuple[float, list[str]]] = {}
+        self._retries: dict[str, tuple[float, list[str]]] = {}
         self._closed = False
 
     def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
@@ -323,19 +323,19 @@ class RemoteMemory:
         for bundle, names in resident.items():
             holders.setdefault(bundle.address, {})[bundle.key] = names
         awaited_keys = {bundle.key for bundle in resident if bundle.is_awaited}
-        unheld = self._take_unheld()
+        garbage = self._take_garbage()
         for holder, keys in holders.items():
-            free = tuple(unheld.pop(holder, ()))
+            free = tuple(garbage.pop(holder, ()))
             awaits = not awaited_keys.isdisjoint(keys)
             channel.send(holder, Give(task, channel.address, address, keys, free, awaits))
-        self._free(unheld)
+        self._free(garbage)
         return others or None
 
     def close(self) -> None:
         """Close the channel; calls that wait raise ClusterError."""
         with self._lock:
             self._closed = True
-            promises, self.awaited = list(self.awaited.values()), {}
+            promises, self.pending = list(self.pending.values()), {}
             channel = self._channel
         for future in promises:
             future.set_exception(self._closed_error())
@@ -354,7 +354,7 @@ class RemoteMemory:
         completion = self._clock.event()
         future.add_done_callback(lambda _: completion.set())
         with self._lock:
-            self.awaited[number] = future
+            self.pending[number] = future
         self.expect()
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
@@ -384,13 +384,13 @@ class RemoteMemory:
                 del future, error
         finally:
             with self._lock:
-                self.awaited.pop(number, None)
+                self.pending.pop(number, None)
 
     def _receive(self, message: Message) -> None:
         if not isinstance(message, Values | Failure):
             return
         with self._lock:
-            future = self.awaited.pop(message.task.request.id, None)
+            future = self.pending.pop(message.task.request.id, None)
         if future is None:  # the caller has given up
             return
         if isinstance(message, Values):
@@ -406,36 +406,36 @@ class RemoteMemory:
             if self._channel is None:
                 self._channel = self._connect(self._name, self._receive)
                 self.is_used = True
-                self._timer = self._clock.timer(self._free_unheld)
+                self._timer = self._clock.timer(self._free_garbage)
             return self._channel
 
-    def _take_unheld(self) -> dict[str, list[str]]:
+    def _take_garbage(self) -> dict[str, list[str]]:
         """Remove and return the keys of unreferenced bundles, by address, for freeing."""
         keys: dict[str, list[str]] = {}
         with suppress(IndexError):
             while True:
-                address, key = self._unheld.popleft()
+                address, key = self._garbage.popleft()
                 keys.setdefault(address, []).append(key)
         return keys
 
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
         """Free bundles, by device address; on unreachable devices, try again later."""
         now_s = self._clock.now_s()
-        for address, unheld in keys.items():
+        for address, garbage in keys.items():
             if not self.is_lost(address):
                 with suppress(HeteroError):  # a lost device holds nothing
-                    self._connected().send(address, Free(tuple(unheld)))
+                    self._connected().send(address, Free(tuple(garbage)))
                 continue
             with self._lock:
-                self._unheard.setdefault(address, (now_s + _LEASE_S, []))[1].extend(unheld)
+                self._retries.setdefault(address, (now_s + _LEASE_S, []))[1].extend(garbage)
             if self._timer is not None:
                 self._timer.by(now_s + _AGAIN_S)
 
     def let_go(self, address: str, key: str) -> None:
         """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
-        self._unheld.append((address, key))
-        if not self._is_told:  # wake the clock once for many tensors
-            self._is_told = True
+        self._garbage.append((address, key))
+        if not self._is_scheduled:  # wake the clock once for many tensors
+            self._is_scheduled = True
             self._clock.later(self._free_soon)
 
     def _free_soon(self) -> None:
@@ -443,18 +443,18 @@ class RemoteMemory:
         assert self._timer is not None
         self._timer.by(self._clock.now_s() + _FREE_S)
 
-    def _free_unheld(self) -> float | None:
-        self._is_told = False
-        keys, now_s = self._take_unheld(), self._clock.now_s()
+    def _free_garbage(self) -> float | None:
+        self._is_scheduled = False
+        keys, now_s = self._take_garbage(), self._clock.now_s()
         with self._lock:
-            for address, (until_s, unheld) in list(self._unheard.items()):
+            for address, (until_s, garbage) in list(self._retries.items()):
                 is_heard = not self.is_lost(address)
                 if is_heard:
-                    keys.setdefault(address, []).extend(unheld)
+                    keys.setdefault(address, []).extend(garbage)
                 if is_heard or until_s <= now_s:
-                    del self._unheard[address]
+                    del self._retries[address]
         self._free(keys)
-        return now_s + _AGAIN_S if self._unheard else None
+        return now_s + _AGAIN_S if self._retries else None
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core and its remote tensors are closed; create another Core.")

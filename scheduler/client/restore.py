@@ -74,7 +74,7 @@ class Restorer:
         self._way = way
         self._live_route = live_route
         #: Requests whose states are being recomputed.
-        self._begun: set[Request] = set()
+        self._active_requests: set[Request] = set()
         self._closed = False
         self._key = key
         self._memory = memory
@@ -136,7 +136,7 @@ class Restorer:
         `is_wanted`: whether the request still waits for the states.
         `then`, `failed`: called on success or failure, if the request still waits.
         """
-        if request in self._begun:
+        if request in self._active_requests:
             return  # the recomputation in progress checks for lost states itself
 
         def work() -> None:
@@ -146,7 +146,7 @@ class Restorer:
                         lost_bundles, self._way(request.route), request.restore_s, is_wanted
                     )
                 finally:
-                    self._begun.discard(request)
+                    self._active_requests.discard(request)
                 if is_wanted():
                     then()
             except RequestCancelledError:
@@ -154,7 +154,7 @@ class Restorer:
             except Exception as error:  # whatever it is, the caller must receive it
                 failed(error.with_traceback(None))
 
-        self._begun.add(request)
+        self._active_requests.add(request)
         self._clock.spawn(work, f"{self._key}-restore")
 
     def restore_idle(self, most_s: float, lost_bundles: Sequence[DeviceBundle]) -> None:
@@ -293,19 +293,19 @@ class Restorer:
                 if way.is_given(place, name):
                     continue
                 if name not in values:
-                    value = past.inputs[name] if name in past.inputs else past.sent[name]
+                    value = past.inputs[name] if name in past.inputs else past.transfers[name]
                     values[name] = take(value) if isinstance(value, Origin) else value
                 inputs[name] = values[name]
             keep = tuple(name for name in stage.outputs if name in step.names)
             try:
                 outputs, bundle = self._run_stage(place, inputs, keep, way, is_wanted)
             except TensorError as error:  # the device has evicted the tensor
-                past.sent.pop(error.data.get("port", ""), None)
+                past.transfers.pop(error.data.get("port", ""), None)
                 raise
             resident = {
                 name: ResidentTensor(bundle, name) for name in stage.outputs if name in wires
             }
-            past.sent.update(
+            past.transfers.update(
                 (name, tensor) for name, tensor in resident.items() if name in crossing
             )
             values |= resident
@@ -338,7 +338,7 @@ class Restorer:
         completion = self._clock.event()
         promise.add_done_callback(lambda _: completion.set())
         self._awaited[request.id] = promise, {stage.device, *holders}
-        self._memory.again.add(request.id)
+        self._memory.recomputations.add(request.id)
         try:
             self._memory.expect()
             others = self._memory.give(way.channel, task, address, inputs)
@@ -362,7 +362,7 @@ class Restorer:
             way.channel.send(address, Dropped(request))
             raise
         finally:
-            self._memory.again.discard(request.id)
+            self._memory.recomputations.discard(request.id)
 
 
 def _size(value: Value) -> int:

@@ -48,7 +48,7 @@ class Routes:
         #: The routes by number.
         self.ways: list[_Way] = []
         #: Unavailable devices with the event of the loss, oldest first.
-        self._away: dict[str, DeviceLost | DeviceRemoved] = {}
+        self._losses: dict[str, DeviceLost | DeviceRemoved] = {}
         #: Devices that have returned and may soon fail again.
         self._unsteady: set[str] = set()
         #: Virtual time: one request over all live routes advances it by one.
@@ -68,13 +68,13 @@ class Routes:
 
     def lose(self, event: DeviceLost | DeviceRemoved) -> None:
         """Mark a device as unavailable."""
-        self._away[event.device] = event
+        self._losses[event.device] = event
         self._unsteady.discard(event.device)
         self.lay_out()
 
     def regain(self, device: str, *, is_steady: bool = True) -> None:
         """Mark a device as available; an unsteady one is used only if no other route is live."""
-        self._away.pop(device, None)
+        self._losses.pop(device, None)
         if not is_steady:
             self._unsteady.add(device)
         self.lay_out()
@@ -86,8 +86,8 @@ class Routes:
 
     def lay_out(self) -> None:
         """Rebuild the heap of live routes."""
-        away, ways = self._away.keys(), enumerate(self.ways)
-        live = {number: way for number, way in ways if away.isdisjoint(way.devices)}
+        losses, ways = self._losses.keys(), enumerate(self.ways)
+        live = {number: way for number, way in ways if losses.isdisjoint(way.devices)}
         steady = {n: way for n, way in live.items() if self._unsteady.isdisjoint(way.devices)}
         #: Routes whose devices are all available, by number; only steady ones if there are any.
         self.live = steady or live
@@ -125,15 +125,17 @@ class Routes:
         way = self.ways[route]
         return num_runs >= way.num_stages and num_outputs >= way.num_outputs
 
-    def is_any_live(self, but: Collection[int] = ()) -> bool:
-        """Return whether any route except `but` is live."""
-        return any(number not in but for number in self.live)
+    def is_any_live(self, exclusions: Collection[int] = ()) -> bool:
+        """Return whether any route except `exclusions` is live."""
+        return any(number not in exclusions for number in self.live)
 
-    def may_come(self, but: Collection[int] = ()) -> bool:
-        """Return whether any route except `but` has no permanently removed device."""
-        removed_devices = {d for d, event in self._away.items() if isinstance(event, DeviceRemoved)}
+    def may_come(self, exclusions: Collection[int] = ()) -> bool:
+        """Return whether any route except `exclusions` has no permanently removed device."""
+        removed_devices = {
+            d for d, event in self._losses.items() if isinstance(event, DeviceRemoved)
+        }
         return any(
-            number not in but and removed_devices.isdisjoint(way.devices)
+            number not in exclusions and removed_devices.isdisjoint(way.devices)
             for number, way in enumerate(self.ways)
         )
 
@@ -142,34 +144,36 @@ class Routes:
         if self.live:
             return None
         needed = {device for way in self.ways for device in way.devices}
-        causes = [event for device, event in self._away.items() if device in needed]
+        causes = [event for device, event in self._losses.items() if device in needed]
         return next((e for e in causes if isinstance(e, DeviceRemoved)), causes[0])
 
-    def choose(self, but: Collection[int] = (), near: frozenset[str] = frozenset()) -> int | None:
-        """Choose the next live route except `but`; None if there is none.
+    def choose(
+        self, exclusions: Collection[int] = (), near: frozenset[str] = frozenset()
+    ) -> int | None:
+        """Choose the next live route except `exclusions`; None if there is none.
 
         `near`: devices that hold inputs; the route should use them, and few others.
         """
-        if not self.live or (but and not self.is_any_live(but)):
+        if not self.live or (exclusions and not self.is_any_live(exclusions)):
             return None
         if self.count == 1:
             return 0
         self._now += 1 / self._share
-        number = self._nearest(but, near) if near else self._first(but)
+        number = self._nearest(exclusions, near) if near else self._first(exclusions)
         way = self.ways[number]
         # The route pays one request, and its debt is at most one request.
         way.turn = min(max(way.turn + 1 / way.share, self._now), self._now + 1 / way.share)
         self._put(number)
         return number
 
-    def _first(self, but: Collection[int]) -> int:
+    def _first(self, exclusions: Collection[int]) -> int:
         skipped: list[int] = []
         while True:
             due, number = heapq.heappop(self._heap)
             way = self.ways[number]
             if due != way.due:
                 continue  # a newer entry of this route exists
-            if number in but:
+            if number in exclusions:
                 skipped.append(number)
             elif way.due_at(self._now) > due:
                 self._put(number)
@@ -179,10 +183,10 @@ class Routes:
             self._put(other)
         return number
 
-    def _nearest(self, but: Collection[int], near: frozenset[str]) -> int:
+    def _nearest(self, exclusions: Collection[int], near: frozenset[str]) -> int:
         def rank(number: int) -> tuple[int, int, float, int]:
             way = self.ways[number]
-            far, more = len(near - way.devices), len(way.devices - near)
-            return far, more, way.due_at(self._now), number
+            num_missing, num_other = len(near - way.devices), len(way.devices - near)
+            return num_missing, num_other, way.due_at(self._now), number
 
-        return min((number for number in self.live if number not in but), key=rank)
+        return min((number for number in self.live if number not in exclusions), key=rank)

@@ -39,7 +39,7 @@ def split_rows(outputs: Mapping[str, Value], counts: Sequence[int]) -> list[dict
     for name, value in outputs.items():
         if not isinstance(value, np.ndarray) or value.shape[:1] != (total,):
             raise InferenceError(
-                f"output {name!r} of a batch has shape {list(np.shape(value))}; wanted {total} "
+                f"output {name!r} of a batch has shape {list(np.shape(value))}; expected {total} "
                 "rows on axis 0, as many as its requests have. Set AUTO_BATCH_SIZE to 0 for this "
                 "model."
             )

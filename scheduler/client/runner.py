@@ -304,9 +304,7 @@ class RequestRunner:
     def running(self) -> list[tuple[Request, Mapping[str, Value]]]:
         """Return the running attempts with their inputs."""
         with self._lock:
-            calls = list(
-                self._calls.values()
-            )  # one atomic copy: callers add entries without the lock
+            calls = list(self._calls.values())  # atomic: callers add entries without the lock
             return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
     def live_route(self) -> int | None:

@@ -1,1 +1,1 @@
-"""The device's side: what a node offers, and the stages that run there."""
+"""Device side of the scheduler: discovery of devices, and execution of stages."""

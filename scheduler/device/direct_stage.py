@@ -1,4 +1,4 @@
-"""A device's stage as a caller's own thread runs it, while the device has a free stream."""
+"""Direct stages: stages that a caller's own thread runs while the device has a free stream."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hetero.scheduler.vocabulary.events import DeviceInstruction, Send
 
 
 class DirectStage:
-    """A stage of a device of this process, for callers' threads.
+    """Stage on a device of this process, for callers' threads.
 
     `lock`: guards the machine.
-    `follow`: does what the machine asks for.
-    `address`: the device's.
+    `follow`: executes the machine's instructions.
+    `address`: the address of the device.
     """
 
     def __init__(
@@ -43,18 +43,20 @@ class DirectStage:
         self._address = address
 
     def left(self, route: int) -> frozenset[str]:
-        """Return the outputs that a route leaves in the device's memory."""
-        opened = self._stage.opened
+        """Return the outputs that stay in the device's memory on a route."""
+        description = self._stage.opened
         if not self._host.leaves_outputs:
             return frozenset()
-        return left_outputs(self._address, opened.sends.get(route, ()), opened.outputs, ())
+        return left_outputs(
+            self._address, description.sends.get(route, ()), description.outputs, ()
+        )
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: DirectTask
     ) -> tuple[Sequence[Value], StageTiming] | None:
-        """Run the stage in the calling thread; None: a task would have to wait for a stream.
+        """Run the stage in the calling thread; return None if no stream is free.
 
-        Raises what the stage raised; see `placed`.
+        Raises the exception of the stage unchanged; see `placed`.
         """
         try:
             with self._lock:
@@ -70,23 +72,23 @@ class DirectStage:
         return outputs, run
 
     def leave(self, task: DirectTask) -> None:
-        """Give a stream back, and have the tasks run that wait for it; again is harmless."""
+        """Release a stream and start the tasks that wait for it; idempotent."""
         with self._lock:
             instructions = self._machine.leave(self._stage, task)
         if instructions:
             self._follow(instructions)
 
     def placed(self, error: Exception, request: Request) -> HeteroError:
-        """Return the error of a request whose stage raised."""
-        placed = self._host.placed(error, self._number, request)
-        return placed.with_traceback(None)  # it leads to the inputs
+        """Convert an exception of the stage into the error of a request."""
+        typed_error = self._host.placed(error, self._number, request)
+        return typed_error.with_traceback(None)  # its traceback refers to the inputs
 
 
-@lru_cache  # a stage's are the same in each run
+@lru_cache  # the outputs of a stage are the same in each run
 def left_outputs(
     address: str, sends: tuple[Send, ...], outputs: tuple[str, ...], keep: tuple[str, ...]
 ) -> frozenset[str]:
-    """Return the outputs that are sent to `address` alone, or kept there."""
+    """Return the outputs that are sent only to `address`, or are resident there."""
     inside = {name for s in sends if s.address == address for name in s.tensors}
     outside = {name for s in sends if s.address != address for name in s.tensors}
     return frozenset({*inside, *keep} - outside - ({*outputs} - {*keep}))

@@ -1,6 +1,6 @@
-"""The device host: one device of a plugin, and the stages that are compiled on it.
+"""Device host: a device of a plugin with its compiled stages.
 
-Both executors run the same host: in process behind a thread, on Ray inside an actor.
+Both executors use it: in this process behind a thread, or on Ray inside an actor.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-#: Makes a record without a call of Python's: each run of a stage makes one.
+#: Creates a named tuple without Python's call overhead: each stage run creates one.
 _new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class DeviceHost:
-    """A device with its stages."""
+    """Device with its compiled stages."""
 
     def __init__(
         self,
@@ -56,23 +56,23 @@ class DeviceHost:
         self.descriptor = descriptor
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
-        #: Inputs of stages that are the same for every request, by their names.
-        self._given: dict[tuple[str, int], Mapping[str, Value]] = {}
-        #: What runs now, and of which deployment, by identity of the context. It is entered before
-        #: its stage is looked up, so that whoever unloads that finds it, or is found by it.
+        #: Constant inputs of stages, by name.
+        self._constants: dict[tuple[str, int], Mapping[str, Value]] = {}
+        #: Running stages by identity of their context, with the deployment. A run is added before
+        #: its stage is looked up: either `unload` sees the run, or the run sees the removal.
         self._running: dict[int, tuple[str, RunContext]] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        #: How many wait for runs to end.
+        #: Number of `unload` calls that wait for runs to end.
         self._num_unloading = 0
 
     @property
     def leaves_outputs(self) -> bool:
-        """Whether outputs may stay in a memory of the device's own."""
+        """Whether outputs may stay in the device's own memory."""
         return self._plugin.leaves_outputs
 
     def query(self, model: Model, config: Mapping[str, Any]) -> Support:
-        """Ask the plugin; the answer names the device as the cluster does."""
+        """Query the plugin; the result names the device by its cluster name."""
         with _Typed(self.descriptor, f"cannot be asked about {model.name!r}"):
             support = self._plugin.query_model(model, self._config(config))
         name = self.descriptor.name
@@ -84,7 +84,7 @@ class DeviceHost:
         )
 
     def get_property(self, name: str) -> Any:
-        """Return a property's value; the device's own, where the plugin has several."""
+        """Return the value of a property for this device."""
         descriptor = self.descriptor
         value = self._plugin.get_property(name, descriptor.device_id)
         return (descriptor.name,) if name == "EXECUTION_DEVICES" else value
@@ -97,24 +97,24 @@ class DeviceHost:
         num_threads: int,
         given: Mapping[str, np.ndarray] | None = None,
     ) -> int:
-        """Compile or import a stage; return how many requests it runs at once.
+        """Compile or import a stage; return the number of requests that it runs at once.
 
-        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` resolves to.
-        `given`: inputs that are the same for every request; runs take the others.
+        `num_threads`: the value that replaces ``INFERENCE_NUM_THREADS=0``.
+        `given`: constant inputs; requests provide the other inputs.
         """
-        placed = {name: self.place(value) for name, value in (given or {}).items()}
+        constants = {name: self.place(value) for name, value in (given or {}).items()}
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
             config[THREADS] = num_threads
         with _Typed(self.descriptor, f"cannot compile stage {stage} ({source.model.name!r})"):
             if source.payload is None:
-                compiled = self._plugin.compile_model(source.model, config)
+                model = self._plugin.compile_model(source.model, config)
             else:
-                compiled = self._plugin.import_model(source.payload, source.model, config)
+                model = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
-            self._stages[deployment, stage] = compiled
-            self._given[deployment, stage] = placed
-        return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+            self._stages[deployment, stage] = model
+            self._constants[deployment, stage] = constants
+        return int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
         self,
@@ -126,14 +126,14 @@ class DeviceHost:
         ready_s: float | None = None,
         left: frozenset[str] = frozenset(),
     ) -> tuple[dict[str, Value], StageTiming]:
-        """Run a stage once; return its outputs by name, and how it went.
+        """Run a stage once; return its outputs by name, and its timing.
 
-        `inputs`: in port order, without those that were given with the stage.
-        `context`: by which it can be stopped.
-        `ready_s`: when its last input was there, by this node's monotonic clock.
-        `left`: outputs that may be left in the device's memory.
-        Raises HeteroError: what the plugin raised on purpose.
-        Raises InferenceError, naming stage, device and cause, for whatever else it raised.
+        `inputs`: in port order, without the constant inputs.
+        `context`: cancels the run.
+        `ready_s`: arrival of the last input, by this node's monotonic clock.
+        `left`: outputs that may stay in the device's memory.
+        Raises HeteroError: a typed error of the plugin.
+        Raises InferenceError, with stage, device and cause, for every other exception.
         """
         context = context or RunContext()
         context.profile = request.profile
@@ -142,7 +142,7 @@ class DeviceHost:
                 request.deployment, stage, inputs, context, ready_s=ready_s, left=left
             )
         except Exception as error:
-            raise self.placed(error, stage, request)  # noqa: B904 - it has its cause
+            raise self.placed(error, stage, request)  # noqa: B904 - it carries its cause
         return dict(zip(compiled.output_names, outputs, strict=True)), run
 
     def execute(
@@ -155,9 +155,9 @@ class DeviceHost:
         ready_s: float | None = None,
         left: frozenset[str] = frozenset(),
     ) -> tuple[CompiledModel, Sequence[Value], StageTiming]:
-        """Run a stage once; return it, its outputs in port order, and how it went.
+        """Run a stage once; return the stage, its outputs in port order, and its timing.
 
-        Whatever it raises says nothing of the request; see `placed`.
+        Exceptions do not identify the request; see `placed`.
         """
         number, key = id(context), (deployment, stage)
         self._running[number] = deployment, context
@@ -166,10 +166,12 @@ class DeviceHost:
             context.profile = context.profile or compiled.profiles
             if left:
                 context.resident_outputs = _positions(compiled.output_names, left)
-            if given := self._given.get(key):
-                taken = iter(inputs)
+            if constants := self._constants.get(key):
+                request_inputs = iter(inputs)
                 names = [spec.name for spec in compiled.inputs]
-                inputs = [given[name] if name in given else next(taken) for name in names]
+                inputs = [
+                    constants[name] if name in constants else next(request_inputs) for name in names
+                ]
             started_s = self._now_s()
             outputs = compiled.run(inputs, context)
             ended_s = self._now_s()
@@ -201,13 +203,13 @@ class DeviceHost:
         return compiled, outputs, run
 
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
-        """Run a stage that takes no more than what was given with it; return its outputs."""
+        """Run a stage whose inputs are all constant; return its outputs."""
         return self.run_stage(Request(deployment=deployment), stage, ())[0]
 
     def place(self, value: Value) -> Value:
-        """Return a value that is kept here, in the device's own memory where it takes such.
+        """Copy a value to the device's own memory, if the plugin supports it.
 
-        Raises DeviceMemoryError: it has no room.
+        Raises DeviceMemoryError: the device is out of memory.
         """
         if not self.leaves_outputs or not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             return value
@@ -215,7 +217,7 @@ class DeviceHost:
         with _Typed(self.descriptor, "cannot keep a tensor"):
             try:
                 return self._plugin.create_context(self._config({})).from_host(value)
-            except UnsupportedOperationError:  # what it leaves, only its own programs make
+            except UnsupportedOperationError:  # its memory holds only outputs of its programs
                 return value
             except MemoryError as error:
                 raise DeviceMemoryError(
@@ -225,49 +227,49 @@ class DeviceHost:
                 ) from error
 
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
-        """Return a stage's runtime model."""
+        """Return the runtime model of a stage."""
         return self._stage(deployment, stage).executed_nodes()
 
     def export(self, deployment: str, stage: int) -> Payload:
-        """Return the device's own form of a stage."""
+        """Export a compiled stage in the device's own format."""
         with _Typed(self.descriptor, f"cannot export stage {stage}"):
             return self._stage(deployment, stage).export_model()
 
     def has_all(self, deployments: Iterable[str]) -> bool:
-        """Whether deployments have stages here."""
+        """Return whether all given deployments have stages on the device."""
         return {key[0] for key in list(self._stages)}.issuperset(deployments)
 
     def unload(self, deployment: str, *, timeout_s: float = 10.0) -> None:
-        """Let go of a deployment's stages, once what runs of them has stopped.
+        """Unload a deployment's stages after cancelling their runs.
 
-        A program that still runs after `timeout_s` is left to end by itself.
+        A program that still runs after `timeout_s` is abandoned and ends by itself.
         """
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
             for key in keys:
-                self._given.pop(key, None)
+                self._constants.pop(key, None)
             self._num_unloading += 1
             for context in self._contexts(deployment):
                 context.cancel()
-            stopped = self._idle.wait_for(lambda: not self._contexts(deployment), timeout_s)
+            is_idle = self._idle.wait_for(lambda: not self._contexts(deployment), timeout_s)
             self._num_unloading -= 1
-        for compiled in stages if stopped else ():
+        for model in stages if is_idle else ():
             try:
-                compiled.close()
-            except BaseException as error:  # one program's trouble must not keep the others
+                model.close()
+            except BaseException as error:  # an error of one program must not stop the loop
                 if is_interrupt(error):
                     raise
-                _log.exception("device=%s: %r", self.descriptor.name, compiled)
+                _log.exception("device=%s: %r", self.descriptor.name, model)
 
     def close(self) -> None:
-        """Let go of every stage."""
+        """Unload every stage."""
         for deployment in {key[0] for key in list(self._stages)}:
             self.unload(deployment)
 
     def _contexts(self, deployment: str) -> list[RunContext]:
         running = list(self._running.values())
-        return [context for of, context in running if of == deployment]
+        return [context for owner, context in running if owner == deployment]
 
     def _stage(self, deployment: str, stage: int) -> CompiledModel:
         try:
@@ -282,11 +284,11 @@ class DeviceHost:
             ) from None
 
     def placed(self, error: Exception, stage: int, request: Request) -> HeteroError:
-        """Return the error of a request whose stage raised: it names stage, device and request."""
+        """Convert an exception of a stage into an error with stage, device and request."""
         cause = error.__cause__ if isinstance(error, HeteroError) else error
         if not isinstance(error, HeteroError):
             error = InferenceError(f"{type(error).__name__}: {error_text(error)}")
-        where = {
+        location = {
             "stage": stage,
             "device": self.descriptor.name,
             "node": self.descriptor.node,
@@ -295,26 +297,26 @@ class DeviceHost:
         }
         if isinstance(error, InferenceError):
             shown_cause = error_text(cause, repr) if cause else error.message
-            placed: HeteroError = type(error)(
+            typed_error: HeteroError = type(error)(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
                 f"request {request.id}, attempt {request.attempt}: {error.message}",
-                **{**error.data, **where, "cause": shown_cause},
+                **{**error.data, **location, "cause": shown_cause},
             )
         else:
-            placed = error
-            placed.data = {**where, **error.data}
-            placed.__dict__.update(placed.data)
-        placed.__cause__ = cause
-        return placed
+            typed_error = error
+            typed_error.data = {**location, **error.data}
+            typed_error.__dict__.update(typed_error.data)
+        typed_error.__cause__ = cause
+        return typed_error
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return {**config, "DEVICE_ID": self.descriptor.device_id}
 
 
 class _Typed:
-    """A block that turns what a plugin raises unplanned into a DeviceError: whose fault it is.
+    """Context manager that converts untyped exceptions of a plugin to DeviceError.
 
-    A generator would do, if it let StopIteration through.
+    It is a class because a generator-based context manager cannot pass on StopIteration.
     """
 
     def __init__(self, descriptor: DeviceDescriptor, what: str) -> None:
@@ -331,7 +333,7 @@ class _Typed:
         raise DeviceError(
             f"device {name} on node {node} {self._what}: {type(error).__name__}: "
             f"{error_text(error)}. "
-            "That is a fault of its plugin: leave the device out, or report it.",
+            "This is a bug of its plugin: exclude the device, or report the bug.",
             device=name,
             node=node,
             cause=error_text(error, repr),
@@ -339,20 +341,20 @@ class _Typed:
 
 
 def _output_nbytes(value: Value) -> int:
-    """Return the bytes of an output; a tensor on the device may have room behind it."""
+    """Return the size of an output in bytes, without padding of device memory."""
     if is_remote(type(value)):
         nbytes: int = math.prod(value.shape) * value.dtype.itemsize
         return nbytes
     return nbytes_of(value)
 
 
-@lru_cache  # a stage's are the same in each run
-def _positions(names: tuple[str, ...], wanted: frozenset[str]) -> frozenset[int]:
-    return frozenset(i for i, name in enumerate(names) if name in wanted)
+@lru_cache  # the names of a stage are the same in each run
+def _positions(names: tuple[str, ...], subset: frozenset[str]) -> frozenset[int]:
+    return frozenset(i for i, name in enumerate(names) if name in subset)
 
 
 def _is_plain(error: BaseException) -> bool:
-    """Return whether an exception can be printed: a device's process ends where Ray cannot."""
+    """Return whether an exception can be printed: Ray ends the process if it cannot print it."""
     try:
         return str(error) == error_text(error)
     except Exception:

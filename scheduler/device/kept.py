@@ -1,4 +1,4 @@
-"""Kept tensors: what a device's process holds for clients, between and beyond their requests."""
+"""Resident tensors of a device: tensors that its process stores for clients between requests."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hetero.scheduler.vocabulary.messages import (
 )
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
-#: So many messages may wait for bundles to come.
+#: Maximum number of messages that wait for bundles.
 _MOST_AWAITED: Final = 1024
-#: An element type's name, looked up once.
+#: Cached name of an element type.
 _kind_of = cache(element_type_name)
 
 
 class _Bundle(NamedTuple):
-    """Tensors that are kept, and let go of, together."""
+    """Tensors that are stored and freed together."""
 
     client: str
     tensors: Mapping[str, Value]
@@ -45,11 +45,11 @@ class _Bundle(NamedTuple):
 
 
 class KeptTensors:
-    """Bundles of clients' tensors, by key; no more bytes than the device has memory, if it says.
+    """Store of clients' tensor bundles, by key, limited to the device's memory size if known.
 
-    `place`: returns a client's value as the device keeps it.
-    `is_shared`: whether there are several clients, of whom none may have another's tensors; else
-        all addresses are those of one.
+    `place`: converts a client's value to the form that the device stores.
+    `is_shared`: whether the device has several clients, which must not access each other's
+        tensors; otherwise all addresses belong to one client.
     """
 
     def __init__(
@@ -58,135 +58,141 @@ class KeptTensors:
         self._is_shared = is_shared
         self._descriptor = descriptor
         self._place = place
-        self._held: dict[str, _Bundle] = {}
-        #: Keys of bundles that give way where there is no room, the oldest first.
-        self._spare: dict[str, None] = {}
-        #: What is to be sent once a bundle is kept, with its key.
-        self._awaited: list[tuple[str, Give]] = []
+        self._bundles: dict[str, _Bundle] = {}
+        #: Keys of bundles that may be evicted, oldest first.
+        self._evictable: dict[str, None] = {}
+        #: Messages that wait for a bundle, each with the bundle's key.
+        self._deferred: list[tuple[str, Give]] = []
         self._lock = threading.Lock()
         self.nbytes = 0
 
     def keep(self, client: str, key: str, tensors: Mapping[str, Value]) -> None:
-        """Hold a client's tensors, over what is held under the key.
+        """Store a client's tensors, replacing those stored under the key.
 
-        Raises DeviceMemoryError: there is no room, TensorError: another client has the key; then
-            nothing is changed.
+        Raises DeviceMemoryError: the device is out of memory; TensorError: the key belongs to
+            another client. Nothing changes in either case.
         """
         bundle = _Bundle(client, tensors, nbytes_of(tensors))
         with self._lock:
-            held = self._held.get(key)
-            if held is not None and not self._is_of(client, held):
-                raise TensorError(f"{self._where} keeps tensors of another client's there.")
-            more = bundle.nbytes - (0 if held is None else held.nbytes)
+            previous = self._bundles.get(key)
+            if previous is not None and not self._is_of(client, previous):
+                raise TensorError(f"{self._where}: the key belongs to another client.")
+            added_nbytes = bundle.nbytes - (0 if previous is None else previous.nbytes)
             most_nbytes = self._descriptor.memory_nbytes
-            while most_nbytes is not None and self.nbytes + more > most_nbytes and self._spare:
-                self._let_go(next(iter(self._spare)))
-            after = self.nbytes + more
-            if most_nbytes is not None and after > most_nbytes:
+            while (
+                most_nbytes is not None
+                and self.nbytes + added_nbytes > most_nbytes
+                and self._evictable
+            ):
+                self._remove(next(iter(self._evictable)))
+            total_nbytes = self.nbytes + added_nbytes
+            if most_nbytes is not None and total_nbytes > most_nbytes:
                 raise DeviceMemoryError(
-                    f"{self._where} keeps {self.nbytes} bytes of remote tensors; "
-                    f"{bundle.nbytes} more are over its {most_nbytes}. Close some.",
+                    f"{self._where} stores {self.nbytes} bytes of remote tensors; {bundle.nbytes} "
+                    f"more exceed its limit of {most_nbytes}. Close some remote tensors.",
                     device=self._descriptor.name,
                 )
-            self._held[key] = bundle
-            self.nbytes = after
+            self._bundles[key] = bundle
+            self.nbytes = total_nbytes
 
     def keep_outputs(
         self, client: str, task: Task, outputs: Mapping[str, Value]
     ) -> tuple[ResidentOutputs, ...]:
-        """Keep outputs that a request says; return which, those of one shape together.
+        """Store the outputs that a request declares resident; return them, grouped by shape.
 
-        Raises DeviceMemoryError: there is no room.
+        Raises DeviceMemoryError: the device is out of memory.
         """
         request = task.request
         names = {*request.resident_outputs, *request.resident_copies}
-        kept: dict[str, Value] = {}
-        told: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        resident: dict[str, Value] = {}
+        positions_of: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for position, (name, value) in enumerate(outputs.items()):
             if name in names:
-                kept[name] = value
-                told.setdefault((_kind_of(value.dtype), value.shape), []).append(position)
-        if kept:
-            self.keep(client, bundle_key(*task), kept)
-        return tuple((kind, shape, tuple(at)) for (kind, shape), at in told.items())
+                resident[name] = value
+                positions_of.setdefault((_kind_of(value.dtype), value.shape), []).append(position)
+        if resident:
+            self.keep(client, bundle_key(*task), resident)
+        return tuple(
+            (kind, shape, tuple(positions)) for (kind, shape), positions in positions_of.items()
+        )
 
-    def keep_sent(self, client: str, task: Task, sent: Mapping[str, Value]) -> None:
-        """Keep what a run sends to others, so that they can run again, while there is room."""
+    def keep_sent(self, client: str, task: Task, transfers: Mapping[str, Value]) -> None:
+        """Store the tensors that a run sends to other devices, for recomputation, if they fit."""
         key = sent_key(*task)
-        if sent:
+        if transfers:
             with suppress(DeviceMemoryError):
-                self.keep(client, key, sent)
+                self.keep(client, key, transfers)
                 with self._lock:
-                    self._spare[key] = None
+                    self._evictable[key] = None
 
     def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
-        """Do what a message asks for, or send its client a `Failure` that says why not."""
+        """Execute a message and send the result, or send its client a `Failure`."""
         try:
-            if isinstance(message, Give):  # most by far
+            if isinstance(message, Give):  # by far the most frequent
                 self.free(message.free, message.client)
-                if message.awaits and self._put_off(message):
+                if message.awaits and self._defer(message):
                     return
                 tensors = {
-                    name: held[wanted]
-                    for key, named in message.wanted.items()
-                    for held in [self._tensors(message.client, key, named)]
-                    for name, wanted in named.items()
+                    name: tensors_of_key[port]
+                    for key, names in message.wanted.items()
+                    for tensors_of_key in [self._tensors(message.client, key, names)]
+                    for name, port in names.items()
                 }
                 send(message.address, Values(message.task, tensors))
                 return
-            made = self._joined(message) if isinstance(message, Join) else message.tensors
-            placed = {name: self._place(value) for name, value in made.items()}
-            self.keep(message.client, message.key, placed)
+            values = self._join(message) if isinstance(message, Join) else message.tensors
+            resident = {name: self._place(value) for name, value in values.items()}
+            self.keep(message.client, message.key, resident)
             send(message.client, Values(message.task, {}))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
-        except Exception as error:  # a vendor's: the tensor cannot be read, say
-            failed = DeviceError(
-                f"{self._where}: a kept tensor cannot be used: {type(error).__name__}: {error}",
+        except Exception as error:  # an error of the plugin, for example an unreadable tensor
+            device_error = DeviceError(
+                f"{self._where}: cannot use a resident tensor: {type(error).__name__}: {error}",
                 device=self._descriptor.name,
                 node=self._descriptor.node,
                 cause=repr(error),
             )
-            send(message.client, Failure(message.task, failed))
+            send(message.client, Failure(message.task, device_error))
 
     def take_awaited(self, task: Task) -> list[Give]:
-        """Return what waited for the outputs of a task, which are kept now."""
-        if not self._awaited:
+        """Remove and return the messages that waited for the stored outputs of a task."""
+        if not self._deferred:
             return []
         key = bundle_key(*task)
         with self._lock:
-            due = [message for missing, message in self._awaited if missing == key]
-            self._forget(lambda missing, _: missing == key)
+            due = [message for missing, message in self._deferred if missing == key]
+            self._cancel_deferred(lambda missing, _: missing == key)
         return due
 
-    def _put_off(self, message: Give) -> bool:
-        """Whether a bundle that a message wants is still to come: it waits for that then."""
+    def _defer(self, message: Give) -> bool:
+        """Queue a message if a bundle that it reads is missing; return whether it was queued."""
         with self._lock:
-            missing = next((key for key in message.wanted if key not in self._held), None)
-            if missing is None or len(self._awaited) >= _MOST_AWAITED:
+            missing = next((key for key in message.wanted if key not in self._bundles), None)
+            if missing is None or len(self._deferred) >= _MOST_AWAITED:
                 return False
-            self._awaited.append((missing, message._replace(free=())))
+            self._deferred.append((missing, message._replace(free=())))
         return True
 
-    def _forget(self, is_over: Callable[[str, Give], bool]) -> None:
-        """Have nothing wait any more of which that is said; the lock is held."""
-        self._awaited = [entry for entry in self._awaited if not is_over(*entry)]
+    def _cancel_deferred(self, is_over: Callable[[str, Give], bool]) -> None:
+        """Remove the queued messages that satisfy `is_over`. The caller holds the lock."""
+        self._deferred = [entry for entry in self._deferred if not is_over(*entry)]
 
     def free(self, keys: Iterable[str], client: str | None = None) -> None:
-        """Let go of bundles, of a client's if it is said; those that are not there are none."""
+        """Free bundles, only those of `client` if it is passed; ignore unknown keys."""
         with self._lock:
             for key in keys:
-                held = self._held.get(key)
-                if held is not None and (client is None or self._is_of(client, held)):
-                    self._let_go(key)
+                bundle = self._bundles.get(key)
+                if bundle is not None and (client is None or self._is_of(client, bundle)):
+                    self._remove(key)
 
     def free_attempt(self, request: Request) -> None:
-        """Let go of the outputs of an attempt that nobody waits for, and of what waits for it."""
+        """Free the outputs of a dropped attempt, and remove the messages that wait for them."""
         if request.has_resident_tensors:
             of_attempt = bundle_key(request, "")
             with self._lock:
-                keys = [key for key in self._held if key.startswith(of_attempt)]
-                self._forget(
+                keys = [key for key in self._bundles if key.startswith(of_attempt)]
+                self._cancel_deferred(
                     lambda missing, message: (
                         missing.startswith(of_attempt)
                         or bundle_key(message.task.request, "") == of_attempt
@@ -195,16 +201,16 @@ class KeptTensors:
             self.free(keys)
 
     def free_all_of(self, client: str) -> None:
-        """Let go of what a client had here."""
+        """Free all tensors of a client."""
         with self._lock:
-            keys = [key for key, held in self._held.items() if held.client == client]
-            self._forget(lambda _, message: message.client == client)
+            keys = [key for key, bundle in self._bundles.items() if bundle.client == client]
+            self._cancel_deferred(lambda _, message: message.client == client)
         self.free(keys)
 
-    def _let_go(self, key: str) -> None:
-        """Forget a bundle; the lock is held."""
-        self._spare.pop(key, None)
-        self.nbytes -= self._held.pop(key).nbytes
+    def _remove(self, key: str) -> None:
+        """Remove a bundle. The caller holds the lock."""
+        self._evictable.pop(key, None)
+        self.nbytes -= self._bundles.pop(key).nbytes
 
     @property
     def _where(self) -> str:
@@ -213,30 +219,30 @@ class KeptTensors:
     def _is_of(self, client: str, bundle: _Bundle) -> bool:
         return bundle.client == client or not self._is_shared
 
-    def _joined(self, message: Join) -> dict[str, Value]:
-        """Return what a message has rows made to."""
+    def _join(self, message: Join) -> dict[str, Value]:
+        """Build the tensors of a `Join` message."""
 
-        def part(key: str, old: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
-            value = self._tensors(message.client, key, [old])[old]
+        def part(key: str, name: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+            value = self._tensors(message.client, key, [name])[name]
             return value.to_host() if isinstance(value, RemoteTensor) else value, rows
 
         return {
-            name: join_rows([part(*told) for told in parts], layout)
+            name: join_rows([part(*row_range) for row_range in parts], layout)
             for name, (layout, parts) in message.made.items()
         }
 
     def _tensors(self, client: str, key: str, ports: Iterable[str]) -> Mapping[str, Value]:
-        """Return a bundle's tensors, of which `ports` are wanted.
+        """Return the tensors of a bundle; `ports` are the names to report in an error.
 
-        Raises TensorError: the client has none there.
+        Raises TensorError: the client has no bundle under the key.
         """
-        held = self._held.get(key)
-        if held is None or not self._is_of(client, held):
+        bundle = self._bundles.get(key)
+        if bundle is None or not self._is_of(client, bundle):
             missing = list(ports)
             raise TensorError(
-                f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was "
-                "closed, or the device was started again. Make the tensor anew; of a state, "
+                f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was closed, or "
+                "the device was restarted. Create the tensor again; for a state, call "
                 "reset_state().",
                 port=missing[0],
             )
-        return held.tensors
+        return bundle.tensors

@@ -1,7 +1,7 @@
-"""The device loop: a device's machine, its stages and its channel, wherever the device is.
+"""Device loop: connects a device's state machine, its stages and its channel.
 
-What comes by the channel goes into the machine, and what the machine says is done: tasks are
-given to threads that run them, outputs are sent on, and the client hears of what it waits for.
+Messages from the channel become events of the machine. The loop executes the instructions of the
+machine: it passes tasks to threads, forwards outputs, and sends results to the client.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from hetero.scheduler.vocabulary.messages import (
 
 _log = logging.getLogger(__name__)
 
-#: Makes a message without a call of Python's: there are several for each request.
+#: Creates a message without Python's call overhead: each request needs several.
 _new: Final[Callable[..., Any]] = tuple.__new__
 
-#: Deployments that were closed lately, whose clients are told of what comes late for them.
+#: Number of recently closed deployments whose clients still receive failures of late messages.
 _REMEMBERED: Final = 1024
-#: Runs that are carried on to the next stage at most; the client hears of so many at once.
+#: Maximum number of stage timings that are forwarded to the next stage, not to the client.
 _CARRIED: Final = 8
 
 
 class DeviceLoop:
-    """One device at work.
+    """Loop of one device.
 
-    `start`: takes each run that is due; some thread then calls `run` with it, or `give_up`.
-    `is_shared`: whether there may be several clients.
-    `now_s`: returns monotonic seconds, as its host's does.
+    `start`: receives each task to run; a thread then calls `run` with it, or `give_up`.
+    `is_shared`: whether the device may have several clients.
+    `now_s`: returns monotonic seconds, by the same clock as the host's.
     """
 
     def __init__(
@@ -72,29 +72,29 @@ class DeviceLoop:
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
-        #: Clients of deployments that were closed lately.
+        #: Clients of recently closed deployments.
         self._closed: OrderedDict[str, str] = OrderedDict()
-        #: What each thread runs, and since when.
+        #: The running task of each thread, with its start time.
         self._begun: dict[int, tuple[Run, float]] = {}
         self._channel = connect(self.receive)
-        #: Where others reach the device.
+        #: Address of the device.
         self.address = self._channel.address
-        #: Sends a message; values in the device's memory are copied to the host for others.
+        #: Sends a message; copies values in the device's memory to the host for other devices.
         self._send = self._send_left if self._leaves_outputs else self._channel.send
 
     @property
     def num_streams(self) -> int:
-        """How many tasks run at once."""
+        """Maximum number of tasks that run at once."""
         return self._machine.num_streams
 
     @property
     def num_clients(self) -> int:
-        """How many clients have stages here."""
+        """Number of clients that have stages on the device."""
         with self._lock:
             return len(self._machine.clients)
 
     def status(self) -> dict[str, float]:
-        """Return how many tasks are held, run and may run, and how long one has that is overdue."""
+        """Return the numbers of tasks, runs and streams, and the time of an overdue task."""
         now_s = self._now_s()
         overdue_s = 0.0
         for run, begun_s in self._begun.copy().values():
@@ -109,18 +109,18 @@ class DeviceLoop:
             "streams": self._machine.num_streams,
             "kept_nbytes": self._kept.nbytes,
             "overdue_s": overdue_s,
-            # A stage may keep the interpreter, and with it the beats, for as long as it may run.
+            # A stage may hold the interpreter lock, and so delay heartbeats, up to its time limit.
             "patience_s": patience_s,
         }
 
     def open_stage(self, opened: StageOpened) -> None:
-        """Take tasks of a loaded stage; again to change where its outputs go."""
+        """Accept tasks of a loaded stage; a second call updates its receivers."""
         with self._lock:
             instructions = self._machine.open(opened)
         self._follow(instructions)
 
     def close_deployment(self, deployment: str) -> None:
-        """Drop a deployment's tasks and let go of its stages."""
+        """Cancel a deployment's tasks and unload its stages."""
         with self._lock:
             client = self._machine.client_of(deployment)
             instructions = self._machine.close(deployment)
@@ -132,7 +132,7 @@ class DeviceLoop:
         self.host.unload(deployment)
 
     def client_gone(self, client: str) -> None:
-        """Let go of all that a client has here."""
+        """Remove the deployments and resident tensors of a client."""
         with self._lock:
             deployments = self._machine.deployments_of(client)
         for deployment in deployments:
@@ -140,7 +140,7 @@ class DeviceLoop:
         self._kept.free_all_of(client)
 
     def receive(self, message: Message) -> None:
-        """Take in what comes by the channel."""
+        """Process a message from the channel."""
         if type(message) is not Values:
             self._heed(message)
             return
@@ -149,14 +149,14 @@ class DeviceLoop:
             with self._lock:
                 instructions = self._machine.arrived(task, tensors, runs, self._now_s())
             self._follow(instructions)
-        except BaseException as error:  # a fault of ours; Ctrl-C, where its sender is this process
+        except BaseException as error:  # a bug, or Ctrl-C if the sender is in this process
             self.give_up(task, error)
             if not isinstance(error, Exception):
                 raise
-            _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
+            _log.exception("device=%s: failed to process a message", self.host.descriptor.name)
 
     def _heed(self, message: Message) -> None:
-        """Do what a message asks for that brings no inputs of a task."""
+        """Process a message other than the inputs of a task."""
         if isinstance(message, Dropped):
             with self._lock:
                 instructions = self._machine.drop(message.request)
@@ -168,15 +168,15 @@ class DeviceLoop:
             self._kept.free(message.keys)
 
     def run(self, due: Run) -> None:
-        """Run a task that is due, in the calling thread, and pass on what it gives."""
+        """Run a task in the calling thread, and forward its outputs."""
         thread = threading.get_ident()
         failure: HeteroError | None = None
         try:
             self._begun[thread] = (due, self._now_s())
-            if due.state is TaskState.GONE:  # it was given up
+            if due.state is TaskState.GONE:  # `give_up` ended it
                 del self._begun[thread]
                 return
-            context = due.context = RunContext()  # before it is looked whether it was dropped
+            context = due.context = RunContext()  # before the check, so that a drop cancels it
             try:
                 if due.state is TaskState.RUNNING:
                     self._run(due, context)
@@ -201,7 +201,7 @@ class DeviceLoop:
         due.stage.learn(went.ended_s - went.started_s)
 
     def direct_stage(self, deployment: str, stage: int) -> DirectStage:
-        """Return a stage that has been opened, as a caller's thread runs it."""
+        """Return an open stage for callers' threads."""
         return DirectStage(
             deployment,
             self._machine.stage(deployment, stage),
@@ -213,12 +213,12 @@ class DeviceLoop:
         )
 
     def close(self) -> None:
-        """Let go of every stage and take nothing more."""
+        """Close the channel and unload every stage."""
         self._channel.close()
         self.host.close()
 
     def give_up(self, task: Task, error: BaseException) -> None:
-        """End a task that the calling thread does not run to its end, unless another runs it."""
+        """Fail a task that the calling thread cannot finish, unless another thread runs it."""
         failure = self._failure(task, error)
         with self._lock:
             run = self._machine.find(task)
@@ -230,7 +230,7 @@ class DeviceLoop:
         self._follow(instructions)
 
     def _left(self, run: Run) -> frozenset[str]:
-        """Return the outputs of a run that nobody wants outside the device."""
+        """Return the outputs of a run that no receiver needs outside the device."""
         request, opened = run.task.request, run.stage.opened
         sends = opened.sends.get(request.route, ())
         return left_outputs(self.address, sends, opened.outputs, request.resident_outputs)
@@ -258,25 +258,25 @@ class DeviceLoop:
                 elif isinstance(instruction, Failure):
                     self._tell(instruction)
                 elif isinstance(instruction, Stop) and instruction.run.context is not None:
-                    instruction.run.context.cancel()  # else it looks itself before it begins
-            except Exception as error:  # whatever it is: the request hears of it, threads live on
+                    instruction.run.context.cancel()  # without a context, `run` checks it
+            except Exception as error:  # report it to the request; the thread continues
                 task = (instruction.run if isinstance(instruction, Stop) else instruction).task
                 if type(instruction) is Run and instruction.outputs is None:
                     self.give_up(task, error)
                 else:
                     self._tell(Failure(task, self._failure(task, error)))
-            except BaseException:  # Ctrl-C: the others' tasks go on
+            except BaseException:  # Ctrl-C: other requests' tasks continue
                 self._follow(instructions[position + 1 :])
                 raise
 
     def _pass_on(self, run: Run) -> None:
-        """Send what a run gave to the stages that take it, and to the client if that is to hear."""
+        """Send the outputs of a run to the stages that read them, and results to the client."""
         task = run.task
         request = task.request
         opened, outputs, runs = run.stage.opened, run.outputs, run.runs
         assert outputs is not None
         sends = opened.sends.get(request.route, ())
-        if request.restore_s:  # first: once it is sent, its client may soon say that it is freed
+        if request.restore_s:  # first: the client may free the tensors soon after sending
             self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
         answered, told = outputs if request.route != REPLAY else {}, runs
         if len(opened.outputs) < len(answered):
@@ -287,7 +287,7 @@ class DeviceLoop:
             stay = {*request.resident_outputs}.difference(request.resident_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
             told = (*runs[:-1], runs[-1]._replace(resident=kept))
-            if not answered:  # its client hears of it from the stages after this
+            if not answered:  # later stages report these timings to the client
                 runs = told
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))
@@ -299,15 +299,15 @@ class DeviceLoop:
             values = _new(Values, (_new(Task, (request, stage)), tensors, runs))
             self._send(address, values)
         if request.resident_outputs:
-            for message in self._kept.take_awaited(task):  # first: that is work for devices
+            for message in self._kept.take_awaited(task):  # first: other devices wait for it
                 self._kept.answer(message, self._send)
         if answered or not sends:
             self._channel.send(opened.client, _new(Outputs, (task, answered, told)))
         if request.has_resident_tensors and self._machine.is_dropped(request):
-            self._kept.free_attempt(request)  # it was in the meantime
+            self._kept.free_attempt(request)  # it was dropped meanwhile
 
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
-        """Return what a run sends to other devices; of one again, what any route takes of it."""
+        """Return the outputs sent to other devices; for a replay, those that any route sends."""
         opened, route = run.stage.opened, run.task.request.route
         every = opened.sends.values() if route == REPLAY else (opened.sends.get(route, ()),)
         return {
@@ -319,16 +319,16 @@ class DeviceLoop:
         }
 
     def _tell(self, failure: Failure) -> None:
-        """Send the task's client a failure; nobody knows that of a deployment that never was."""
+        """Send a failure to the task's client, if the deployment is known."""
         deployment = failure.task.request.deployment
         client = self._machine.client_of(deployment) or self._closed.get(deployment)
         if client is not None:
             self._channel.send(client, failure)
 
     def _failure(self, task: Task, error: BaseException) -> HeteroError:
-        """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""
+        """Return the error to report; untyped exceptions become InferenceError."""
         if isinstance(error, HeteroError):
-            return error.with_traceback(None)  # it says all; where from leads to the inputs
+            return error.with_traceback(None)  # its traceback refers to the inputs
         name = self.host.descriptor.name
         return InferenceError(
             f"stage {task.stage} on device {name}, request {task.request.id}, attempt "

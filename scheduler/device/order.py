@@ -1,12 +1,12 @@
-"""The order of a device's queue: equal turns for clients, a pipeline's order for each. Pure.
+"""Queue of a device: fair between clients, in pipeline order within a client. No I/O.
 
-A client's tasks run in the order of their requests' numbers plus their stages' levels: old requests
-go before new ones, and a request at level k is overtaken by at most k later ones. Of equal keys the
-greater priority goes first, then what was ready first.
+A client's tasks are ordered by request number plus stage level: old requests precede new ones, and
+at most k later requests overtake a request at level k. Ties are resolved by priority, then by
+arrival.
 
-Of the clients that wait, the one that had the fewest turns goes first. Whoever comes, or comes
-back, begins where the device has got to: it has saved up no turns and waits for no other's flood
-(start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996, with each task as one unit).
+Clients are served by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) with each task
+as one unit: the client with the fewest turns is next. A client that arrives or returns starts at
+the device's virtual time, so it has accumulated no turns and does not wait for others' backlogs.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """A client's tasks that are ready run in the order of their keys."""
+    """Sort key of a ready task within its client's queue."""
 
     turn: int
-    #: Of greater priorities the smaller number.
+    #: Negative priority.
     rank: int
     arrival: int
 
 
 @dataclass(slots=True, eq=False)
 class Line(Generic[T]):
-    """A client's tasks that wait, as a heap, and how many turns it had."""
+    """Queue of one client: a heap of waiting tasks, and the number of turns taken."""
 
     turns: int = 0
     waiting: list[tuple[Key, T]] = field(default_factory=list)
 
 
 class FairQueue(Generic[T]):
-    """Tasks that are ready and wait, of any number of clients."""
+    """Fair queue of the ready tasks of several clients."""
 
     def __init__(self) -> None:
-        #: Lines in which tasks wait; empty while none does.
+        #: Lines with waiting tasks.
         self.waiting: dict[Line[T], None] = {}
-        #: The turns of the client that ran last, before it did: where the device has got to.
+        #: Virtual time: the turns of the last served client before its task started.
         self._now = 0
 
     def push(self, line: Line[T], key: Key, task: T) -> None:
-        """Put in a client's task."""
+        """Add a task of a client."""
         if not line.waiting:
             line.turns = max(line.turns, self._now)
             self.waiting[line] = None
         heapq.heappush(line.waiting, (key, task))
 
     def pop(self) -> tuple[Key, T]:
-        """Take out the task that is next; `ran` counts its turn if it runs."""
+        """Remove and return the next task; call `ran` if it starts."""
         line = min(self.waiting, key=_rank)
         first = heapq.heappop(line.waiting)
         if not line.waiting:
@@ -60,12 +60,12 @@ class FairQueue(Generic[T]):
         return first
 
     def ran(self, line: Line[T]) -> None:
-        """Count a turn of a client, one of whose tasks has begun."""
+        """Count a turn of a client whose task has started."""
         self._now = now = max(line.turns, self._now)
         line.turns = now + 1
 
     def forget(self, line: Line[T]) -> None:
-        """Forget the tasks of a client that is gone."""
+        """Remove the tasks of a disconnected client."""
         self.waiting.pop(line, None)
 
 

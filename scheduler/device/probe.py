@@ -1,7 +1,7 @@
-"""What devices a node offers: plugins are loaded there, and each is asked once.
+"""Discovery of a node's devices: loads the plugins and describes their devices.
 
-A broken plugin is a row with its error. Logical devices beyond a plugin's own map round robin
-onto its ids.
+A plugin that fails to load is listed with its error. Additional logical devices are assigned to a
+plugin's physical devices in round-robin order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hetero.devices.plugin.registry import PluginEntry, load_plugins
 from hetero.scheduler.vocabulary.names import assign_names
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
-#: What a caller names plugins by: ``module:attr``, or a class.
+#: Reference to a plugin: ``module:attr``, or the class.
 PluginSpec = str | type[Plugin]
 
 
@@ -27,10 +27,10 @@ def probe_node(
     num_cores: int | None = None,
     entries: Mapping[str, PluginEntry] | None = None,
 ) -> tuple[DeviceDescriptor, ...]:
-    """Return this node's devices, in the plugins' order; their names are not yet the cluster's.
+    """Return this node's devices, in the plugins' order, before the cluster assigns names.
 
-    `counts`: plugin -> how many logical devices; one for each of the plugin's ids by default.
-    `num_cores`: cores that devices may use, at most what this process may; all of those by default.
+    `counts`: number of logical devices by plugin; by default one per physical device.
+    `num_cores`: maximum number of cores that devices use; by default all of this process's cores.
     """
     entries = load_plugins(specs) if entries is None else entries
     rows = [row for entry in entries.values() for row in _rows(node, entry, counts or {})]
@@ -40,7 +40,7 @@ def probe_node(
 
 
 def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
-    """Return the devices of the only node, named as those of a cluster."""
+    """Assign cluster names to the devices of a single node."""
     names = assign_names([row.family for row in rows])
     return tuple(replace(row, name=name) for row, name in zip(rows, names, strict=True))
 
@@ -69,12 +69,12 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
         count = counts.get(plugin.name, len(ids))
         if count and not ids:
             raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
-        placed = [ids[i % len(ids)] for i in range(count)]
+        device_ids = [ids[i % len(ids)] for i in range(count)]
         return [
-            _describe(node, plugin, device_id, f"{plugin.name}.{i}", placed.count(device_id))
-            for i, device_id in enumerate(placed)
+            _describe(node, plugin, device_id, f"{plugin.name}.{i}", device_ids.count(device_id))
+            for i, device_id in enumerate(device_ids)
         ]
-    except Exception as error:  # a plugin that cannot describe itself is a row, not a crash
+    except Exception as error:  # list a broken plugin with its error
         kind = "" if isinstance(error, HeteroError) else f"{type(error).__name__}: "
         reason = f"{kind}{error}"
         return [DeviceDescriptor(entry.name, entry.name, "", node, error=reason)]
@@ -83,7 +83,7 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
 def _describe(
     node: str, plugin: Plugin, device_id: str, name: str, sharing: int
 ) -> DeviceDescriptor:
-    """Return the row of one of `sharing` logical devices that have an id, and its memory."""
+    """Describe one of `sharing` logical devices that share a physical device and its memory."""
     owns_memory = "DEVICE_TOTAL_MEM_SIZE" in plugin.properties
     memory_nbytes = (
         int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE", device_id)) // sharing

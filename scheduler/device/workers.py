@@ -1,8 +1,8 @@
-"""Worker threads: they run the tasks of a process's devices, as many at once as have streams.
+"""Worker threads that run the tasks of a process's devices, one thread per stream.
 
-Threads belong to no device: one that ends a task goes on with what that made ready, so that a
-request goes through its stages without waiting for another thread to wake. Where tasks come by a
-channel from other processes, the thread that waits for them is the one that runs them.
+Threads are not bound to a device: after a task, a thread continues with the task that became ready,
+so that a request passes its stages without waking other threads. For tasks from other processes,
+the thread that waits for the channel also runs the tasks.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from hetero.scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 
-#: Seconds that a thread may take to end; one that is stuck in a program ends with the process.
+#: Seconds to wait for a thread to end; a thread stuck in a program ends with the process.
 _JOIN_S: Final = 5.0
 
-#: Seconds above which it pays to have another thread take what is queued behind a task.
+#: Minimum run time of a task, in seconds, that justifies waking a thread for the tasks behind it.
 _HAND_OVER_S: Final = 0.0002
-#: Seconds after which a task that was to be shorter is found to be long.
+#: Seconds after which a task that was expected to be short counts as long.
 _WATCH_S: Final = 0.005
-#: Seconds above which a task is long: it pays to receive beside it.
+#: Minimum average run time, in seconds, that justifies an additional receiving thread.
 _LONG_S: Final = 0.001
-#: So many short tasks are run before what they give is sent.
+#: Maximum number of short tasks whose outputs are sent together.
 _TOGETHER: Final = 16
-#: Seconds after which a wait for messages is begun again.
+#: Seconds after which a wait for messages is renewed.
 _LOOK_S: Final = 0.5
-#: What a worker takes: every request's tasks.
+#: Request id of workers: they accept the tasks of every request.
 _ANY: Final = 0
 
 _Job = tuple[DeviceLoop, Run]
 
 
-class _Mine(threading.local):
-    """What the thread goes on with, and the request whose tasks it takes, if it takes any."""
+class _ThreadState(threading.local):
+    """State of a thread: its next job, and the request whose tasks it accepts."""
 
     job: _Job | None = None
     request_id: int | None = None
 
 
 class BaseWorkers(ABC):
-    """Threads that run tasks, as many as are wanted."""
+    """Thread pool of variable size that runs tasks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        #: Threads that live, by their idents, those included that end with what they run now.
+        #: Live threads by ident, including those that end after their present task.
         self._threads: dict[int | None, threading.Thread] = {}
-        #: How many there are, but for those.
+        #: Number of threads, without those that are ending.
         self.count = 0
         self._lock = threading.Lock()
 
     @abstractmethod
     def _work(self) -> None:
-        """Run tasks, until this thread is one too many."""
+        """Run tasks until this thread has to end."""
 
     @abstractmethod
     def _end_one(self) -> None:
-        """Have one of the threads end."""
+        """Signal one of the threads to end."""
 
     def keep(self, count: int) -> None:
-        """Have so many threads from now on, or as many as the system has.
+        """Resize the pool to `count` threads, or to as many as the system permits.
 
-        Raises OverloadedError: it has not one.
+        Raises OverloadedError: the system permits no thread at all.
         """
         with self._lock:
             self._keep(count)
@@ -98,7 +98,7 @@ class BaseWorkers(ABC):
             self._end_one()
 
     def stop(self) -> None:
-        """End the threads, each with what it runs now."""
+        """End the threads after their present tasks."""
         self.keep(0)
         for ident, thread in list(self._threads.items()):
             if ident != threading.get_ident():
@@ -111,12 +111,11 @@ class BaseWorkers(ABC):
 
 
 class Workers(BaseWorkers):
-    """Threads of a process whose devices hand tasks to each other.
+    """Thread pool of a process whose devices pass tasks to each other.
 
-    While tasks are short one thread runs them all: to wake another takes longer than they do, and
-    then the two take the interpreter's lock from each other. Before a task that is usually long, a
-    thread sees to it that another takes what is queued; where one takes longer than usual, the
-    executor's clock does.
+    One thread runs all short tasks: waking another takes longer, and the two would compete for the
+    interpreter's lock. Before a task that is usually long, a thread wakes another for the queued
+    tasks. If a task takes longer than expected, the executor's clock wakes a thread.
     """
 
     def __init__(self, name: str, clock: Clock) -> None:
@@ -124,60 +123,60 @@ class Workers(BaseWorkers):
         self._clock = clock
         self._timer = clock.timer(self._look)
         self._jobs: deque[_Job] = deque()
-        self._mine = _Mine()
+        self._thread_state = _ThreadState()
         self._state = threading.Lock()
-        #: Threads that run nothing long, so that they soon take what is queued.
-        self._soon: set[int] = set()
-        #: Threads that were woken and will be among those.
-        self._num_coming = 0
-        #: Threads that have not gone back to wait.
+        #: Idents of threads that run no long task, and will take queued jobs soon.
+        self._quick_threads: set[int] = set()
+        #: Number of threads that were woken and have not started yet.
+        self._num_starting = 0
+        #: Number of threads that are not waiting.
         self._num_awake = 0
-        #: What was queued first when the clock looked last.
-        self._seen: _Job | None = None
-        #: What wakes threads; False ends one.
+        #: First queued job at the last check of the timer.
+        self._first_job: _Job | None = None
+        #: Wake-up calls; False ends one thread.
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
-        """Have a task run: by the calling thread when it is done here, or by another."""
-        mine = self._mine
-        if mine.job is None and mine.request_id in (_ANY, due.task.request.id):
-            mine.job = (loop, due)
+        """Schedule a task, on the calling thread if it may run it next, otherwise on another."""
+        thread_state = self._thread_state
+        if thread_state.job is None and thread_state.request_id in (_ANY, due.task.request.id):
+            thread_state.job = (loop, due)
         else:
             self._put((loop, due))
 
     @property
     def are_idle(self) -> bool:
-        """Whether every thread waits to be woken."""
-        return not (self._num_coming or self._num_awake)
+        """Whether every thread is waiting."""
+        return not (self._num_starting or self._num_awake)
 
     def help_with(self, request_id: int, begin: Callable[[], None]) -> None:
-        """Call `begin`, and run the request that it starts in the calling thread while it can."""
-        mine = self._mine
-        if mine.request_id is not None:  # it has something to do already
+        """Call `begin` and run the tasks of the request that it starts in the calling thread."""
+        thread_state = self._thread_state
+        if thread_state.request_id is not None:  # the thread has tasks already
             begin()
             return
-        mine.request_id = request_id
+        thread_state.request_id = request_id
         job: _Job | None = None
         try:
             begin()
-            while (job := mine.job) is not None:
-                mine.job = None
+            while (job := thread_state.job) is not None:
+                thread_state.job = None
                 job[0].run(job[1])
         except BaseException as error:  # Ctrl-C may come before the task runs
             if job is not None:
                 job[0].give_up(job[1].task, error)
             raise
         finally:
-            mine.request_id = None
-            left, mine.job = mine.job, None
-            if left is not None and left is not job:
-                self._put(left)
+            thread_state.request_id = None
+            next_job, thread_state.job = thread_state.job, None
+            if next_job is not None and next_job is not job:
+                self._put(next_job)
 
     def receiver(self, receive: Receiver) -> Receiver:
-        """Return what takes in a client's messages: beside the task that a worker goes on with."""
+        """Wrap a client's receiver so that it does not delay the next task of a worker."""
 
         def take(message: Message) -> None:
-            if self._mine.request_id == _ANY and self._mine.job is not None:
+            if self._thread_state.request_id == _ANY and self._thread_state.job is not None:
                 self._clock.later(partial(receive, message))
             else:
                 receive(message)
@@ -187,17 +186,17 @@ class Workers(BaseWorkers):
     def _put(self, job: _Job) -> None:
         with self._state:
             self._jobs.append(job)
-            if self._soon or self._num_coming:
+            if self._quick_threads or self._num_starting:
                 if self._timer.due_s == inf:
-                    self._seen = self._jobs[0]
+                    self._first_job = self._jobs[0]
                     self._timer.by(self._clock.now_s() + _WATCH_S)
             else:
-                self._have_taken()
+                self._wake_one()
 
-    def _have_taken(self) -> None:
-        """Wake a thread for what is queued, where none will soon look for it."""
-        if self._jobs and not (self._soon or self._num_coming):
-            self._num_coming += 1
+    def _wake_one(self) -> None:
+        """Wake a thread for queued jobs, unless another thread will take them soon."""
+        if self._jobs and not (self._quick_threads or self._num_starting):
+            self._num_starting += 1
             self._calls.put(True)
 
     def _end_one(self) -> None:
@@ -205,79 +204,78 @@ class Workers(BaseWorkers):
 
     def _work(self) -> None:
         me = threading.get_ident()
-        self._mine.request_id = _ANY
+        self._thread_state.request_id = _ANY
         while self._calls.get():
             with self._state:
-                self._num_coming -= 1
+                self._num_starting -= 1
                 self._num_awake += 1
-                self._soon.add(me)
+                self._quick_threads.add(me)
             while job := self._take(me):
                 if job[1].stage.usual_s > _HAND_OVER_S:
                     with self._state:
-                        self._soon.discard(me)
-                        self._have_taken()
+                        self._quick_threads.discard(me)
+                        self._wake_one()
                 _run(job)
-                self._soon.add(me)
+                self._quick_threads.add(me)
 
     def _take(self, me: int) -> _Job | None:
-        """Return what this thread does next; None, if it is to wait until it is woken."""
-        mine = self._mine
-        if (job := mine.job) is not None:
-            mine.job = None
+        """Return the next job of this thread; None if it has to wait."""
+        thread_state = self._thread_state
+        if (job := thread_state.job) is not None:
+            thread_state.job = None
             return job
         with self._state:
             if self._jobs:
                 return self._jobs.popleft()
-            self._soon.discard(me)
+            self._quick_threads.discard(me)
             self._num_awake -= 1
             return None
 
     def _look(self) -> float | None:
-        """See to it that what is queued behind a task that was to be short is taken in any case."""
+        """Wake a thread if a job has been queued behind an unexpectedly long task."""
         with self._state:
-            before, self._seen = self._seen, self._jobs[0] if self._jobs else None
-            if self._seen is None:
+            before, self._first_job = self._first_job, self._jobs[0] if self._jobs else None
+            if self._first_job is None:
                 return None
-            if self._seen is before:  # nobody has taken it
-                self._soon.clear()
-                self._have_taken()
+            if self._first_job is before:  # no thread has taken it
+                self._quick_threads.clear()
+                self._wake_one()
             return self._clock.now_s() + _WATCH_S
 
 
 class PumpingWorkers(BaseWorkers):
-    """Threads of one device: whoever is idle waits for messages, and runs what they make ready.
+    """Thread pool of one device: an idle thread waits for messages and runs the ready tasks.
 
-    Where several short tasks come at once, what they give goes on together, so that the next device
-    wakes once for all. A device whose stages take long has a thread more, that receives while they
-    run: so what is to run next is chosen among all that has come. For short ones waking it would
-    cost more.
+    The outputs of several short tasks are sent together, so that the next device wakes only once. A
+    device with long stages has an additional thread, which receives while they run, so that the
+    next task is chosen among all arrived ones. For short stages, waking it would cost more.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._channel: PumpedChannel | None = None
         self._jobs: deque[_Job] = deque()
-        #: Held by the thread that waits for messages.
+        #: Lock of the thread that waits for messages.
         self._turn = threading.Lock()
         self._num_to_end = 0
         self._num_streams = 1
-        #: About how long a task takes, the last ones counting most.
+        #: Moving average of the run time of tasks.
         self._usual_s = 0.0
         self._is_long = False
 
     def serve(self, channel: PumpedChannel) -> None:
-        """Receive what comes by a channel."""
+        """Start to receive messages from a channel."""
         self._channel = channel
         self.run_at_once(1)
 
     def run_at_once(self, num_streams: int) -> None:
-        """Run so many tasks at once from now on."""
+        """Set the number of tasks that run at once."""
         with self._lock:
             self._num_streams = num_streams
             self._keep(num_streams + self._is_long)
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
-        """Have a task run by the thread that is idle next."""
+        """Queue a task for the next idle thread."""
         self._jobs.append((loop, due))
         one_of_us = threading.get_ident() in self._threads
         if self._channel is not None and (
@@ -296,7 +294,7 @@ class PumpingWorkers(BaseWorkers):
         while self._receive():
             if (waits := self._channel.num_waits) != num_waits:
                 num_waits = waits
-                is_many, num_run = num_run > 1, 0  # as it was the last time
+                is_many, num_run = num_run > 1, 0  # predicted from the last wake-up
             if is_many and self.count == 1 and self._usual_s < _HAND_OVER_S:
                 self._channel.hold()
                 try:
@@ -307,7 +305,7 @@ class PumpingWorkers(BaseWorkers):
                 num_run += self._run_all(0)
 
     def _run_all(self, most: int) -> int:
-        """Run the tasks that are there, and up to `most` that come meanwhile; return how many."""
+        """Run the queued tasks, and up to `most` that arrive meanwhile; return their number."""
         num_run = 0
         while True:
             try:
@@ -316,9 +314,9 @@ class PumpingWorkers(BaseWorkers):
                 if num_run < most and self._pump(0):
                     continue
                 return num_run
-            begun_s = time.monotonic()
+            started_s = time.monotonic()
             _run(job)
-            self._note(time.monotonic() - begun_s)
+            self._note(time.monotonic() - started_s)
             num_run += 1
 
     def _note(self, took_s: float) -> None:
@@ -329,7 +327,7 @@ class PumpingWorkers(BaseWorkers):
                 self._keep(self._num_streams + self._is_long)
 
     def _receive(self) -> bool:
-        """Wait until there is a task; False if this thread is to end."""
+        """Wait for a task; return False if this thread has to end."""
         with self._turn:
             while not self._jobs:
                 with self._lock:
@@ -343,8 +341,8 @@ class PumpingWorkers(BaseWorkers):
         assert self._channel is not None
         try:
             return self._channel.pump(timeout_s)
-        except Exception:  # one message's trouble must not make the device deaf
-            _log.exception("device=%s: a message could not be taken in", self._name)
+        except Exception:  # a bad message must not stop the device from receiving
+            _log.exception("device=%s: failed to process a message", self._name)
             return 0
 
 
@@ -352,5 +350,5 @@ def _run(job: _Job) -> None:
     loop, due = job
     try:
         loop.run(due)
-    except Exception:  # the task's client has been told
-        _log.exception("a task has failed in an unexpected way")
+    except Exception:  # the task's client has received the error
+        _log.exception("a task failed unexpectedly")

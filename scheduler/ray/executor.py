@@ -163,8 +163,8 @@ class RayExecutor:
             self._reception = Reception(
                 self._channel,
                 lambda: (
-                    len(memory.awaited)
-                    + len(memory.again)
+                    len(memory.pending)
+                    + len(memory.recomputations)
                     + self._deployments.in_flight.num_running
                 ),
             )

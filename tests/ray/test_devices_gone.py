@@ -194,7 +194,7 @@ def test_what_is_the_same_for_every_request_is_sent_to_stages_that_were_loaded_w
             for where in ("CPU.0", "CPU.2")
         ]
         mine, other = executor._deployments
-        assert (len(mine.known.made), len(other.known.made)) == (0, 1)
+        assert (len(mine.known.outputs), len(other.known.outputs)) == (0, 1)
         executor._add(mine, Remade(other.placement, other.sources, {}))
         assert 1 in mine.placement.routes[1].stages
         for _ in range(4):  # by either way

@@ -283,7 +283,7 @@ class Invariants:
             if model.batching and (machine.batcher.in_flight or machine.batcher._groups):
                 self._break("a batcher has something left")
         for client in self.clients:
-            if client.memory.awaited:
+            if client.memory.pending:
                 self._break("a tensor is still awaited")
 
     def shares(self, model: Model, calls: Sequence[Call]) -> None:
