@@ -87,7 +87,7 @@ def create_executor(
             raise ValueError(f"the in-process executor takes no address; got {address!r}.")
         return InProcessExecutor(devices=devices, plugins=plugins, **options)
     if kind != "ray":
-        raise ValueError(f"executor {kind!r}: wanted 'ray' or 'inprocess'.")
+        raise ValueError(f"executor {kind!r}: expected 'ray' or 'inprocess'.")
     # Importing Ray takes half a second; the in-process executor does not need it.
     from hetero.scheduler.ray.executor import RayExecutor
 

@@ -253,8 +253,8 @@ class InProcessExecutor:
             if clashes := entries.keys() & self._entries.keys():
                 close_plugins(entries.values())
                 raise ArgumentError(
-                    f"plugin {spec!r} is called {', '.join(clashes)}, as another is; register it "
-                    "under a name of its own."
+                    f"plugin {spec!r} has the name of another plugin: {', '.join(clashes)}; "
+                    "register it under a different name."
                 )
             self._entries.update(entries)
             self._probed = None
@@ -365,7 +365,7 @@ class InProcessExecutor:
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
         with self._lock:
             if self._closed:
-                raise ClusterError("the executor is closed; make a new one.")
+                raise ClusterError("the executor is closed; create a new one.")
             if descriptor.name not in self._loops:
                 # The address differs from those of unloaded devices of the same name.
                 address = f"{descriptor.name}/{len(self._unloaded)}"

@@ -54,20 +54,20 @@ class Metrics:
         )
         self._latency_s = Histogram(
             "hetero_request_duration_seconds",
-            "Time from submission to answer, of requests that were answered.",
+            "Time from submission to result, of successful requests.",
             ("model",),
             buckets=BOUNDS_S,
             registry=self._registry,
         )
-        self._runs = of_stage("runs", "Runs of stages, of requests that were answered.")
+        self._runs = of_stage("runs", "Stage runs of successful requests.")
         self._run_s = of_stage("busy_seconds", "Time of these runs; its rate is the utilisation.")
         self._queued_s = of_stage(
             "queue_seconds", "Time that stages waited in their devices' queues."
         )
-        self._output_nbytes = of_stage("output_bytes", "Bytes that stages gave.")
+        self._output_nbytes = of_stage("output_bytes", "Bytes of the outputs of stages.")
         self._losses = Counter(
             "hetero_device_losses",
-            "How often a device was lost.",
+            "Number of losses of a device.",
             ("device",),
             registry=self._registry,
         )
@@ -112,7 +112,7 @@ class Metrics:
         for metric in counters:
             metric.samples = [s for s in metric.samples if not s.name.endswith("_created")]
         return [
-            _gauge("uptime_seconds", "Seconds since counting began.", [({}, uptime_s)]),
+            _gauge("uptime_seconds", "Seconds since the metrics were created.", [({}, uptime_s)]),
             *counters,
             *_of_deployments(load),
             *self._of_devices(load),
@@ -126,16 +126,16 @@ class Metrics:
         statuses = [(labels, device.status) for labels, device in devices if device.status]
         yield _gauge(
             "device_up",
-            "Whether a device that is used is there.",
+            "Whether a device in use is available.",
             [(labels, labels["device"] not in self._away) for labels, _ in devices],
         )
         yield _gauge(
             "device_heartbeat_age_seconds",
-            "Time since a device was heard.",
+            "Time since the last heartbeat of a device.",
             [(labels, d.silent_s) for labels, d in devices if d.silent_s is not None],
         )
         for name, text, key in (
-            ("streams", "Stages that a device may run at once.", "streams"),
+            ("streams", "Stage runs that a device allows in parallel.", "streams"),
             ("kept_bytes", "Bytes of remote tensors and states on a device.", "kept_nbytes"),
         ):
             yield _gauge(
@@ -149,7 +149,7 @@ class Metrics:
                 ("running", status["running"]),
             )
         ]
-        yield _gauge("device_tasks", "Runs of stages that a device holds.", tasks)
+        yield _gauge("device_tasks", "Stage runs that a device has queued or runs now.", tasks)
 
 
 def _of_deployments(load: Load) -> Iterator[Metric]:
@@ -162,7 +162,7 @@ def _of_deployments(load: Load) -> Iterator[Metric]:
         ("requests_in_flight", "Requests that are admitted and have not ended.", running),
     ):
         yield _gauge(name, text, [({"model": model}, n) for model, n in sorted(numbers.items())])
-    text = "Bytes that requests in flight are counted for."
+    text = "Bytes that admission counts for the requests in flight."
     yield _gauge("in_flight_bytes", text, [({}, load.nbytes_in_flight)])
 
 

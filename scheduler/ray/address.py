@@ -37,9 +37,10 @@ def find_address(address: str) -> str:
             ) from error
     if address.startswith("ray://"):
         raise ClusterError(
-            f"{address!r} is an address for Ray Client, which hetero cannot work through: it "
-            "has to be in the cluster itself. Give the head node's own address, which `ray start "
-            "--head` prints, as in 10.0.0.1:6379, from a machine that reaches every node.",
+            f"{address!r} is an address for Ray Client, which hetero does not support: its "
+            "process has to run on a node of the cluster. Use the head node's own address, which "
+            "`ray start --head` prints, as in 10.0.0.1:6379, from a machine that reaches every "
+            "node.",
             address=address,
         )
     _, separator, port = address.rpartition(":")

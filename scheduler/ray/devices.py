@@ -141,7 +141,7 @@ class RayDevices:
         nodes, rows = self.survey.nodes, self.survey.rows
         with self._lock:
             if self._closed:
-                raise ClusterError("the executor is closed; make a new one.")
+                raise ClusterError("the executor is closed; create a new one.")
             descriptor, node_id = rows[resolve_name(name, rows)]
             device = self._actors.get(usable(descriptor).name)
             if device is None and self._keeper is None:

@@ -388,8 +388,8 @@ class RayExecutor:
         pool = find_pool()
         if pool is not None and not pool.serves(devices, plugins):
             _log.warning(
-                "the cluster's pool has devices=%s plugins=%s, not devices=%s plugins=%s: devices "
-                "of this client's own are started",
+                "the cluster's pool has devices=%s plugins=%s, not devices=%s plugins=%s: this "
+                "client starts devices of its own",
                 dict(pool.devices),
                 list(pool.plugins),
                 dict(devices),

@@ -252,7 +252,7 @@ class DeviceKeeper:
         if deployment.welcome(order):
             return
 
-        def tell() -> None:
+        def report_return() -> None:
             if back := self._liveness.returned(time.monotonic(), order.device):
                 self._welcome(deployment, device, back)
 
@@ -262,7 +262,7 @@ class DeviceKeeper:
             except Exception:  # after any failure the device is suspected again
                 self._note(self._liveness.suspected, device.address, 0.0)
             else:
-                self._orders.put(tell)
+                self._orders.put(report_return)
 
         self._spawn(reopen, f"{order.device}-open")
 

@@ -188,8 +188,8 @@ class RaySession:
 
     def _lose(self, error: ClusterError) -> None:
         """Notify the users of the cluster that it is lost, and leave it."""
-        for tell in list(self.when_gone):
-            tell(error)
+        for notify in list(self.when_gone):
+            notify(error)
         # Threads that wait in Ray have to return and notice the loss before Ray shuts down.
         time.sleep(2 * LOOK_S)
         with _lock:

@@ -36,14 +36,14 @@ _SILENT_S: Final = 25.0
 class ClusterWatch:
     """Thread that checks whether a cluster's head still responds.
 
-    `tell`: called once with the error when the head is lost, in the thread of the watch.
+    `on_lost`: called once with the error when the head is lost, in the thread of the watch.
     """
 
-    def __init__(self, address: str, tell: Callable[[ClusterError], None]) -> None:
+    def __init__(self, address: str, on_lost: Callable[[ClusterError], None]) -> None:
         self.address = address
         #: The error to raise after the cluster was lost.
         self.loss_error: ClusterError | None = None
-        self._tell = tell
+        self._on_lost = on_lost
         self._stop_event = threading.Event()
         self._thread = start_thread(self._watch, "cluster-watch")
 
@@ -84,7 +84,7 @@ class ClusterWatch:
                 if time.monotonic() - silent_since_s >= patience_s:
                     self.loss_error = _gone(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error)
-                    self._tell(self.loss_error)
+                    self._on_lost(self.loss_error)
                     return
 
 

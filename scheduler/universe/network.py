@@ -63,7 +63,7 @@ class Network:
         self._is_coded = is_coded
         self.weather: Weather = fair
         self.links: dict[tuple[str, str], Link] = {}
-        self._parties: dict[str, tuple[Process, float, Receiver]] = {}
+        self._endpoints: dict[str, tuple[Process, float, Receiver]] = {}
         #: Called with sender and receiver for each lost message.
         self.on_lost: Callable[[Process, Process], None] = lambda sender, receiver: None
 
@@ -71,28 +71,28 @@ class Network:
         self, process: Process, address: str, cost_s: float, receive: Receiver
     ) -> WorldChannel:
         """Create an endpoint's channel; each received message takes `cost_s` of its process."""
-        self._parties[address] = (process, cost_s, receive)
+        self._endpoints[address] = (process, cost_s, receive)
         return WorldChannel(self, process, address)
 
     def forget(self, address: str) -> None:
         """Remove an endpoint; messages to it are dropped."""
-        self._parties.pop(address, None)
+        self._endpoints.pop(address, None)
 
     def send(self, sender: Process, address: str, message: Message) -> None:
         """Send a message, which is dropped if its receiver no longer exists on arrival."""
-        if not sender.is_alive or address not in self._parties:
+        if not sender.is_alive or address not in self._endpoints:
             return
-        receiver, cost_s, _ = self._parties[address]
+        receiver, cost_s, _ = self._endpoints[address]
         if self._is_coded:
             parts = [bytes(frame) for frame in envelope.frames(message)]
             message = envelope.message(parts)
             if isinstance(message, Values | Outputs | Keep):
                 message = message._replace(tensors=read_only(message.tensors))
             self._world.note(f"{sender.name} > {receiver.name}: {_line(message)}")
-        way = (sender.node, receiver.node)
-        link = self.links.get(way)
+        node_pair = (sender.node, receiver.node)
+        link = self.links.get(node_pair)
         if link is None:
-            link = self.links[way] = self._link(*way)
+            link = self.links[node_pair] = self._link(*node_pair)
         nbytes = _HEAD_NBYTES
         if isinstance(message, Values | Outputs | Keep):
             nbytes += nbytes_of(message.tensors)
@@ -105,7 +105,7 @@ class Network:
             self.on_lost(sender, receiver)
 
     def _arrive(self, address: str, message: Message) -> None:
-        endpoint = self._parties.get(address)
+        endpoint = self._endpoints.get(address)
         if endpoint is not None:
             endpoint[2](message)
 
