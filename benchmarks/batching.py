@@ -1,10 +1,10 @@
-"""What joining requests gains: many callers of a model, with AUTO_BATCH and without.
+"""Dynamic batching: throughput of many callers with and without AUTO_BATCH_SIZE.
 
-Ways that alternate in the same run, each with all cores: a bare onnxruntime session that runs one
-request at a time, the same with as many requests joined and split by hand as a batch may hold, and
-a compiled model without and with AUTO_BATCH_SIZE, on one device and cut in two.
+Variants alternate in the same run, each with all cores: a plain onnxruntime session that runs one
+request at a time; the same session with full batches joined and split by hand; and a compiled model
+without and with AUTO_BATCH_SIZE, on one device and split over two.
 
-`ratio` is of the bare session's rate, `by_hand` of the rate of the one that is batched by hand.
+`ratio` is the rate relative to the plain session, `by_hand` relative to the session with batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WIDTH, _TOKENS = 256, 8
 
 
 def mlp() -> onnx.ModelProto:
-    """Return four layers of 1024: a request alone reads 16 MB of weights for a single row."""
+    """Return four layers of width 1024: a single row reads 16 MB of weights."""
     layers = ["h0 = Identity(x)"]
     layers += [f"m{i} = MatMul(h{i}, w{i}) h{i + 1} = Relu(m{i})" for i in range(3)]
     body = " ".join([*layers, "y = MatMul(h3, w3)"])
@@ -73,7 +73,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], tuple[int, ...], str]] = 
 
 
 class ByHand:
-    """A bare session whose callers are joined as one would do it by hand: each batch full."""
+    """A plain session whose callers are joined by hand into full batches."""
 
     def __init__(self, session: onnxruntime.InferenceSession, x: np.ndarray, size: int) -> None:
         self._session = session
@@ -82,7 +82,7 @@ class ByHand:
         self._waiting: list[list[np.ndarray]] = []
 
     def submit(self) -> Callable[[], np.ndarray]:
-        """Put a request in; the one that fills the batch runs it."""
+        """Add a request; the request that fills the batch runs it."""
         mine: list[np.ndarray] = []
         self._waiting.append(mine)
         if len(self._waiting) == self._size:
@@ -103,7 +103,7 @@ class ByHand:
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure each model on each executor, with each number of callers."""
+    """Measure each model on each executor with each number of callers."""
     with ExitStack() as stack:
         cores = {
             kind: stack.enter_context(hetero.Core(cast(Any, kind), devices={"ORT": 2}))
@@ -150,11 +150,11 @@ def _measure(
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--executors", default="inprocess", help="of hetero's")
+    parser.add_argument("--executors", default="inprocess", help="executors of hetero")
     parser.add_argument("--callers", default="1,16,64", help="requests in flight")
     parser.add_argument("--size", type=int, default=16, help="rows of a batch")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per way and case")
-    parser.add_argument("--rounds", type=int, default=3, help="turns to cut these seconds in")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per variant and case")
+    parser.add_argument("--rounds", type=int, default=3, help="number of turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     print_rows(list(run(options)), options.json)

@@ -1,8 +1,8 @@
-"""What blobs and the cache are worth: ``python -m benchmarks.cache [--json]``.
+"""Blobs and the cache: time to the first result when compiling, importing, and with a cache hit.
 
-Compiling against importing, each in processes of its own that have started their devices, from the
-call to the first answer; opening and verifying 200 MB; and how often the weights are in memory when
-two processes run one blob. Models: light:densenet121, and a transformer of 200 MB.
+``python -m benchmarks.cache [--json]``. Each case runs in a new process whose devices are started,
+from the call to the first result. Also measured: opening and verifying a blob of 200 MB, and the
+memory of two processes that share one blob. Models: light:densenet121, and a transformer of 200 MB.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hetero.devices.model.reader import read_model
 from hetero.scheduler.formats.blob_file import BlobFile
 
 DEVICES = "HETERO:ORT,CPU"
-#: The models as the devices' order has them, and cut into many subgraphs by pins.
+#: The models placed by priority, and split into many subgraphs by pins.
 PINS: dict[str, dict[str, str]] = {
     "densenet121": {},
     "transformer": {},
@@ -40,7 +40,7 @@ REPEATS = 5
 
 
 def answer(compiled: hetero.CompiledModel) -> None:
-    """Run once, on ones."""
+    """Run once on inputs of ones."""
     inputs = {
         port.name: np.ones([d if isinstance(d, int) else 1 for d in port.shape], port.dtype)
         for port in compiled.inputs
@@ -49,7 +49,7 @@ def answer(compiled: hetero.CompiledModel) -> None:
 
 
 def measure(kind: str, name: str, model: str, blob: str, cache: str) -> dict[str, float]:
-    """Load a model in one way; return seconds until it is there and until the first answer."""
+    """Load a model; return the seconds until it is loaded and until its first result."""
     with hetero.Core(executor="inprocess") as core:
         _ = core.available_devices
         began = time.perf_counter()
@@ -67,7 +67,7 @@ def measure(kind: str, name: str, model: str, blob: str, cache: str) -> dict[str
 
 
 def hold(blob: str) -> None:
-    """Import a blob (or, without one, nothing), run it, say so, and wait to be told to end."""
+    """Import a blob if there is one, run it, print a line, and wait until stdin closes."""
     with hetero.Core(executor="inprocess") as core:
         _ = core.available_devices
         if blob:
@@ -78,14 +78,14 @@ def hold(blob: str) -> None:
 
 
 def resident_nbytes(blob: str, count: int = 2) -> dict[str, int]:
-    """Return the proportional set size of `count` processes that hold a blob, together, by kind."""
+    """Return the total proportional set size, by kind, of `count` processes that share a blob."""
     total = {"Pss_File:": 0, "Pss_Anon:": 0}
     with ExitStack() as stack:
         command = ("-m", "benchmarks.cache", "--hold", blob)
-        held = [stack.enter_context(Child(*command)) for _ in range(count)]
-        for process in held:
-            process.read()  # it is ready
-        for process in held:
+        children = [stack.enter_context(Child(*command)) for _ in range(count)]
+        for process in children:
+            process.read()  # wait until the process is ready
+        for process in children:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
             for line in rollup.splitlines():
                 kind, *value = line.split()
@@ -119,30 +119,32 @@ def row(name: str, model: str, folder: Path, repeats: int) -> dict[str, Any]:
     ):
         compiled.export_model(blob)
         subgraphs = len(compiled.subgraphs)
-    # In turn, so that other work on the machine troubles all alike.
+    # The cases alternate, so that other work on the machine affects all of them alike.
     runs = [
         {kind: in_fresh(measure, kind, name, model, blob, cache) for kind in KINDS}
         for _ in range(repeats)
     ]
-    found: dict[str, Any] = {"model": name, "weight_nbytes": source.weight_nbytes}
-    found |= {"subgraphs": subgraphs, "blob_nbytes": Path(blob).stat().st_size}
+    result: dict[str, Any] = {"model": name, "weight_nbytes": source.weight_nbytes}
+    result |= {"subgraphs": subgraphs, "blob_nbytes": Path(blob).stat().st_size}
     for kind in KINDS:
         for what in ("load_s", "first_answer_s"):
-            found[f"{kind}_{what}"] = statistics.median(run[kind][what] for run in runs)
+            result[f"{kind}_{what}"] = statistics.median(run[kind][what] for run in runs)
     for kind in ("import", "cached"):
-        found[f"{kind}_speedup"] = found["compile_first_answer_s"] / found[f"{kind}_first_answer_s"]
-    # Two processes that run a blob, over two that run none.
+        result[f"{kind}_speedup"] = (
+            result["compile_first_answer_s"] / result[f"{kind}_first_answer_s"]
+        )
+    # Two processes with the blob, minus two processes without it.
     idle, busy = resident_nbytes(""), resident_nbytes(blob)
-    found["mapped_nbytes"] = busy["Pss_File:"] - idle["Pss_File:"]
-    found["private_nbytes"] = busy["Pss_Anon:"] - idle["Pss_Anon:"]
-    return found | open_and_verify(Path(blob))
+    result["mapped_nbytes"] = busy["Pss_File:"] - idle["Pss_File:"]
+    result["private_nbytes"] = busy["Pss_Anon:"] - idle["Pss_Anon:"]
+    return result | open_and_verify(Path(blob))
 
 
 KINDS = ("compile", "import", "cached")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print; with other options, be one of the processes that are measured."""
+    """Measure and print; with hidden options, run as one of the measured processes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--repeats", type=int, default=REPEATS)

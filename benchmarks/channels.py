@@ -1,8 +1,8 @@
-"""What the direct channel costs: a chain of three relays, against bare ZeroMQ in the same run.
+"""Channels: latency and rate of messages through three relays, compared with plain ZeroMQ.
 
-A message goes from a client through three processes and back; each makes a fresh array of its
-input's size, as a device would. The peer is the least that one would write by hand: PUSH and PULL
-over ipc, a number and the raw array. All ways take turns in each round; ratios count, not times.
+A message goes from a client through three processes and back. Each process allocates an array of
+its input's size, as a device would. The baseline is minimal code by hand: PUSH and PULL over ipc, a
+number and the raw array. All channels take turns in each round; compare ratios, not times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hetero.scheduler.vocabulary.messages import Message, Task, Values
 
 RELAYS = 3
 TASK = Task(Request(deployment="bench/chain:0", id=1), 0)
-#: Way -> options of its channel, and whether the relays are as if each on a node of its own.
+#: Channel -> its options, and whether the relays behave like separate nodes.
 DIRECT: dict[str, tuple[dict[str, Any], bool]] = {
     "direct": ({}, False),
     "frames": ({"shared_nbytes": None}, False),
@@ -43,7 +43,7 @@ DIRECT: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 class Party(Protocol):
-    """A way to send arrays and to receive them."""
+    """Endpoint that sends and receives arrays."""
 
     address: str
 
@@ -53,7 +53,7 @@ class Party(Protocol):
 
 
 class Bare:
-    """ZeroMQ by hand."""
+    """Endpoint with plain ZeroMQ sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -76,7 +76,7 @@ class Bare:
 
 
 class Direct:
-    """The channel."""
+    """Endpoint with the scheduler's channel."""
 
     def __init__(self, folder: Path, way: str) -> None:
         options, _ = DIRECT[way]
@@ -101,7 +101,7 @@ def party(way: str, folder: Path) -> Party:
 
 
 def relay(way: str, folder: Path) -> None:
-    """Be one of the relays, until killed."""
+    """Run as one of the relays until killed."""
     if way in DIRECT and DIRECT[way][1]:
         direct_address.this_node = lambda: str(os.getpid())  # type: ignore[assignment]
     mine = party(way, folder)
@@ -125,37 +125,37 @@ def chain(way: str, folder: Path, stack: ExitStack) -> tuple[Party, str]:
 def measure(
     client: Party, first: str, array: np.ndarray, window: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the median latency in ms, and messages per second, `window` of them in flight."""
+    """Return the median latency in ms and the messages per second with `window` in flight."""
     for _ in range(2 * window + 4):
         client.send(first, array)
         client.receive()
-    sent: deque[float] = deque()
+    send_times_s: deque[float] = deque()
     latencies = []
     start = now = time.perf_counter()
-    while now - start < seconds or sent:
-        while now - start < seconds and len(sent) < window:
-            sent.append(time.perf_counter())
+    while now - start < seconds or send_times_s:
+        while now - start < seconds and len(send_times_s) < window:
+            send_times_s.append(time.perf_counter())
             client.send(first, array)
         client.receive()
         now = time.perf_counter()
-        latencies.append(now - sent.popleft())
+        latencies.append(now - send_times_s.popleft())
     return statistics.median(latencies) * 1e3, len(latencies) / (now - start)
 
 
 def run(ways: list[str], sizes: list[int], seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """Measure each way at each size and window; the best of the rounds counts."""
+    """Measure each channel at each size and window; the best round counts."""
     with tempfile.TemporaryDirectory(prefix="het") as name, ExitStack() as stack:
         chains = {way: chain(way, Path(name), stack) for way in ways}
         for nbytes in sizes:
             array = np.ones(nbytes // 4, np.float32)
             for window in (1, 8):
-                found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+                timings: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
                 for _ in range(rounds):
                     for way, (client, first) in chains.items():
-                        found[way].append(measure(client, first, array, window, seconds))
+                        timings[way].append(measure(client, first, array, window, seconds))
                 best = {
                     way: (min(ms for ms, _ in each), max(rate for _, rate in each))
-                    for way, each in found.items()
+                    for way, each in timings.items()
                 }
                 peer_ms, peer_rate = best[ways[0]]
                 for way, (p50_ms, rate) in best.items():
@@ -175,7 +175,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
     parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ways", default="zmq,direct", help=f"first the peer; {list(DIRECT)}")
+    parser.add_argument(
+        "--ways", default="zmq,direct", help=f"channels, the baseline first; {list(DIRECT)}"
+    )
     parser.add_argument("--sizes", default="1000,128000,1000000,10000000", help="bytes")
     parser.add_argument("--relay", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""Requests flow through a cluster of three nodes whose actors and nodes are killed at random.
+"""Chaos test: requests on a cluster of three nodes whose actors and nodes are killed at random.
 
-Nothing may be lost, duplicated or wrong. A request counts as lost if it ends in an error or not at
-all: whatever is taken away here comes back before its deadline. Recovery is the time from a fault
-to the first answer of a request that was submitted after it; `unrecovered` faults had none, and
-count in `recovery_max_s` with the time until the end. The run ends in bounded time even if what is
-measured hangs: it is a process of its own, and `whole` says whether it got through.
+No request may be lost, duplicated or wrong. A request is lost if it ends in an error or not at all,
+because everything that is killed comes back before the deadline. The recovery time is the time from
+a fault to the first result of a request that was submitted after it. `unrecovered` faults had no
+such result; in `recovery_max_s` they count until the end. The test runs in its own process, so it
+ends in bounded time even if it hangs; `whole` shows whether it completed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.processes import end_session
 from benchmarks.tables import names, print_rows
 
 _ROOT: Final = Path(__file__).parents[1]
-#: Deadline of a request; then the time that the rest may take once the faults are over.
+#: Deadline of a request, and time limit for the remaining requests after the last fault.
 TIMEOUT_S: Final = 30.0
 _SETTLE_S: Final = 10.0
 _STOP_S: Final = TIMEOUT_S + 10.0
@@ -38,15 +38,17 @@ _NODES: Final = ("one", "two")
 
 
 def _here(options: argparse.Namespace) -> None:
-    """Run in this process, and end it: whatever is left of it is of no use."""
+    """Run the test in this process, then exit without clean-up."""
     from ray.cluster_utils import Cluster
 
-    import hetero  # the parent has no need of these
+    import hetero  # imported here: the parent process does not need them
     from benchmarks.chaos_faults import KINDS, Faults
     from benchmarks.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
 
     node = {"num_cpus": 1}
-    (Path(tempfile.gettempdir()) / "ray").mkdir(exist_ok=True)  # Ray notes there which is the last
+    (Path(tempfile.gettempdir()) / "ray").mkdir(
+        exist_ok=True
+    )  # Ray records its latest session there
     cluster = Cluster(
         initialize_head=True,
         head_node_args={**node, "include_dashboard": False, "temp_dir": options.here},
@@ -64,8 +66,8 @@ def _here(options: argparse.Namespace) -> None:
     faults = Faults(cluster, nodes, options.seed, kinds, **node)
 
     def tell(whole: bool) -> None:
-        found = result(flow, faults.done, time.monotonic())
-        os.write(1, json.dumps({**found, "seed": options.seed, "whole": whole}).encode() + b"\n")
+        outcome = result(flow, faults.done, time.monotonic())
+        os.write(1, json.dumps({**outcome, "seed": options.seed, "whole": whole}).encode() + b"\n")
         os._exit(0)
 
     limit_s = options.seconds + _STOP_S + _SETTLE_S + _STOP_S
@@ -79,7 +81,7 @@ def _here(options: argparse.Namespace) -> None:
 
 
 def result(flow: Any, faults: Sequence[tuple[float, str]], now_s: float) -> dict[str, Any]:
-    """Return what became of the requests, and how soon after each fault there were answers."""
+    """Return the counts of request outcomes and the recovery times."""
     answered_s: dict[float, float] = {}
     for at_s, _ in faults:
         later = [end_s for begun_s, end_s in flow.answers if begun_s >= at_s]
@@ -107,7 +109,7 @@ def result(flow: Any, faults: Sequence[tuple[float, str]], now_s: float) -> dict
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run in a process of its own, and leave none behind."""
+    """Run the test in a new process, and kill all of its descendants at the end."""
     folder = tempfile.mkdtemp(prefix="hc-", dir="/tmp")
     command = [sys.executable, "-m", __spec__.name, "--here", folder]
     for name in ("seconds", "seed", "window", "rate", "kinds"):
@@ -131,7 +133,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         try:
             limit_s = _START_S + options.seconds + 3 * _STOP_S
             printed, _ = child.communicate(timeout=limit_s)
-            found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+            outcome: dict[str, Any] = json.loads(printed.splitlines()[-1])
         except (subprocess.TimeoutExpired, IndexError, json.JSONDecodeError) as error:
             errors.seek(0)
             raise RuntimeError(f"no result: {errors.read()[-3000:]}") from error
@@ -139,27 +141,29 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             end_session(child.pid)
             child.wait()
             shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of faults")
-    parser.add_argument("--seed", type=int, default=0, help="of what happens")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     parser.add_argument("--window", type=int, default=8, help="requests in flight")
-    parser.add_argument("--rate", type=float, default=100.0, help="requests a second, at most")
-    parser.add_argument("--kinds", default="", help="kill,stop,remove,add: some of these only")
+    parser.add_argument("--rate", type=float, default=100.0, help="maximum requests per second")
+    parser.add_argument("--kinds", default="", help="kinds of faults: kill,stop,remove,add")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--here", metavar="FOLDER", help="run in this process")
     options = parser.parse_args(arguments)
     if options.here:
         _here(options)
-    found = run(options)
+    result_row = run(options)
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(result_row))
     else:
-        print_rows([{"what": name, "found": value} for name, value in found.items()], False)
-    return int(any(found[name] for name in ("lost", "duplicated", "wrong")) or not found["whole"])
+        print_rows([{"what": name, "found": value} for name, value in result_row.items()], False)
+    return int(
+        any(result_row[name] for name in ("lost", "duplicated", "wrong")) or not result_row["whole"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Faults of a cluster, at random: actors killed and stopped, nodes removed and added."""
+"""Random faults of a cluster: actors killed and stopped, nodes removed and added."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ray.cluster_utils import Cluster
 
 from benchmarks.processes import device_processes
 
-#: What happens, and how often in proportion.
+#: Kinds of faults with their relative frequencies.
 KINDS: Final = {"kill": 4, "stop": 3, "remove": 2, "add": 1}
-#: Seconds between faults, and until a stopped actor goes on or a node is back.
+#: Seconds between faults, and until a stopped actor continues or a node returns.
 _BETWEEN_S: Final = (2.0, 5.0)
 _UNTIL_MENDED_S: Final = (1.0, 6.0)
-#: What is broken at once, at most.
+#: Most faults at the same time.
 _MOST_OPEN: Final = 2
 
 
 class Faults:
-    """What is done to a cluster, the same things in the same order for a seed.
+    """Sequence of faults of a cluster, determined by a seed.
 
-    Nodes that are removed come back under their own names, and all is mended in the end.
+    Removed nodes return under their own names, and at the end every fault is repaired.
 
-    `kinds`: of `KINDS`.
-    `options`: of nodes that are added.
+    `kinds`: keys of `KINDS`.
+    `options`: options of new nodes.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Faults:
     ) -> None:
         self._cluster = cluster
         self._kinds = kinds
-        #: Name -> node, but for the head's; None for one that is away.
+        #: Name -> node, except the head; None while the node is removed.
         self._nodes: dict[str, Any] = dict(nodes)
         self._options = options
         self._random = random.Random(seed)
         self._mendings: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        #: Processes that are stopped.
+        #: Processes that are stopped now.
         self._still: set[int] = set()
-        #: What was done, and when.
+        #: Times and kinds of past faults.
         self.done: list[tuple[float, str]] = []
 
     def run(self, seconds: float) -> None:
-        """Do things for so long, then mend all; a main thread must: Ray starts nodes only there."""
+        """Cause faults for this time, then repair all; Ray requires the main thread."""
         next_s = time.monotonic() + 1
         end_s = time.monotonic() + seconds
         while (now_s := time.monotonic()) < end_s:
@@ -80,7 +80,7 @@ class Faults:
         begun_s = time.monotonic()
         try:
             happened = kinds[kind]()
-        except Exception as error:  # a node may be on its way: then this was no fault
+        except Exception as error:  # a node may be starting; then this is not counted as a fault
             sys.stderr.write(f"fault {kind}: {type(error).__name__}: {error}\n")
             return
         if happened:
@@ -106,22 +106,22 @@ class Faults:
         os.kill(pid, signal.SIGCONT)
 
     def _device(self) -> int | None:
-        """Return the process of a device that is not stopped already."""
-        found = [pid for pid in device_processes() if pid not in self._still]
-        return self._random.choice(found) if found else None
+        """Return the process of a device that is not stopped."""
+        running = [pid for pid in device_processes() if pid not in self._still]
+        return self._random.choice(running) if running else None
 
     def _remove_node(self) -> bool:
-        there = [name for name, node in self._nodes.items() if node is not None]
-        if not there:
+        present = [name for name, node in self._nodes.items() if node is not None]
+        if not present:
             return False
-        name = self._random.choice(there)
+        name = self._random.choice(present)
         node, self._nodes[name] = self._nodes[name], None
         self._mend_later(lambda: self._add(name))
         self._cluster.remove_node(node, allow_graceful=False)
         return True
 
     def _add_new_node(self) -> bool:
-        """Add a node for a while; its leaving is a fault of its own."""
+        """Add a node for some time; its removal counts as another fault."""
         name = f"guest{next(self._order)}"
         node = self._cluster.add_node(node_name=name, **self._options)
 
@@ -139,7 +139,7 @@ class Faults:
         def quietly() -> None:
             try:
                 mend()
-            except ProcessLookupError:  # it was killed meanwhile
+            except ProcessLookupError:  # it has been killed
                 pass
             except Exception as error:
                 sys.stderr.write(f"mending: {type(error).__name__}: {error}\n")

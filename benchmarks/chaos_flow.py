@@ -1,4 +1,4 @@
-"""A flow of requests whose answers can be checked exactly, and what became of each of them."""
+"""Flow of requests whose results can be checked exactly, with the outcome of each request."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import onnx
 import hetero
 from benchmarks.sessions import parsed
 
-#: Devices of the model's stages: node -> device.
+#: Device of each node of the model.
 PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
-#: Devices that may be used, in order: each node has one of either kind.
+#: Devices in order of priority; each cluster node has one of each kind.
 DEVICES: Final = "HETERO:" + ",".join(f"{kind}.{i}" for i in (2, 1, 0) for kind in ("TOY", "NULL"))
-#: NULL devices give zeros: they take ``zero``, which no other device takes, and nothing else.
+#: NULL devices return zeros; they support only ``zero``, which no other device supports.
 CONFIG: Final = {"NULL_SUPPORTED": ("zero",), "NULL_NODE_TIME_US": 2000.0}
-#: Every so many requests one is large: its tensors take other ways.
+#: One in this number of requests is large; its tensors use another transport.
 _LARGE_EVERY, _LARGE, _SMALL = 16, 250_000, 64
-#: Wait after a failure, as a caller would before it tries again.
+#: Pause after a failure before the next request.
 _PAUSE_S = 0.05
 
 
 def model() -> onnx.ModelProto:
-    """Return ``y = 2 * (x + 1 + 0)`` in four stages, two of which take the first one's output."""
+    """Return ``y = 2 * (x + 1 + 0)`` in four stages, two of which read the first one's output."""
     return parsed(
         """chaos (float[n] x) => (float[n] y) <float[1] one = {1}, float[1] two = {2}> {
             [lift] a = Add(x, one)
@@ -38,15 +38,15 @@ def model() -> onnx.ModelProto:
 
 
 def question(number: int) -> np.ndarray:
-    """Return the input of a request, which no other one has."""
+    """Return the input of a request; each request has a different one."""
     size = _SMALL if number % _LARGE_EVERY else _LARGE
     return np.arange(size, dtype=np.float32) % 7 + np.float32(8 * number)
 
 
 class Flow:
-    """Requests at a steady rate, at most `window` in flight, until it is stopped.
+    """Requests at a steady rate with at most `window` in flight, until `stop`.
 
-    `timeout_s`: the deadline of each.
+    `timeout_s`: deadline of each request.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Flow:
         self._lock = threading.Lock()
         self._begun_s: dict[int, float] = {}
         self._calls: Counter[int] = Counter()
-        #: Right answers: when the request was submitted, when it was answered.
+        #: Times of submission and completion of each request with the correct result.
         self.answers: list[tuple[float, float]] = []
         self.errors: Counter[str] = Counter()
         #: The first error of each type.
@@ -71,23 +71,23 @@ class Flow:
 
     @property
     def requests(self) -> int:
-        """How many were submitted."""
+        """Number of submitted requests."""
         return len(self._begun_s)
 
     @property
     def duplicated(self) -> int:
-        """How many ended more than once."""
+        """Number of requests that ended more than once."""
         with self._lock:
             return sum(calls > 1 for calls in self._calls.values())
 
     @property
     def lost(self) -> int:
-        """How many ended in an error, or not at all."""
+        """Number of requests that ended in an error or not at all."""
         with self._lock:
             return len(self._begun_s) - len(self._calls) + self.errors.total()
 
     def stop(self, timeout_s: float) -> None:
-        """Submit no more, and wait until all have ended or `timeout_s` has passed."""
+        """Stop submitting, and wait until all requests have ended or `timeout_s` has passed."""
         self._stopped.set()
         end_s = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
@@ -111,19 +111,19 @@ class Flow:
         self._begun_s[number] = time.monotonic()
         try:
             request.start_async({"x": x}, share_inputs=True, timeout_s=self._timeout_s)
-        except Exception as error:  # whatever it is, the request has no answer
+        except Exception as error:  # any error means that the request has no result
             self._end(number, error=error)
 
     def _ended(
-        self, number: int, request: hetero.InferRequest, wanted: np.ndarray
+        self, number: int, request: hetero.InferRequest, expected: np.ndarray
     ) -> Callable[[Any], None]:
         def ended(_: Any) -> None:
             try:
-                got = request.results["y"]
+                output = request.results["y"]
             except Exception as error:
                 self._end(number, error=error)
             else:
-                self._end(number, right=np.array_equal(got, wanted))
+                self._end(number, right=np.array_equal(output, expected))
 
         return ended
 

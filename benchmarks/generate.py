@@ -1,16 +1,19 @@
-"""Decoders token by token: over a bare session's loop, several texts at once, and stages of 10 ms.
+"""Text generation: decoders against a decode loop by hand, continuous batching, and recovery.
 
 ``python -m benchmarks.generate [FOLDER ...] [--genai PYTHON] [--executors ...] [--faults N]
-[--json]``: a folder is an export's, with ``model.onnx``. One thread a device. The ways take turns:
-onnxruntime with the loop and the caches by hand, onnxruntime-genai in a process of its own where
-PYTHON is an interpreter that has it and the folder its configuration, and ours on one ORT device
-and cut in three by layers. `ratio` is of the bare session's rate, `genai_ratio` of the peer's in
-the same turn; rows are prompts in one call, texts in threads are read one by each, their prompts'
-runs included. Without a folder only the stages of 10 ms are measured.
-Of gaps between tokens, `ms_per_step` is the 95th of 100 while prompts of ``--beside`` tokens run,
-`ratio` that over the one alone; and with faults the longest of four texts on Ray, where a device of
-three is killed or stopped N times each: how many tokens were lost, doubled and changed, how many
-runs of stages were done again for how many lots of caches, and how many texts began anew.
+[--json]``. A folder contains an export with ``model.onnx``. Each device has one thread. The
+variants take turns: onnxruntime with the decode loop and the KV cache by hand; onnxruntime-genai in
+another process, if PYTHON is an interpreter that has it and the folder its configuration; and
+hetero on one ORT device and split over three by layer. `ratio` is the rate relative to the loop by
+hand, `genai_ratio` relative to onnxruntime-genai in the same turn. Rows are prompts in one call;
+sequences in threads have one reader each, and their time includes the prefill. Without a folder
+only stages of 10 ms are measured.
+
+For gaps between tokens, `ms_per_step` is the 95th percentile while prompts of ``--beside`` tokens
+are processed, and `ratio` compares it with the one without prompts. With faults, one of three
+devices on Ray is killed and stopped N times each while four sequences are generated: the rows have
+the longest gap, the numbers of lost, additional and changed tokens, the replayed stage runs, the
+recovered KV caches, and the sequences that were recomputed from their tokens.
 """
 
 from __future__ import annotations
@@ -45,14 +48,14 @@ _STAGES: Final = 4
 _TEXTS: Final = 4
 _DEVICES: Final = ("ORT.0", "ORT.1", "ORT.2")
 _ENDS: Final = [signal.SIGKILL, signal.SIGSTOP]
-#: Seconds in which texts come to a quarter.
-_BEGUN_S: Final = 120.0
-#: Seconds between two faults, in which a device is started again.
+#: Time limit until sequences reach a quarter of their length.
+_QUARTER_TIMEOUT_S: Final = 120.0
+#: Seconds between two faults, for the restart of the device.
 _PAUSE_S: Final = 8.0
-#: Seconds of `count` tokens, the prompt's run left out.
+#: Function that generates a number of tokens and returns the seconds without the prefill.
 Way = Callable[[int], float]
 
-#: What the peer's process runs: a count in, seconds out.
+#: Program of the peer's process: reads a number of tokens, prints seconds.
 _PEER: Final = """
 import sys, time
 import onnxruntime_genai as og
@@ -70,13 +73,13 @@ for line in sys.stdin:
     for _ in range(count):
         generator.generate_next_token()
     print(time.perf_counter() - begin_s, flush=True)
-""".replace("PROMPT", str(len(_PROMPT)))  # noqa: E501 - a program's line
+""".replace("PROMPT", str(len(_PROMPT)))  # noqa: E501 - a line of a program
 
 
 def bare(path: Path, model: hetero.Model) -> Way:
-    """Return a session whose caches are handed along by hand; `model` says how wide they are."""
+    """Return a session whose KV cache is passed by hand, with the sizes from `model`."""
     session = bare_session(path, 1)
-    made = [port.name for port in session.get_outputs()]
+    output_names = [port.name for port in session.get_outputs()]
     ports = session.get_inputs()
     shapes = {port.name: port.shape or () for port in model.inputs}
 
@@ -95,8 +98,10 @@ def bare(path: Path, model: hetero.Model) -> Way:
                 "attention_mask": np.ones((1, total), np.int64),
                 "position_ids": np.arange(past, total)[None],
             }
-            given = {p.name: feeds[p.name] for p in ports if p.name in feeds}
-            outputs = dict(zip(made, session.run(made, given | caches), strict=True))
+            inputs = {p.name: feeds[p.name] for p in ports if p.name in feeds}
+            outputs = dict(
+                zip(output_names, session.run(output_names, inputs | caches), strict=True)
+            )
             caches = {n: outputs[n.replace("past_key_values", "present")] for n in caches}
             new, past = np.int64([[np.argmax(outputs["logits"][0, -1])]]), total
         return time.perf_counter() - begin_s
@@ -105,7 +110,7 @@ def bare(path: Path, model: hetero.Model) -> Way:
 
 
 def ours(compiled: hetero.CompiledModel, rows: int = 1) -> Way:
-    """Return a compiled model's `generate`."""
+    """Return a function that calls a compiled model's `generate`."""
 
     def run(count: int) -> float:
         prompts: Any = [_PROMPT] * rows if rows > 1 else _PROMPT
@@ -119,7 +124,7 @@ def ours(compiled: hetero.CompiledModel, rows: int = 1) -> Way:
     return run
 
 
-def at_once(compiled: hetero.CompiledModel, count: int) -> Way:
+def concurrent_sequences(compiled: hetero.CompiledModel, count: int) -> Way:
     """Return as many texts, each read by a thread, their prompts' runs included."""
 
     def run(tokens: int) -> float:
@@ -139,7 +144,7 @@ def measure(
     model = hetero.read_decoder(folder / "model.onnx")
     pins = _by_thirds(model)
     options = {"INFERENCE_NUM_THREADS": 1}
-    taken: dict[str, list[float]] = {}
+    times_s: dict[str, list[float]] = {}
     with ExitStack() as stack:
         ways: dict[str, tuple[Way, int]] = {"bare": (bare(folder / "model.onnx", model), 1)}
         if python and (folder / "genai_config.json").is_file():
@@ -152,27 +157,35 @@ def measure(
             ways[f"{kind} 1 device"] = (ours(one), 1)
             ways[f"{kind} 3 devices"] = (ours(three), 1)
             ways[f"{kind} 1 device, {rows} rows"] = (ours(one, rows), rows)
-            ways[f"{kind} 1 device, {rows} texts in threads"] = (at_once(one, rows), rows)
+            ways[f"{kind} 1 device, {rows} texts in threads"] = (
+                concurrent_sequences(one, rows),
+                rows,
+            )
         for turn in range(turns + 1):
             for name, (way, _) in ways.items():
                 seconds = way(tokens)
                 if turn:
-                    taken.setdefault(name, []).append(seconds)
+                    times_s.setdefault(name, []).append(seconds)
     return [
         {
             "export": f"{folder.parent.name}/{folder.name}",
             "way": name,
-            "tokens_per_s": tokens * num / statistics.median(taken[name]),
-            "ratio": num * _ratio(taken["bare"], taken[name]),
-            "genai_ratio": num * _ratio(taken["genai"], taken[name]) if "genai" in taken else None,
-            "ms_per_step": statistics.median(taken[name]) / tokens * 1e3,
+            "tokens_per_s": tokens * num / statistics.median(times_s[name]),
+            "ratio": num * _ratio(times_s["bare"], times_s[name]),
+            "genai_ratio": num * _ratio(times_s["genai"], times_s[name])
+            if "genai" in times_s
+            else None,
+            "ms_per_step": statistics.median(times_s[name]) / tokens * 1e3,
         }
         for name, (_, num) in ways.items()
     ]
 
 
-def talk(
-    compiled: hetero.CompiledModel, prompt: list[int], tokens: int, begun: Callable[[], object]
+def timed_tokens(
+    compiled: hetero.CompiledModel,
+    prompt: list[int],
+    tokens: int,
+    quarter_reached: Callable[[], object],
 ) -> tuple[list[int], list[float]]:
     """Return a text and the seconds between its tokens; `begun` is called after a quarter."""
     generation, spans = compiled.generate(prompt, tokens + 1, eos=()), []
@@ -181,14 +194,14 @@ def talk(
     for position, _ in enumerate(generation):
         spans.append(time.perf_counter() - begin_s)
         if position == tokens // 4:
-            begun()
+            quarter_reached()
         begin_s = time.perf_counter()
     return generation.tokens, spans
 
 
 def gaps(folder: Path, kinds: Sequence[str], tokens: int, beside: int) -> list[dict[str, Any]]:
-    """Return how far apart tokens are while long prompts run beside."""
-    found = []
+    """Return the 95th percentile of gaps between tokens while long prompts run."""
+    rows = []
     model = hetero.read_decoder(folder / "model.onnx")
     size = Decoder.of(model).vocabulary
     long = [i % size for i in range(beside)]
@@ -199,43 +212,48 @@ def gaps(folder: Path, kinds: Sequence[str], tokens: int, beside: int) -> list[d
             core.compile_model(model, "ORT", options) as compiled,
             ThreadPoolExecutor(1) as pool,
         ):
-            _, alone = [talk(compiled, _PROMPT, tokens, int) for _ in range(2)][1]
-            text = pool.submit(talk, compiled, _PROMPT, tokens, int)
+            _, alone = [timed_tokens(compiled, _PROMPT, tokens, int) for _ in range(2)][1]
+            text = pool.submit(timed_tokens, compiled, _PROMPT, tokens, int)
             while not text.done():
                 list(compiled.generate(long, 1, eos=()))
             p95_s, alone_s = (float(np.percentile(s, 95)) for s in (text.result()[1], alone))
-        way = f"{kind} p95 gap, prompts beside, {streams} stream{'s' * (streams > 1)}"
-        found.append(_row(folder, way, p95_s, p95_s / alone_s))
-    return found
+        way = f"{kind} p95 gap with prompts, {streams} stream{'s' * (streams > 1)}"
+        rows.append(_row(folder, way, p95_s, p95_s / alone_s))
+    return rows
 
 
 def faults(folder: Path, count: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Say how four texts went on over three devices one of which was ended, each time anew."""
+    """Yield the outcome of four sequences on three devices, of which one is killed or stopped."""
     model = hetero.read_decoder(folder / "model.onnx")
     prompts = [_PROMPT[i:] + _PROMPT[:i] for i in range(_TEXTS)]
-    noted = Noted()
+    lost_caches = RecoveryLog()
     with hetero.Core("ray", devices={"ORT": 3}) as core, ThreadPoolExecutor(_TEXTS) as pool:
         options = {"INFERENCE_NUM_THREADS": 1}
         devices = "HETERO:ORT.0,ORT.1,ORT.2"
         compiled = core.compile_model(model, devices, options, affinity=_by_thirds(model))
-        want = [talk(compiled, prompt, tokens, int)[0] for prompt in prompts]
+        want = [timed_tokens(compiled, prompt, tokens, int)[0] for prompt in prompts]
         executor: Any = core.executor
         for how, (stage, device) in product(_ENDS * count, enumerate(_DEVICES)):
             pid = executor._ask(executor._devices.device(device), "ping")
-            begun = threading.Barrier(_TEXTS + 1, timeout=_BEGUN_S)
-            texts = [pool.submit(talk, compiled, p, tokens, begun.wait) for p in prompts]
-            begun.wait()
-            noted.clear()
+            quarter_reached = threading.Barrier(_TEXTS + 1, timeout=_QUARTER_TIMEOUT_S)
+            texts = [
+                pool.submit(timed_tokens, compiled, p, tokens, quarter_reached.wait)
+                for p in prompts
+            ]
+            quarter_reached.wait()
+            lost_caches.clear()
             os.kill(pid, how)
-            told = [text.result() for text in texts]
-            row = _row(folder, f"ray {how.name} of stage {stage}", max(max(t[1]) for t in told))
-            yield row | differences([text for text, _ in told], want) | noted.found()
+            sequences = [text.result() for text in texts]
+            row = _row(
+                folder, f"ray {how.name} of stage {stage}", max(max(t[1]) for t in sequences)
+            )
+            yield row | differences([text for text, _ in sequences], want) | lost_caches.found()
             time.sleep(_PAUSE_S)
 
 
-def differences(told: Sequence[list[int]], want: Sequence[list[int]]) -> dict[str, int]:
-    """Return how many tokens texts lack, have too many, and have other than they should."""
-    pairs = list(zip(told, want, strict=True))
+def differences(sequences: Sequence[list[int]], expected: Sequence[list[int]]) -> dict[str, int]:
+    """Count the missing, additional and wrong tokens of sequences."""
+    pairs = list(zip(sequences, expected, strict=True))
     return {
         "lost": sum(max(0, len(b) - len(a)) for a, b in pairs),
         "doubled": sum(max(0, len(a) - len(b)) for a, b in pairs),
@@ -243,10 +261,10 @@ def differences(told: Sequence[list[int]], want: Sequence[list[int]]) -> dict[st
     }
 
 
-class Noted(logging.Handler):
-    """Counts what the log says of lost caches.
+class RecoveryLog(logging.Handler):
+    """Log handler that counts recoveries of lost KV caches.
 
-    They are made again by runs of the lost stage, or anew by the prompts of texts.
+    A KV cache is recomputed by the lost stage alone, or by all stages from the tokens so far.
     """
 
     def __init__(self) -> None:
@@ -258,14 +276,14 @@ class Noted(logging.Handler):
             logging.getLogger(name).addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count a line."""
+        """Count a log record."""
         if record.name.startswith("hetero"):
             self._num_anew += 1
         elif isinstance(record.args, tuple):
             self._runs.append(int(str(record.args[-1])))
 
     def clear(self) -> None:
-        """Count from nothing."""
+        """Reset the counts."""
         self._runs, self._num_anew = [], 0
 
     def found(self) -> dict[str, int]:
@@ -288,8 +306,8 @@ def _by_thirds(model: hetero.Model) -> dict[str, str]:
 
 
 def stages(kinds: Sequence[str], tokens: int) -> list[dict[str, Any]]:
-    """Return the rate of as many texts as stages, over that of one: stages that only wait."""
-    found = []
+    """Return the rate of as many sequences as stages over that of one, with stages that sleep."""
+    rows = []
     model = hetero.read_decoder(small_decoder(_STAGES))
     pins = {
         name: f"NULL.{min(i, _STAGES - 1)}"
@@ -311,7 +329,7 @@ def stages(kinds: Sequence[str], tokens: int) -> list[dict[str, Any]]:
                 with ThreadPoolExecutor(count) as pool:
                     list(pool.map(ours(compiled), [tokens] * count))
                 rates[count] = count * tokens / (time.perf_counter() - begin_s)
-            found.append(
+            rows.append(
                 {
                     "export": "small decoder",
                     "way": f"{kind} {_STAGES} stages of 10 ms, {_STAGES} texts over one",
@@ -320,7 +338,7 @@ def stages(kinds: Sequence[str], tokens: int) -> list[dict[str, Any]]:
                     "ms_per_step": 1e3 * _STAGES / rates[_STAGES],
                 }
             )
-    return found
+    return rows
 
 
 def _ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
@@ -331,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path)
-    parser.add_argument("--genai", help="an interpreter that has onnxruntime-genai")
+    parser.add_argument("--genai", help="Python interpreter with onnxruntime-genai")
     parser.add_argument("--executors", type=names, default=["inprocess", "ray"])
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5)
@@ -339,19 +357,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--beside", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     rows = [
         row
-        for folder in given.folders
+        for folder in options.folders
         for row in measure(
-            folder, given.executors, given.genai, given.tokens, given.turns, given.rows
+            folder, options.executors, options.genai, options.tokens, options.turns, options.rows
         )
     ]
-    for folder in given.folders:
-        rows += gaps(folder, given.executors, given.tokens, given.beside)
-        rows += faults(folder, given.faults, given.tokens) if given.faults else []
-    rows += stages(given.executors, given.tokens)
-    print_rows(rows, given.json)
+    for folder in options.folders:
+        rows += gaps(folder, options.executors, options.tokens, options.beside)
+        rows += faults(folder, options.faults, options.tokens) if options.faults else []
+    rows += stages(options.executors, options.tokens)
+    print_rows(rows, options.json)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Whether what the scheduler does costs more with 10, 100 and 1,000 devices.
+"""Scalability of the client: processor time of its operations with 10, 100 and 1,000 devices.
 
-Processor time: of the real client and devices in a world without processes, ten requests in flight
-for each device; of heartbeats, beside a process that has all the devices' channels. `--ray`: real
-actors instead, by the clock.
+The client and the devices run in the simulator, with ten requests in flight for each device.
+Heartbeats are measured against another process that has the channels of all devices. `--ray`
+measures real actors by the clock instead.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from hetero.scheduler.vocabulary.plan import Plan, Stage
 X: Final = np.ones(1, np.float32)
 _STATUS: Final = {"tasks": 1.0, "running": 1.0, "streams": 1.0, "kept_nbytes": 0.0}
 _HEARTBEATS_S: Final = 3.0
-#: One process hardly has more: each has threads and sockets of its own.
-_MOST_CHANNELS: Final = 300
+#: Limit of one process, because each channel has its own threads and sockets.
+_MAX_CHANNELS: Final = 300
 Row = tuple[str, float, str]
 
 
-def took(work: Callable[[], object]) -> float:
-    """Return the processor time of something, in microseconds."""
-    begun_s = time.process_time()
+def processor_us(work: Callable[[], object]) -> float:
+    """Return the processor time of a call in microseconds."""
+    start_s = time.process_time()
     work()
-    return (time.process_time() - begun_s) * 1e6
+    return (time.process_time() - start_s) * 1e6
 
 
 class _Nothing(Work):
@@ -61,8 +61,8 @@ class _Nothing(Work):
         return inputs
 
 
-def served(count: int) -> Iterator[Row]:
-    """Measure what becomes of requests: a model that each device has whole, ten on a node."""
+def measure_requests(count: int) -> Iterator[Row]:
+    """Measure requests to a model with a replica on each device, with ten devices per node."""
     world, nodes = World(), {f"D{i}": f"n{i // 10}" for i in range(count)}
     network = Network(world, lambda sender, receiver: Link(1e-4))
     load = Load(devices={name: DeviceLoad(node, _STATUS, 0.1) for name, node in nodes.items()})
@@ -73,120 +73,134 @@ def served(count: int) -> Iterator[Row]:
     x, y = (TensorSpec(name, "f32", (1,)) for name in "xy")
     plans = [Plan("m", (x,), (y,), (Stage(0, name, ("x",), ("y",), ("n",)),)) for name in nodes]
     placement, limits = share(plans, [1.0] * count), Limits(requests=10 * count, nbytes=2**62)
-    made: list[Any] = []
-    ended: list[Any] = []
+    deployments: list[Any] = []
+    results: list[Any] = []
 
     def submit(number: int) -> None:
         for _ in range(number):
-            made[0].submit({"x": X}).future.add_done_callback(ended.append)
+            deployments[0].submit({"x": X}).future.add_done_callback(results.append)
 
-    def go_on(work: Callable[[], object], for_s: float = 1.0) -> float:
-        """Return what something takes, with all that it leads to."""
-        return took(work) + took(lambda: world.run(world.now + for_s))
+    def run_with_consequences(work: Callable[[], object], for_s: float = 1.0) -> float:
+        """Return the processor time of a call and of the events that it causes."""
+        return processor_us(work) + processor_us(lambda: world.run(world.now + for_s))
 
-    deploy = go_on(lambda: made.append(client.deploy(placement, limits)))
+    deploy = run_with_consequences(lambda: deployments.append(client.deploy(placement, limits)))
     yield "deploy", deploy / count, "us a device"
-    alone = [go_on(lambda: submit(1), 0.01) for _ in range(1000)]
+    alone = [run_with_consequences(lambda: submit(1), 0.01) for _ in range(1000)]
     yield "request, alone", sum(alone) / 1000, "us"
-    flood = go_on(lambda: submit(10 * count))
+    flood = run_with_consequences(lambda: submit(10 * count))
     yield "request, 10 a device in flight", flood / (10 * count), "us"
     submit(10 * count)
     world.run(world.now + 5e-4)
-    lost = DeviceLost(world.now, "D0", "n0", "it is gone")
-    yield "loss of a device: others wait", took(lambda: made[0].tell(lost)), "us"
-    yield "loss of a device: all after it", go_on(lambda: None) / (10 * count), "us a request"
-    if len(ended) != 1000 + 20 * count or any(future.exception() for future in ended):
-        raise RuntimeError(f"{len(ended)} requests of {1000 + 20 * count} ended, or some failed")
-    yield "metrics, read", took(lambda: write_text(metrics.families())) / count, "us a device"
-    yield "close", go_on(made[0].close) / count, "us a device"
+    loss = DeviceLost(world.now, "D0", "n0", "it is gone")
+    yield "loss of a device: others wait", processor_us(lambda: deployments[0].tell(loss)), "us"
+    yield (
+        "loss of a device: all after it",
+        run_with_consequences(lambda: None) / (10 * count),
+        "us a request",
+    )
+    if len(results) != 1000 + 20 * count or any(future.exception() for future in results):
+        raise RuntimeError(f"{len(results)} requests of {1000 + 20 * count} ended, or some failed")
+    yield (
+        "metrics, read",
+        processor_us(lambda: write_text(metrics.families())) / count,
+        "us a device",
+    )
+    yield "close", run_with_consequences(deployments[0].close) / count, "us a device"
     world.close()
 
 
-def kept(count: int) -> Iterator[Row]:
-    """Measure the keeper's machine."""
+def measure_supervision(count: int) -> Iterator[Row]:
+    """Measure the supervisor's state machine."""
     liveness, names = Liveness(), [f"D{i}" for i in range(count)]
     for name in names:
         liveness.started(0.0, name, "n", name)
-    yield "keeper, a look", took(lambda: liveness.tick(1.0)), "us"
+    yield "supervisor, one check", processor_us(lambda: liveness.tick(1.0)), "us"
 
-    def fall_silent() -> None:
+    def suspect_all() -> None:
         for name in names:
             liveness.suspected(2.0, name, 2.0)
             liveness.tick(2.0)
 
-    yield "keeper, all fall silent at once", took(fall_silent) / count, "us a device"
+    yield "supervisor, all devices suspected", processor_us(suspect_all) / count, "us a device"
 
 
-def surveyed(count: int) -> Iterator[Row]:
-    """Measure the table of devices, and a question to each of them."""
+def measure_devices(count: int) -> Iterator[Row]:
+    """Measure node discovery, and a query of each device."""
     model = read_model(chain(3, 4))
-    made: list[InProcessExecutor] = []
-    survey = took(lambda: made.append(InProcessExecutor(devices={"NULL": count})))
-    (executor,) = made
+    executors: list[InProcessExecutor] = []
+    survey = processor_us(lambda: executors.append(InProcessExecutor(devices={"NULL": count})))
+    (executor,) = executors
     names = [row.name for row in executor.devices() if row.plugin == "NULL"]
-    yield "survey", (survey + took(executor.devices)) / count, "us a device"
-    asked = took(lambda: [executor.query(name, model) for name in names])
-    yield "query", asked / count, "us a device"
+    yield "survey", (survey + processor_us(executor.devices)) / count, "us a device"
+    query_us = processor_us(lambda: [executor.query(name, model) for name in names])
+    yield "query", query_us / count, "us a device"
     executor.close()
 
 
-def heard(count: int) -> Iterator[Row]:
-    """Measure a client's side of heartbeats."""
-    if count > _MOST_CHANNELS:
+def measure_heartbeats(count: int) -> Iterator[Row]:
+    """Measure heartbeats in the client."""
+    if count > _MAX_CHANNELS:
         return
     with Child("-m", __spec__.name, "--channels", str(count)) as devices:
         channel = DirectChannel(lambda message: None)
         for _ in range(count):
             channel.watch(devices.read())
-        time.sleep(_HEARTBEATS_S)  # they have met
-        heartbeats = took(lambda: time.sleep(_HEARTBEATS_S)) / _HEARTBEATS_S
+        time.sleep(_HEARTBEATS_S)  # until the channels are connected
+        heartbeats = processor_us(lambda: time.sleep(_HEARTBEATS_S)) / _HEARTBEATS_S
         yield "heartbeats, the client's side", heartbeats / count, "us a device and second"
         channel.close()
 
 
 def _channels(count: int) -> None:
-    """Have the channels of so many devices, until the input ends."""
+    """Open the channels of `count` devices until stdin closes."""
     for channel in [DirectChannel(lambda message: None) for _ in range(count)]:
         print(channel.address, flush=True)
     sys.stdin.read()
 
 
 def on_ray(count: int, requests: int) -> Iterator[Row]:
-    """Measure real actors: a stage of a chain on each."""
-    made: list[Any] = []
-    yield "Ray", lasts_s(lambda: made.append(hetero.Core(devices={"NULL": count}))), "s"
-    yield "actors, query, deploy", lasts_s(lambda: made.append(compile_chain(made[0], count))), "s"
-    core, compiled = made
+    """Measure real actors, each with one stage of a chain."""
+    cores: list[Any] = []
+    yield "Ray", elapsed_s(lambda: cores.append(hetero.Core(devices={"NULL": count}))), "s"
+    yield (
+        "actors, query, deploy",
+        elapsed_s(lambda: cores.append(compile_chain(cores[0], count))),
+        "s",
+    )
+    core, compiled = cores
     timing = Timing()
     while len(timing.latencies_s) < requests:
         measure(submit_to(compiled, X), 8, 1.0, timing)
     yield "request, 8 in flight", 1e6 / timing.rate / count, "us a stage"
-    found = held([str(pid) for pid in device_processes()])
-    nbytes = sum(found[kind] for kind in MEMORY)
-    yield "memory, files left out", nbytes / count / 2**20, "MB a device"
-    yield "close", lasts_s(compiled.close), "s"
-    yield "leave", lasts_s(core.close), "s"
+    resources = held([str(pid) for pid in device_processes()])
+    nbytes = sum(resources[kind] for kind in MEMORY)
+    yield "memory without files", nbytes / count / 2**20, "MB a device"
+    yield "close", elapsed_s(compiled.close), "s"
+    yield "leave", elapsed_s(core.close), "s"
 
 
-def lasts_s(work: Callable[[], object]) -> float:
-    """Return the seconds that something takes."""
-    begun_s = time.monotonic()
+def elapsed_s(work: Callable[[], object]) -> float:
+    """Return the elapsed seconds of a call."""
+    start_s = time.monotonic()
     work()
-    return time.monotonic() - begun_s
+    return time.monotonic() - start_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", default="10,100,1000", help="how many")
-    parser.add_argument("--ray", action="store_true", help="so many real actors instead")
-    parser.add_argument("--requests", type=int, default=1000, help="to the real ones, at least")
+    parser.add_argument("--devices", default="10,100,1000", help="numbers of devices")
+    parser.add_argument("--ray", action="store_true", help="measure real actors")
+    parser.add_argument(
+        "--requests", type=int, default=1000, help="least number of requests with --ray"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--channels", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.channels:
         _channels(options.channels)
     table: dict[str, dict[str, Any]] = {}
-    parts = (served, kept, surveyed, heard)
+    parts = (measure_requests, measure_supervision, measure_devices, measure_heartbeats)
     for count in numbers(options.devices):
         for part in (partial(on_ray, requests=options.requests),) if options.ray else parts:
             for what, value, unit in part(count):

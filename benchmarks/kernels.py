@@ -50,16 +50,16 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "S
 
 
 def load(name: str) -> onnx.ModelProto:
-    """Return a light model, its weights drawn at random, or one of our own."""
-    made = NETWORKS | SMALL_NETWORKS
-    return made[name]() if name in made else drawn(onnx.load(light_model_path(name)))
+    """Return a light model with random weights, or one of our own models."""
+    builders = NETWORKS | SMALL_NETWORKS
+    return builders[name]() if name in builders else drawn(onnx.load(light_model_path(name)))
 
 
 def drawn(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a light model with weights at random in place of its own, which are all alike.
+    """Return a light model with random weights instead of its own, which are all equal.
 
-    What treats equal filters equally would be measured with those. Variances stay above zero, and
-    activations of about the same size from layer to layer.
+    Equal weights would favour kernels that detect equal filters. Variances stay positive, and
+    activations keep about the same size from layer to layer.
     """
     graph, random = model.graph, np.random.default_rng(0)
     shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -76,7 +76,7 @@ def drawn(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def model_names() -> list[str]:
-    """Return what `load` knows."""
+    """Return the names of the models that `load` can load."""
     return [*light_model_names(), *NETWORKS, *SMALL_NETWORKS]
 
 
@@ -101,14 +101,14 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
     compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
     compile_s = time.perf_counter() - start
     session = bare_session(proto, 1)
-    given = list(feeds.values())
-    ours = compiled.run(given)
+    inputs = list(feeds.values())
+    ours = compiled.run(inputs)
     theirs = session.run(None, feeds)
     worst = max(
         float(np.max(np.abs(a - b) / (np.abs(b) + 1e-3))) for a, b in zip(ours, theirs, strict=True)
     )
     contestants: dict[str, Callable[[], Any]] = {
-        "cpu": lambda: compiled.run(given),
+        "cpu": lambda: compiled.run(inputs),
         "ort": lambda: session.run(None, feeds),
     }
     times: dict[str, list[float]] = {key: [] for key in contestants}
@@ -134,7 +134,7 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
         result |= {"reference_ms": seconds * 1e3, "reference_over_cpu": seconds / medians["cpu"]}
     transformed = plugin.transform_model(model, plugin.effective_config())
     again = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
-    memory = _memory(again, transformed, given)
+    memory = _memory(again, transformed, inputs)
     return result | {"given_weights_nbytes": model.weight_nbytes} | memory
 
 
@@ -145,10 +145,10 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def _memory(compiled: CompiledModel, model: Model, given: list[np.ndarray]) -> dict[str, Any]:
+def _memory(compiled: CompiledModel, model: Model, inputs: list[np.ndarray]) -> dict[str, Any]:
     """Return the weights' bytes, the peak of a run's allocations, and the least that it needs."""
     tracemalloc.start()
-    compiled.run(given)
+    compiled.run(inputs)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     live = largest_live_nbytes(model)

@@ -1,7 +1,7 @@
-"""What rounds of compile, run, close leave behind: memory, threads, descriptors, object store.
+"""Leaks: memory, threads, descriptors and object store after many rounds of compile, run, close.
 
-Each executor is measured in a process of its own; on Ray the devices' processes are counted with
-the client's. Half of the rounds drop the model without closing it.
+Each executor is measured in a new process; on Ray, the devices' processes count as well. In half of
+the rounds the model is garbage-collected instead of closed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.tables import print_rows
 EXECUTORS = ("inprocess", "ray")
 #: Rounds before the first measurement: caches and pools fill up.
 WARM_UP = 150
-#: Seconds that threads and processes may take to give back what they hold.
+#: Time limit for threads and processes to release their memory.
 PATIENCE_S = 20.0
 
 
 def sample(seed: int) -> onnx.ModelProto:
-    """Return two stages' worth of a model; no two have the same 400 kB of weights."""
+    """Return a model of two stages with 400 kB of weights, different for each seed."""
     model = parsed("""sample (float[N, 320] x) => (float[N, 320] y) {
         [product] a = MatMul(x, w) [relu] y = Relu(a) }""")
     weight = np.random.default_rng(seed).standard_normal((320, 320), dtype=np.float32)
@@ -38,7 +38,7 @@ def sample(seed: int) -> onnx.ModelProto:
 
 
 def use(core: hetero.Core, rounds: Sequence[int]) -> None:
-    """Compile, run and close, or drop, a model in each round."""
+    """Compile and run a model in each round, then close it or drop the reference."""
     x = np.ones((1, 320), np.float32)
     for number in rounds:
         compiled = core.compile_model(sample(number), "HETERO:NULL,CPU", affinity={"relu": "CPU"})
@@ -49,11 +49,11 @@ def use(core: hetero.Core, rounds: Sequence[int]) -> None:
 
 
 def settled(core: hetero.Core) -> dict[str, int]:
-    """Return what the processes hold once dropped models are closed."""
+    """Return the resources of the processes after dropped models were closed."""
     end_s = time.monotonic() + PATIENCE_S
     while len(core.executor._deployments) and time.monotonic() < end_s:
         time.sleep(0.01)
-    gc.collect()  # a model that was closed is a cycle, which holds its weights until then
+    gc.collect()  # a closed model is a reference cycle, which keeps its weights until collected
     store_nbytes, pids = 0, ["self"]
     if core._devices.kind == "ray":
         pids += map(str, device_processes())
@@ -63,7 +63,7 @@ def settled(core: hetero.Core) -> dict[str, int]:
 
 
 def _store_nbytes() -> int:
-    """Return the bytes of the object store that are in use, as Ray last told."""
+    """Return the used bytes of the object store, as last reported by Ray."""
     import ray
 
     of = "object_store_memory"
@@ -71,10 +71,10 @@ def _store_nbytes() -> int:
 
 
 def measure(executor: Any, rounds: int) -> dict[str, Any]:
-    """Return what the rounds added: bytes for each round, threads and descriptors in all.
+    """Return the growth over the rounds: bytes per round, total threads and descriptors.
 
-    Of each kind of memory the less of two halves counts: an allocator takes a piece for many rounds
-    at once, and pages of shared memory come when they are first used. Models here are of no file.
+    For each kind of memory the smaller growth of two halves counts, because an allocator grows in
+    large steps and shared memory is allocated on first use. The models have no file.
     """
     half = rounds // 2
     with hetero.Core(executor=executor, devices={"NULL": 1}) as core:
@@ -99,18 +99,18 @@ def measure(executor: Any, rounds: int) -> dict[str, Any]:
 
 
 def run(executor: str, rounds: int) -> dict[str, Any]:
-    """Measure an executor in a process of its own."""
+    """Measure an executor in a new process."""
     return in_fresh(measure, executor, rounds)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1000, help="compile, run, close so often")
-    parser.add_argument("--executor", choices=EXECUTORS, help="one only")
+    parser.add_argument("--rounds", type=int, default=1000, help="rounds of compile, run, close")
+    parser.add_argument("--executor", choices=EXECUTORS, help="measure one executor only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    chosen = [options.executor] if options.executor else EXECUTORS
-    print_rows([run(executor, options.rounds) for executor in chosen], options.json)
+    executors = [options.executor] if options.executor else EXECUTORS
+    print_rows([run(executor, options.rounds) for executor in executors], options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""BERT-, ViT- and LSTM-shaped models with seeded random weights, made of plain ONNX operators."""
+"""Models shaped like BERT, ViT and LSTM with seeded random weights, in plain ONNX operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Graph:
         return self.add("Add", product, self.weight(outputs))
 
     def layer_norm(self, x: str, width: int) -> str:
-        """Layer normalisation as exporters wrote it before it was an operator."""
+        """Add a layer normalisation in the form of exporters before it was an operator."""
         mean = self.add("ReduceMean", x, axes=[-1], keepdims=1)
         centred = self.add("Sub", x, mean)
         square = self.add("Pow", centred, self.constant(2.0))
@@ -71,8 +71,8 @@ class Graph:
         query, key, value = split([0, 2, 1, 3]), split([0, 2, 3, 1]), split([0, 2, 1, 3])
         scores = self.add("Div", self.add("MatMul", query, key), self.constant(8.0))
         mixed = self.add("MatMul", self.add("Softmax", scores, axis=-1), value)
-        joined = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
-        flat = self.add("Reshape", joined, self.constant([-1, length, width], np.int64))
+        merged = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        flat = self.add("Reshape", merged, self.constant([-1, length, width], np.int64))
         return self.linear(flat, width, width)
 
     def model(self, inputs: list[onnx.ValueInfoProto], output: str) -> onnx.ModelProto:
@@ -91,7 +91,7 @@ def bert(
 ) -> onnx.ModelProto:
     """Return token ids (1, length) -> hidden states: embedding, then post-norm encoder layers.
 
-    `heads`: of 64 each by default.
+    `heads`: number of heads; by default each has width 64.
     """
     g = Graph(seed)
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [1, length])

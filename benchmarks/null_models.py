@@ -1,4 +1,4 @@
-"""Chains of NULL stages through the public API, and a window of requests on a compiled model."""
+"""Chains of NULL stages, and functions that submit requests to a compiled model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.timing import Submit, at_once
 
 
 def chain(stages: int, nbytes: int) -> onnx.ModelProto:
-    """Return nodes ``n0``, ``n1``, ... in a row over tensors of `nbytes`."""
+    """Return a chain of nodes ``n0``, ``n1``, ... over tensors of `nbytes`."""
     values = ["x", *(f"t{i}" for i in range(stages - 1)), "y"]
     port = f"float[{nbytes // 4}]"
     nodes = [f"[n{i}] {values[i + 1]} = Neg({values[i]})" for i in range(stages)]
@@ -30,23 +30,25 @@ def compile_chain(
     devices: int = 0,
     config: Mapping[str, Any] | None = None,
 ) -> hetero.CompiledModel:
-    """Compile a chain, each node a stage of its own, round and round over NULL devices.
+    """Compile a chain with one stage for each node, assigned to NULL devices in turn.
 
-    `devices`: how many of them, one a stage by default.
+    `devices`: number of devices, by default one for each stage.
     """
     names = [f"NULL.{i}" for i in range(devices or stages)]
     pins = {f"n{i}": name for i, name in zip(range(stages), itertools.cycle(names), strict=False)}
     compiled = core.compile_model(
         chain(stages, nbytes), "HETERO:" + ",".join(names), config, affinity=pins
     )
-    found = len(compiled.subgraphs)
-    if found != (stages if len(names) > 1 else 1):
-        raise RuntimeError(f"{stages} stages on {len(names)} devices came to {found} subgraphs")
+    num_stages = len(compiled.subgraphs)
+    if num_stages != (stages if len(names) > 1 else 1):
+        raise RuntimeError(
+            f"{stages} stages on {len(names)} devices came to {num_stages} subgraphs"
+        )
     return compiled
 
 
 def submit_to(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any]) -> Submit:
-    """Return what starts requests on a pool that grows to as many as are ever in flight."""
+    """Return a function that starts requests from a pool that grows with the number in flight."""
     idle: list[hetero.InferRequest] = []
 
     def submit() -> Callable[[], hetero.Results]:
@@ -65,6 +67,6 @@ def submit_to(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any])
 
 
 def call(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any]) -> Submit:
-    """Return what runs one request after another in the caller's thread."""
+    """Return a function that runs requests one by one in the caller's thread."""
     infer = compiled.create_infer_request().infer
     return at_once(lambda: infer(x, share_inputs=True, share_outputs=True))

@@ -1,8 +1,8 @@
-"""What hetero adds where there is nothing to cut: one ORT device against a bare session.
+"""Overhead on a single device: ORT against a plain onnxruntime session.
 
-`extra_us` is what a request takes longer (medians, one at a time); `share` is of the session's
-rate, one at a time and with as many requests in flight as the model asks for. Calls of the bare
-session and of hetero alternate, both with all cores.
+`extra_us` is the additional time of a request (medians, one at a time). `share` is the rate
+relative to the session, one at a time and with the model's optimal number of requests in flight.
+Calls of the session and of hetero alternate, both with all cores.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             bare = at_once(partial(session.run, None, inputs))
             for kind, core in cores.items():
                 with core.compile_model(source(name), "ORT") as compiled:
-                    wanted = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-                    for window in (1,) if name in TINY else (1, wanted):
+                    optimal_jobs = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+                    for window in (1,) if name in TINY else (1, optimal_jobs):
                         ours = (call if window == 1 else submit_to)(compiled, inputs)
                         yield _row(name, kind, window, bare, ours, options)
 
@@ -44,7 +44,7 @@ def _row(
     name: str, kind: str, window: int, bare: Submit, ours: Submit, options: argparse.Namespace
 ) -> dict[str, Any]:
     timings = by_turns({"bare": bare, "ours": ours}, window, options.seconds, options.rounds)
-    # The bare session runs in the call, whatever the window: one at a time by its rate.
+    # The plain session runs within the call, so its time follows from its rate.
     bare_us = 1e6 / timings["bare"].rate if window > 1 else 1e3 * timings["bare"].p50_ms
     return {
         "model": name,
@@ -59,9 +59,9 @@ def _row(
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join([*TINY, "squeezenet", "resnet50"]))
-    parser.add_argument("--executors", default="inprocess,ray", help="of hetero's")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per way and case")
-    parser.add_argument("--rounds", type=int, default=10, help="turns to cut these seconds in")
+    parser.add_argument("--executors", default="inprocess,ray", help="executors of hetero")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per variant and case")
+    parser.add_argument("--rounds", type=int, default=10, help="number of turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     print_rows(list(run(options)), options.json)

@@ -1,9 +1,9 @@
-"""Benchmark: the CPU device of another checkout against this one's, two processes by turns.
+"""CPU device of this checkout against another checkout's, in two processes that alternate.
 
 ``python -m benchmarks.paired CHECKOUT [--models a,b] [--suite N] [--turns N] [--seconds S]
-[--json]``: processor time of a run, one thread, the models of `kernels` or the N cases of ONNX's
-suite that take longest. A turn's figure is the best of its runs; a row's ratio, this checkout's
-time over the other's, that of the best turns, and the median of the turns' own.
+[--json]`` measures the processor time of a run on one thread, for the models of `kernels` or the N
+slowest cases of ONNX's test suite. A turn counts its best run. A row has the ratio of this
+checkout's time to the other's for the best turns, and the median ratio over the turns.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # a side has another checkout's benchmarks
+if TYPE_CHECKING:  # at run time, each process imports its own checkout's modules
     from benchmarks.processes import Child
 
-#: Runs before the first that counts: they fill the caches of numpy and of the processor.
+#: Warm-up runs, which fill the caches of numpy and of the processor.
 _WARM_RUNS = 3
 
 
 def work() -> None:
-    """Serve one side: read a case's file and seconds, print the least seconds that a run took."""
+    """Serve one checkout: read a case's file and a time limit, print the time of the best run."""
     from hetero.devices.cpu.plugin import CPUPlugin
     from hetero.devices.model.reader import read_model
 
     path, run = "", None
     for line in sys.stdin:
-        wanted, seconds = line.rsplit(maxsplit=1)
-        if wanted != path:
-            path = wanted
+        case_file, seconds = line.rsplit(maxsplit=1)
+        if case_file != path:
+            path = case_file
             model, inputs = pickle.loads(Path(path).read_bytes())
             run = CPUPlugin().compile_model(read_model(model), {"INFERENCE_NUM_THREADS": 1}).run
             for _ in range(_WARM_RUNS):
@@ -54,7 +54,7 @@ def _seconds(run: Callable[[list[Any]], Any], inputs: list[Any]) -> float:
 
 
 def side(checkout: Path) -> Child:
-    """Start a process that serves with a checkout's code."""
+    """Start a process that runs a checkout's code."""
     from benchmarks.processes import Child
 
     environment = os.environ | {"PYTHONPATH": str(checkout), "OPENBLAS_NUM_THREADS": "1"}
@@ -62,7 +62,7 @@ def side(checkout: Path) -> Child:
 
 
 def cases(models: Sequence[str], slowest: int) -> Iterator[tuple[str, bytes, list[Any]]]:
-    """Yield names, models and inputs."""
+    """Yield the name, model and inputs of each case."""
     from benchmarks.kernels import inputs_of, load
     from hetero.devices.cpu.plugin import CPUPlugin
     from hetero.devices.model.reader import read_model
@@ -81,7 +81,7 @@ def cases(models: Sequence[str], slowest: int) -> Iterator[tuple[str, bytes, lis
         proto = case.model()
         inputs = case.data_sets(proto)[0][0]
         compiled = CPUPlugin().compile_model(read_model(proto))
-        if len(inputs) == len(compiled.inputs):  # some cases give data for the initializers too
+        if len(inputs) == len(compiled.inputs):  # some cases have data for initializers too
             seconds = [_seconds(compiled.run, inputs) for _ in range(_WARM_RUNS)]
             took[seconds[-1]] = case.name, proto.SerializeToString(), inputs
         compiled.close()
@@ -96,17 +96,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkout", type=Path, help="folder of the other checkout")
     parser.add_argument("--models", default=",".join(model_names()))
-    parser.add_argument("--suite", type=int, default=0, help="cases of ONNX's suite")
+    parser.add_argument(
+        "--suite", type=int, default=0, help="number of slowest cases of ONNX's test suite"
+    )
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of one turn of one side")
+    parser.add_argument("--seconds", type=float, default=0.3, help="duration of a turn")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    here = Path(__file__).parents[1]
+    own_checkout = Path(__file__).parents[1]
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         side(options.checkout.resolve()) as other,
-        side(here) as this,
+        side(own_checkout) as this,
     ):
         path = Path(folder, "case")
         for number, (name, *case) in enumerate(cases(names(options.models), options.suite)):

@@ -1,4 +1,4 @@
-"""Plan published device-placement instances and print bottleneck, proven bound and ratio.
+"""Planner on published device-placement instances: bottleneck, proven bound and ratio.
 
 Usage::
 
@@ -7,11 +7,11 @@ Usage::
     python -m benchmarks.partition --scale 100000 [--json]
     python -m benchmarks.partition --nodes 20000 [--seconds 30] [--json]
 
-The first reads files of the device-placement data set (accelerators and CPUs, max-load objective);
-the second keeps one accelerator, which does not support that share of the nodes, and one CPU that
-is 3 times slower, compares with the bound of the best mix of plans, and shows the priority list
-beside it; the third is the clustering benchmark; the fourth plans a made graph. Bottlenecks are
-those of the best plan found, whatever simpler one is near it.
+The first form plans files of the device-placement data set (accelerators and CPUs, max-load
+objective). The second form keeps one accelerator, which does not support the share `--mask` of the
+nodes, and one CPU that is 3 times slower; it compares with the bound of the best mix of plans and
+with the priority list. The third form is the clustering benchmark, the fourth plans a generated
+graph. Bottlenecks are those of the best plan, even if a simpler plan is nearly as good.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from tests.support.instances import load, residual_network
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the modes; the exit code."""
+    """Run one of the modes and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if any(a == "--scale" or a.startswith("--scale=") for a in arguments):
-        from benchmarks import partition_scale  # here: it needs nothing of the planner
+        from benchmarks import partition_scale  # imported here: this mode does not need the planner
 
         return int(partition_scale.main(arguments) or 0)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.partition", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help="instances to plan")
     parser.add_argument("--mode", choices=("contiguous", "free"), default="free")
-    parser.add_argument("--seconds", type=float, default=30.0, help="time granted to each")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit for each")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--nodes", type=int, help="plan a made graph of so many nodes instead")
+    parser.add_argument("--nodes", type=int, help="plan a generated graph with this many nodes")
     parser.add_argument("--mask", type=float, help="share of nodes unsupported; see above")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    chosen = parser.parse_args(arguments)
-    if not chosen.files and not chosen.nodes:
+    options = parser.parse_args(arguments)
+    if not options.files and not options.nodes:
         parser.error("name at least one FILE, or --nodes or --scale")
-    masked = chosen.mask is not None
-    options = {"mask": chosen.mask, "seed": chosen.seed, "slow": 3.0} if masked else {}
-    named: list[tuple[str, Problem]] = [(file, load(file, **options)) for file in chosen.files]
-    if chosen.nodes:
-        named = [(f"residual-{chosen.nodes}", residual_network(chosen.nodes, chosen.seed))]
+    masked = options.mask is not None
+    options = {"mask": options.mask, "seed": options.seed, "slow": 3.0} if masked else {}
+    problems: list[tuple[str, Problem]] = [(file, load(file, **options)) for file in options.files]
+    if options.nodes:
+        problems = [(f"residual-{options.nodes}", residual_network(options.nodes, options.seed))]
     rows = []
-    for file, problem in named:
+    for file, problem in problems:
         begin = time.monotonic()
         solution = plan(
             problem,
-            seconds=chosen.seconds,
-            seed=chosen.seed,
-            contiguous=chosen.mode == "contiguous",
+            seconds=options.seconds,
+            seed=options.seed,
+            contiguous=options.mode == "contiguous",
             max_parts=None if masked else 1,
         )
-        rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin, masked=masked))
+        rows.append(_row(file, options.mode, solution, time.monotonic() - begin, masked=masked))
         best = solution.choice
         sys.stderr.write(
             f"{file}: chosen {best.name}, {best.subgraphs} subgraphs on {best.levels} levels"
             f"{', cut short by the clock' if solution.cut_short else ''}\n"
         )
-    print_rows(rows, chosen.json)
+    print_rows(rows, options.json)
     return 0
 
 

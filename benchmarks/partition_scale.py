@@ -1,8 +1,9 @@
-"""How fast a large model is clustered, and into how many subgraphs, against a plain labelling.
+"""Partitioning of large models: time and number of subgraphs, against a simple labelling.
 
-The model is a random layered one: each node reads one of the layer before, some one of any earlier
-layer as well, as skip connections do; each lies on a random device. The peer labels each node with
-its device and the changes of device before it, and groups equal labels.
+The model is random and layered: each node reads a node of the previous layer, and some also read
+one of any earlier layer, like skip connections. Each node is on a random device. The baseline
+labels each node with its device and the number of device changes before it, and groups equal
+labels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 
 def layered_model(count: int, width: int, skips: float, seed: int) -> Model:
-    """Return a model of `count` nodes, `width` a layer, a share `skips` with a second input."""
+    """Return a model of `count` nodes, `width` per layer; a share `skips` has a second input."""
     dice = random.Random(seed)
     nodes = []
     for v in range(count):
@@ -54,20 +55,22 @@ def layered_model(count: int, width: int, skips: float, seed: int) -> Model:
 
 
 def plain_labels(successors: Sequence[Sequence[int]], kind: Sequence[int]) -> int:
-    """Return how many subgraphs labelling by (changes of device before, device) makes."""
+    """Return the number of subgraphs from labels (number of device changes before, device)."""
     changes = [0] * len(kind)
-    for v, after in enumerate(successors):  # in topological order, as the model has it
+    for v, after in enumerate(successors):  # the model's order is topological
         for w in after:
             changes[w] = max(changes[w], changes[v] + (kind[v] != kind[w]))
     return len(set(zip(changes, kind, strict=True)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; the exit code is 0."""
+    """Measure, print, and return the exit code 0."""
     parser = argparse.ArgumentParser(description="Cluster a large random model.")
     parser.add_argument("--scale", type=int, default=100_000, metavar="NODES")
-    parser.add_argument("--width", type=int, default=32, help="nodes in a layer")
-    parser.add_argument("--skips", type=float, default=0.13, help="share with a second input")
+    parser.add_argument("--width", type=int, default=32, help="nodes per layer")
+    parser.add_argument(
+        "--skips", type=float, default=0.13, help="share of nodes with a second input"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print JSON only")
     options = parser.parse_args(argv)

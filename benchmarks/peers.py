@@ -1,4 +1,4 @@
-"""What one would write by hand instead: a chain of bare ZeroMQ processes, Ray actors, Ray Serve."""
+"""Baselines written by hand: a chain of plain ZeroMQ processes, of Ray actors, or of Ray Serve."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import zmq
 from benchmarks import zmq_relay
 from benchmarks.timing import Submit
 
-#: Longest wait for a peer's answer.
+#: Time limit for a peer's result.
 _PATIENCE_S = 60.0
 _ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
 def zmq_chain(stages: int, x: np.ndarray, stage_s: float = 0.0) -> Iterator[Submit]:
-    """Processes over ipc, one a stage; the last one sends to the client."""
+    """Run a chain of processes over ipc, one for each stage; the last one sends to the client."""
     with tempfile.TemporaryDirectory(prefix="zc-") as folder:
         ends = [f"ipc://{folder}/{i}" for i in range(stages + 1)]
         context = zmq.Context()
@@ -60,7 +60,7 @@ class _Actor:
 
 @contextmanager
 def actor_chain(stages: int, x: np.ndarray) -> Iterator[Submit]:
-    """Ray actors: the reference of one's result is the next one's argument, the last is fetched."""
+    """Run a chain of Ray actors; each gets the reference of the previous result."""
     import ray
 
     remote: Any = ray.remote(num_cpus=0)(_Actor)
@@ -85,7 +85,7 @@ class _Replica:
 
 
 class _Composition:
-    """The ingress of a Serve application: hands one deployment's response to the next."""
+    """Ingress of a Serve application that passes one deployment's response to the next."""
 
     def __init__(self, *stages: Any) -> None:
         self._stages = stages
@@ -100,7 +100,7 @@ class _Composition:
 
 @contextmanager
 def serve_chain(stages: int, x: np.ndarray) -> Iterator[Submit]:
-    """Ray Serve deployments, composed."""
+    """Run a chain of composed Ray Serve deployments."""
     from ray import serve
 
     options = {"max_ongoing_requests": 1000, "ray_actor_options": {"num_cpus": 0}}
@@ -118,18 +118,18 @@ def serve_chain(stages: int, x: np.ndarray) -> Iterator[Submit]:
     try:
         yield submit
     finally:
-        with suppress(Exception):  # it goes with its Ray at the latest
+        with suppress(Exception):  # it also ends with its Ray cluster
             serve.delete("chain")
 
 
-#: Name -> what makes the chain of so many stages for an input.
+#: Name -> function that starts a chain with a number of stages for an input.
 PEERS = {"zmq": zmq_chain, "actors": actor_chain, "serve": serve_chain}
-#: Peers that need a Ray to be there.
+#: Peers that need a running Ray cluster.
 ON_RAY = ("actors", "serve")
 
 
 def missing(peer: str) -> str | None:
-    """Return why a peer cannot be measured here, if so."""
+    """Return the reason why a peer cannot be measured, or None."""
     if peer == "serve" and not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
         return "not measured: Ray Serve is not installed (pip install 'ray[serve]')"
     return None

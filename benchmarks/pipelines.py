@@ -1,8 +1,9 @@
-"""How near a pipeline comes to the rate of its slowest device.
+"""Pipeline parallelism: throughput relative to the rate of the slowest device.
 
-NULL stages of a few milliseconds, each device used once (contiguous) or again and again (A-B-A-B),
-against sleeps of the same length and a chain of bare ZeroMQ processes that sleep; `share` is of
-1/bottleneck. `--models`: networks over ORT.0 and ORT.1, one thread each, against one bare session.
+NULL stages of a few milliseconds, with each device used once (contiguous) or several times
+(A-B-A-B), against sleeps of the same length and a chain of plain ZeroMQ processes that sleep.
+`share` is relative to 1/bottleneck. `--models` measures networks on ORT.0 and ORT.1 with one thread
+each, against one plain session.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from benchmarks.tables import names, numbers, print_rows
 from benchmarks.timing import at_once, by_turns
 from hetero.devices.plugin.program import RunContext
 
-#: How often a request comes back to a device of a re-entrant chain.
+#: Visits of a request to each device of a re-entrant chain.
 VISITS = 2
-#: A window fills the pipeline, so many are measured, and one drains it.
+#: Windows that are measured, between one that fills the pipeline and one that drains it.
 _WINDOWS = 6
 
 
 def null_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure NULL stages of each time on each number of devices."""
+    """Measure chains of NULL stages with each time and each number of devices."""
     devices = numbers(options.devices)
     x = np.ones(options.nbytes // 4, np.float32)
     with ExitStack() as stack:
@@ -65,7 +66,7 @@ def _chain_rows(
         window = options.window or max(windows)
         if visits == 1:
             submits["zmq"] = stack.enter_context(zmq_chain(count, x, milliseconds / 1e3))
-        # What one device does, alone: the machine's own error.
+        # One device alone, for the machine's own error.
         submits["sleep"] = at_once(lambda: RunContext().sleep(milliseconds / 1e3))
         timings = by_turns(submits, window, options.seconds, 1, _WINDOWS)
         for name, timing in timings.items():
@@ -114,13 +115,15 @@ def model_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", default="2,5,20", help="ms of a stage")
+    parser.add_argument("--times", default="2,5,20", help="milliseconds of a stage")
     parser.add_argument("--devices", default="4,8", help="NULL devices")
-    parser.add_argument("--models", default="", help="light models, instead of NULL stages")
-    parser.add_argument("--executors", default="inprocess,ray", help="of hetero's")
-    parser.add_argument("--window", type=int, default=0, help="requests in flight; 0: the model's")
-    parser.add_argument("--nbytes", type=int, default=1000, help="of a tensor")
-    parser.add_argument("--seconds", type=float, default=2.0, help="per way and case")
+    parser.add_argument("--models", default="", help="light models instead of NULL stages")
+    parser.add_argument("--executors", default="inprocess,ray", help="executors of hetero")
+    parser.add_argument(
+        "--window", type=int, default=0, help="requests in flight; 0: the model's optimal number"
+    )
+    parser.add_argument("--nbytes", type=int, default=1000, help="bytes of a tensor")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per variant and case")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     rows = model_rows(options) if options.models else null_rows(options)

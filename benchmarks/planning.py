@@ -1,9 +1,9 @@
-"""Plans by cost on real devices: priority, one plan, and plans that share requests, in one run.
+"""Plans by cost on real devices: placement by priority, one plan, and plans that share requests.
 
-The model is profiled once. The plan from that is run briefly, its subgraphs correct the costs, and
-the model is planned again. Then each way is measured in turns, with many requests in flight, so
-that all of them see the same machine. Prints requests a second, the ratio to priority, and how far
-the prediction was off.
+The model is profiled once. The plan from this profile runs briefly, the measured subgraphs correct
+the costs, and the model is planned again. Then the placements are measured in turns with many
+requests in flight. The output has requests per second, the ratio to priority, and the prediction
+error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetero.cli.bench import measure
 from hetero.cli.inputs import model_inputs
 from hetero.planning.cost.cost_file import write_costs
 
-#: What is compared: name -> properties.
+#: Placement -> properties.
 WAYS: dict[str, dict[str, Any]] = {
     "priority": {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"},
     "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Profile, compile each way, measure them in turns."""
+    """Profile, compile each placement, and measure them in turns."""
     base = {"INFERENCE_NUM_THREADS": options.threads, "PLAN_SECONDS": options.plan_seconds}
     with ExitStack() as stack:
         core = stack.enter_context(hetero.Core(options.executor, devices={"ORT": 2}))
@@ -55,9 +55,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         for turn in range(options.rounds + 1):
             for name, one in compiled.items():
                 seconds = options.seconds if turn else options.seconds / 3
-                found = measure(one, values, options.jobs, None, seconds)
-                if turn:  # the first turn warms up
-                    periods[name].append(1e3 / found["throughput_per_s"])
+                measurement = measure(one, values, options.jobs, None, seconds)
+                if turn:  # the first turn is a warm-up
+                    periods[name].append(1e3 / measurement["throughput_per_s"])
         rows = []
         for name, one in compiled.items():
             report = one.plan_report
@@ -96,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each way, each round")
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="duration per placement and round"
+    )
     parser.add_argument("--profile-seconds", type=float, default=20.0)
     parser.add_argument("--plan-seconds", type=float, default=10.0)
     parser.add_argument("--json", action="store_true")

@@ -1,4 +1,4 @@
-"""The picture of BENCHMARKS.md: times over a peer's of the same run, on one logarithmic axis.
+"""Plot of BENCHMARKS.md: times relative to a peer in the same run, on a logarithmic axis.
 
 Small circles are earlier versions of hetero on the same machine.
 """
@@ -13,14 +13,14 @@ from xml.sax.saxutils import escape
 
 from benchmarks.tables import cell
 
-#: Columns that are a time over a peer's: less is better, 1 is the peer.
+#: Columns with times relative to a peer: less is better, 1 is equal.
 RATIOS: Final = ("over ONNX Runtime", "in process: p50 ratio", "on Ray: p50 ratio")
 _CHAIN: Final = "a bare ZeroMQ chain's: blue in process, orange on Ray"
 _PEERS: Final = dict(zip(RATIOS, ("ONNX Runtime's", _CHAIN, _CHAIN), strict=True))
-#: Results of one kind compare.
+#: Results with the same key can be compared.
 _KIND: Final = itemgetter("benchmark", "machine")
 _COLOURS: Final = ("#2f6fde", "#2f6fde", "#d9690d")
-#: The axis' ends, and where the plot begins and ends, in pixels.
+#: Ends of the axis, and left and right edge of the plot in pixels.
 _LOW, _HIGH, _LEFT, _RIGHT = 0.05, 20.0, 210, 780
 _ROW: Final = 15
 _HEAD: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 {height}" role="img">
@@ -31,18 +31,18 @@ line.at1 {{ stroke: #5d6878; stroke-width: 2; }}</style>"""
 
 
 def ratios(results: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> str:
-    """Return an SVG of every row of these results that has a ratio to a peer."""
+    """Return an SVG of every row of the results that has a ratio to a peer."""
     body: list[str] = []
     top = 40
     for result in results:
-        shown = [row for row in result["rows"] if any(name in row for name in RATIOS)]
-        if not shown:
+        rows = [row for row in result["rows"] if any(name in row for name in RATIOS)]
+        if not rows:
             continue
-        peer = next(_PEERS[name] for name in RATIOS if name in shown[0])
-        said = f"{result['benchmark']}: time over {peer}"
-        body.append(f'<text class="head" x="8" y="{top}">{said}</text>')
+        peer = next(_PEERS[name] for name in RATIOS if name in rows[0])
+        title = f"{result['benchmark']}: time over {peer}"
+        body.append(f'<text class="head" x="8" y="{top}">{title}</text>')
         kin = [r for r in earlier if _KIND(r) == _KIND(result) and r["commit"] != result["commit"]]
-        for row in shown:
+        for row in rows:
             top += _ROW
             body += [mark for r in kin for old in r["rows"] for mark in _before(row, old, r, top)]
             body += _row(row, top)
@@ -56,17 +56,17 @@ def ratios(results: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, 
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    """Return what a row is of: its first cells, up to the first ratio."""
+    """Return a row's label from its first cells before the first ratio."""
     first = next((i for i, name in enumerate(row) if name in RATIOS), 0)
-    said = list(row)[:first][:2]
-    more = f", {cell(row[said[1]])} {said[1]}" if said[1:] else ""
-    return cell(row[said[0]]) + more if said else ""
+    leading_columns = list(row)[:first][:2]
+    more = f", {cell(row[leading_columns[1]])} {leading_columns[1]}" if leading_columns[1:] else ""
+    return cell(row[leading_columns[0]]) + more if leading_columns else ""
 
 
 def _before(
     row: Mapping[str, Any], old: Mapping[str, Any], result: Mapping[str, Any], y: int
 ) -> list[str]:
-    """Return an earlier version's marks beside a row's."""
+    """Return the marks of an earlier version on a row's line."""
     if _label(old) != _label(row):
         return []
     return [
@@ -79,14 +79,14 @@ def _before(
 
 def _row(row: Mapping[str, Any], y: int) -> list[str]:
     label = _label(row)
-    drawn = [f'<text class="name" x="{_LEFT - 12}" y="{y + 4}">{escape(label)}</text>']
+    marks = [f'<text class="name" x="{_LEFT - 12}" y="{y + 4}">{escape(label)}</text>']
     for name, colour in zip(RATIOS, _COLOURS, strict=True):
         if row.get(name) is not None:
-            drawn.append(
+            marks.append(
                 f'<circle cx="{_x(row[name]):.1f}" cy="{y}" r="4.5" fill="{colour}"><title>'
                 f"{escape(label)}, {name}: {row[name]:g}</title></circle>"
             )
-    return drawn
+    return marks
 
 
 def _x(ratio: float) -> float:

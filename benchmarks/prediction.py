@@ -1,8 +1,8 @@
-"""Predicted against measured: the time between answers, and of one request, close together.
+"""Accuracy of predictions: measured over predicted latency, and time per request at full load.
 
-Each model is profiled, put on one device, cut in halves over two, and planned; each way is measured
-one request at a time and with many in flight. All of it is done several times, so that costs and
-measurements see the same machine; figures are medians, ratios are measured by predicted.
+Each model is profiled and placed on one device, in halves on two devices, and by a plan. Each
+placement is measured with one request at a time and with many in flight. This is repeated several
+times; the output has medians, and ratios of measured to predicted times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from hetero.planning.cost.costs import Costs
 
 
 def subject(core: hetero.Core, name: str) -> tuple[Model, Mapping[str, Any]]:
-    """Return a model, and inputs for it: ``gpt``, ``bert``, or any that ``hetero bench`` takes."""
+    """Return a model with inputs: ``gpt``, ``bert``, or any model of ``hetero bench``."""
     if name in ("gpt", "bert"):
-        made = {"gpt": small_networks.gpt, "bert": small_networks.bert}[name]
-        model = core.read_model(made(layers=4, width=192))
+        model = {"gpt": small_networks.gpt, "bert": small_networks.bert}[name]
+        model = core.read_model(model(layers=4, width=192))
         length = 64 if name == "gpt" else 32
         return model, {"ids": np.arange(length, dtype=np.int64)[None]}
     model = core.read_model(name)
@@ -40,7 +40,7 @@ def subject(core: hetero.Core, name: str) -> tuple[Model, Mapping[str, Any]]:
 
 
 def halves(model: Model, costs: Costs, devices: Sequence[str]) -> dict[str, str]:
-    """Return a device for each node that requests run: the first until half of its time is over."""
+    """Place the first half of the model's time on the first device, the rest on the second."""
     times = costs.devices[devices[0]].nodes
     ordered = [n for n in model.node_names if n in times]
     done = list(itertools.accumulate(times[n].seconds for n in ordered))
@@ -50,7 +50,7 @@ def halves(model: Model, costs: Costs, devices: Sequence[str]) -> dict[str, str]
 def compare(
     core: hetero.Core, name: str, devices: Sequence[str], seconds: float, jobs: int, folder: Path
 ) -> dict[str, dict[str, Any]]:
-    """Profile and measure once; return the predictions with what was measured, by way."""
+    """Profile and measure once; return predictions with measurements by placement."""
     model, values = subject(core, name)
     device = f"HETERO:{','.join(devices)}"
     config = {
@@ -66,25 +66,27 @@ def compare(
         "halves": halves(model, costs, devices),
         "planned": None,
     }
-    found = {}
+    comparisons = {}
     for way, pins in ways.items():
         with core.compile_model(model, device, config, affinity=pins) as compiled:
             measure(compiled, values, jobs, None, seconds / 4)
             alone = measure(compiled, values, 1, None, seconds / 2)
             busy = measure(compiled, values, jobs, None, seconds)
-            found[way] = prediction(compiled, alone, busy) or {}
-    return found
+            comparisons[way] = prediction(compiled, alone, busy) or {}
+    return comparisons
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a row for each executor, model and way."""
+    """Print a row for each executor, model and placement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prediction", description=__doc__)
     parser.add_argument("--executors", default="inprocess,ray")
-    parser.add_argument("--devices", default="ORT.0,ORT.1", help="two")
+    parser.add_argument("--devices", default="ORT.0,ORT.1", help="two devices")
     parser.add_argument("--models", default="gpt,bert,light:squeezenet,light:resnet50")
-    parser.add_argument("--jobs", type=int, default=8, help="requests in flight for the period")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="of profiling and measuring")
+    parser.add_argument("--jobs", type=int, default=8, help="requests in flight at full load")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each measurement")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="repetitions of profiling and measuring"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     devices = names(options.devices)
@@ -111,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print_rows(rows, options.json)
 
 
-def row(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return medians over several predictions and measurements."""
-    summarize_metrics: dict[str, Any] = {"stages": len(found[0]["stages"])}
+    summarize_metrics: dict[str, Any] = {"stages": len(comparisons[0]["stages"])}
     for what in ("period", "latency"):
         for part, factor in (("predicted_s", 1e3), ("measured_s", 1e3), ("ratio", 1.0)):
-            value = factor * statistics.median(one[what][part] for one in found)
+            value = factor * statistics.median(one[what][part] for one in comparisons)
             summarize_metrics[f"{what} {part.replace('_s', ' ms')}"] = value
     return summarize_metrics
 

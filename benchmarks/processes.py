@@ -1,4 +1,4 @@
-"""Processes: those that are asked by lines, who descends from whom, and what a process holds."""
+"""Child processes with a line protocol, descendants of a process, and resources of processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
-#: What Ray calls the process of an actor: its class, and what it does.
+#: Ray's title of an actor's process: its class and its state.
 _ACTOR = re.compile(r"ray::\w*Device\w*")
-#: Kinds of resident memory, as the kernel names them, that are no pages of files: those of programs
-#: come half a megabyte at a time, when they are first run.
+#: The kernel's names of resident memory, except pages of files: programs load those in steps of
+#: half a megabyte on first use.
 MEMORY = ("RssAnon", "RssShmem")
 
 
 class Child:
-    """A Python process that is told and asked lines; with `with`, it is killed in the end."""
+    """Python process that receives and prints lines; a ``with`` block kills it at its end."""
 
     def __init__(self, *arguments: str, python: str = sys.executable, **options: Any) -> None:
         self._process = subprocess.Popen(
@@ -39,18 +39,18 @@ class Child:
         self.pid = self._process.pid
 
     def read(self) -> str:
-        """Return the next line that it prints; RuntimeError once it has ended."""
+        """Return the next line of its output; RuntimeError if it has ended."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise RuntimeError(f"{self._process.args} has ended")
         return line.strip()
 
     def write(self, line: object) -> None:
-        """Give it a line."""
+        """Send a line."""
         print(line, file=self._process.stdin, flush=True)
 
     def ask(self, line: object) -> str:
-        """Give it a line, and return the one that it answers."""
+        """Send a line and return the line that it prints."""
         self.write(line)
         return self.read()
 
@@ -63,48 +63,48 @@ class Child:
 
 
 def in_fresh(call: Callable[..., T], *arguments: Any) -> T:
-    """Return what a call gives in a new process, which ends with it."""
+    """Call a function in a new process and return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *arguments).result()
 
 
 def descendants(root: int) -> set[int]:
-    """Return the processes that descend from one that lives."""
+    """Return the descendants of a running process."""
     children: dict[int, list[int]] = {}
     for pid, stat in _stats():
         children.setdefault(int(stat[1]), []).append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     new = [root]
     while new:
-        new = [child for pid in new for child in children.get(pid, ()) if child not in found]
-        found.update(new)
-    return found
+        new = [child for pid in new for child in children.get(pid, ()) if child not in pids]
+        pids.update(new)
+    return pids
 
 
 def device_processes(root: int | None = None) -> list[int]:
-    """Return the processes of device actors that descend from one, this one by default."""
-    found = descendants(os.getpid() if root is None else root)
-    return sorted(pid for pid in found if _ACTOR.match(command(pid)))
+    """Return the device actors among the descendants of a process, by default this one."""
+    pids = descendants(os.getpid() if root is None else root)
+    return sorted(pid for pid in pids if _ACTOR.match(command(pid)))
 
 
 def command(pid: int) -> str:
-    """Return a process's command line; empty once it has ended."""
+    """Return a process's command line, or an empty text if it has ended."""
     with suppress(OSError):
         return (Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ").strip()
     return ""
 
 
 def end_session(session: int) -> None:
-    """Kill every process of a session that was started for the purpose, stopped ones too."""
-    while found := [pid for pid, stat in _stats() if int(stat[3]) == session and stat[0] != "Z"]:
-        for pid in found:
+    """Kill every process of a session, including stopped ones."""
+    while pids := [pid for pid, stat in _stats() if int(stat[3]) == session and stat[0] != "Z"]:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)  # they may have started others meanwhile
+        time.sleep(0.05)  # they may have started others in the meantime
 
 
 def held(pids: Sequence[str]) -> dict[str, int]:
-    """Return what processes hold in all: bytes of memory by kind, threads, descriptors."""
+    """Return the total resources of processes: memory by kind, threads, descriptors."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rows = [_held(Path("/proc") / pid) for pid in pids]
@@ -116,18 +116,18 @@ def _held(process: Path) -> dict[str, int]:
     nbytes = {line[0][:-1]: 1024 * int(line[1]) for line in lines if line[0][:-1] in MEMORY}
     names = []
     for thread in (process / "task").glob("*/comm"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             names.append(thread.read_text())
     return {
         **nbytes,
-        # gRPC, Ray's, starts some of its own when it likes.
+        # Ray's gRPC library starts threads at any time.
         "threads": sum(not name.startswith("grpc_") for name in names),
         "descriptors": len(list((process / "fd").iterdir())),
     }
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
-    """Return each process with what follows its name: state, parent, group, session, ..."""
+    """Yield each process id with its fields after the name: state, parent, group, session, ..."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Results of benchmarks: kept as JSON by machine and date, and BENCHMARKS.md made from them.
+"""Recorded results of benchmarks, as JSON by machine and date, and the generator of BENCHMARKS.md.
 
-``python -m benchmarks.results record MACHINE NAME [ARGUMENTS]`` runs one and keeps its rows;
-``python -m benchmarks.results page`` writes the page: the newest result of each benchmark.
+``python -m benchmarks.results record MACHINE NAME [ARGUMENTS]`` runs a benchmark and records its
+rows. ``python -m benchmarks.results page`` writes the page with the newest results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.tables import cell
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 PICTURE = RESULTS / "ratios.svg"
-#: The order of the page.
+#: Order of the benchmarks on the page.
 ORDER = (
     "kernels",
     "kernels-small",
@@ -42,22 +42,42 @@ ORDER = (
     "planning",
     "prediction",
 )
+#: Column of a result -> heading on the page.
+_HEADINGS = {
+    "what": "measurement",
+    "way": "variant",
+    "where": "executor",
+    "bare": "loop by hand",
+    "bare session": "plain session",
+    "bare per second": "direct, per second",
+    "cut in two": "split over two",
+    "cut, with AUTO_BATCH": "split, with AUTO_BATCH",
+    "between answers": "time per request at full load",
+    "bytes a round": "bytes per round",
+    "bytes a token, without state": "bytes per token, without states",
+    "with state": "with states",
+    "ms a stage": "ms per stage",
+    "in process: µs more": "in process: additional µs",
+    "on Ray: µs more": "on Ray: additional µs",
+    "busy loops beside it (load average)": "busy loops (load average)",
+    "its optimum": "optimum",
+}
 HEAD = """# Benchmarks
-`python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times. `python -m benchmarks.results page` made this page and its picture of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4; xeon-2: Intel Xeon with AMX, 2. Hollow circles are earlier versions. ![Times over those of peers](benchmarks/results/ratios.svg)
+`python -m benchmarks.NAME [--json]` runs a benchmark together with a peer in the same run. Compare ratios rather than times, because shared machines vary. `python -m benchmarks.results page` generates this page and its plot from the newest files in `benchmarks/results/`. Machines: epyc-2 (AMD EPYC, 2 virtual cores), epyc-4 (4 cores), xeon-2 (Intel Xeon with AMX, 2 cores). Hollow circles in the plot are earlier versions. ![Times relative to peers](benchmarks/results/ratios.svg)
 """  # noqa: E501 - a line of the page
 
 
 def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
-    """Run a benchmark of the commit that is checked out, and keep what it prints."""
+    """Run a benchmark at the current commit and record its output."""
     command = ["-m", f"benchmarks.{name}", *arguments]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command, "--json"], capture_output=True, text=True, check=True
     )
     head = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout)
-    rows = found if isinstance(found, list) else found.get("rows", [found])
+    document = json.loads(process.stdout)
+    rows = document if isinstance(document, list) else document.get("rows", [document])
     date = datetime.now(UTC).date().isoformat()
     document = {
         "benchmark": name,
@@ -67,8 +87,8 @@ def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
         "command": " ".join(["python", *command]),
         "note": "",
         "rows": rows,
-        # What it says besides, of all rows or of other things.
-        "more": {k: v for k, v in found.items() if k != "rows"} if "rows" in found else {},
+        # Additional values that are not part of a row.
+        "more": {k: v for k, v in document.items() if k != "rows"} if "rows" in document else {},
     }
     path = RESULTS / machine / f"{date}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,34 +97,46 @@ def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of the newest result of each benchmark."""
+    """Return the page with the newest result of each benchmark."""
     return HEAD + "".join(map(_section, newest(results)))
 
 
 def newest(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the newest result of each benchmark, in the page's order."""
-    found = {r["benchmark"]: r for r in sorted(results, key=lambda r: r["date"])}
-    return [found[n] for n in (*ORDER, *sorted(found.keys() - set(ORDER))) if n in found]
+    by_name = {r["benchmark"]: r for r in sorted(results, key=lambda r: r["date"])}
+    return [by_name[n] for n in (*ORDER, *sorted(by_name.keys() - set(ORDER))) if n in by_name]
 
 
 def _section(result: Mapping[str, Any]) -> str:
-    rows = result["rows"]
+    """Return a benchmark's section: its command, notes and table, and the tables within it."""
+    more = result.get("more") or {}
+    details = "".join(f" {name}: {value}." for name, value in more.items() if _is_scalar(value))
+    origin = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
+    text = f"\n**{result['benchmark']}** {origin} {result['note']}".rstrip() + details
+    text += "\n" + _table(result["rows"])
+    for name, value in more.items():
+        if isinstance(value, Mapping) and "command" in value:
+            text += f"\n**{result['benchmark']}, {name}** `{value['command']}`\n"
+            text += _table(value["rows"])
+    return text
+
+
+def _is_scalar(value: Any) -> bool:
+    return not isinstance(value, Mapping | Sequence) or isinstance(value, str)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
-    if len(rows) > len(columns):  # the longer side goes across: the page is short
+    headings = [_HEADINGS.get(name, name) for name in columns]
+    cells = [headings, *([cell(row.get(name)) for name in columns] for row in rows)]
+    if len(rows) > len(columns):  # transposed, so that the page stays short
         cells = [list(line) for line in zip(*cells, strict=True)]
     cells.insert(1, ["---"] * len(cells[0]))
-    lines = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-    where = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
-    more = {k: v for k, v in result.get("more", {}).items() if not isinstance(v, list)}
-    told = f" {json.dumps(more)[1:-1]}." if more else ""
-    told = told.replace('"', "").replace("{", "").replace("}", "")
-    note = " ".join((where, result["note"])).strip() + told
-    return f"\n**{result['benchmark']}** {note}\n{lines}\n"
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
 
-def kept() -> list[dict[str, Any]]:
-    """Return every result."""
+def recorded_results() -> list[dict[str, Any]]:
+    """Return every recorded result."""
     return [json.loads(path.read_text()) for path in sorted(RESULTS.rglob("*.json"))]
 
 
@@ -113,8 +145,8 @@ def main(arguments: Sequence[str]) -> None:
         case ["record", machine, name, *rest]:
             print(record(machine, name, rest))
         case ["page"]:
-            PAGE.write_text(page(kept()))
-            PICTURE.write_text(ratios(newest(kept()), kept()))
+            PAGE.write_text(page(recorded_results()))
+            PICTURE.write_text(ratios(newest(recorded_results()), recorded_results()))
         case _:
             raise SystemExit(__doc__)
 

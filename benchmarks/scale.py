@@ -1,7 +1,7 @@
-"""Whether cost stays flat: many devices and stages, many requests in flight, very many requests.
+"""Scalability of the scheduler: many devices and stages, many requests in flight, long runs.
 
-NULL devices that compute nothing. A row of `flat` gives the microseconds of a stage of a request;
-a row of `soak` what so many requests leave behind in the client and its devices.
+The NULL devices compute nothing. A `flat` row has the microseconds per stage of a request; a `soak`
+row has the growth of the client and its devices after a very large number of requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANY = {"MAX_REQUESTS_IN_FLIGHT": 2**16}
 
 
 def flat_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure the cost of a stage for each number of stages and of requests in flight."""
+    """Measure the cost of a stage for each chain length and number of requests in flight."""
     for kind in names(options.executors):
         with hetero.Core(kind, devices={"NULL": options.devices}) as core:
             for stages in numbers(options.stages):
@@ -46,7 +46,7 @@ def flat_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def soak_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Send very many requests, eight in flight, through three stages."""
+    """Run a very large number of requests, eight in flight, through three stages."""
     for kind in names(options.executors):
         with (
             hetero.Core(kind, devices={"NULL": 3}) as core,
@@ -75,8 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stages", default="10,50,200", help="flat: lengths of chains")
     parser.add_argument("--windows", default="1,10,100,1000", help="flat: requests in flight")
     parser.add_argument("--seconds", type=float, default=1.0, help="flat: per case")
-    parser.add_argument("--requests", type=int, default=100_000, help="soak: how many")
-    parser.add_argument("--executors", default="inprocess", help="of hetero's: inprocess,ray")
+    parser.add_argument("--requests", type=int, default=100_000, help="soak: number of requests")
+    parser.add_argument(
+        "--executors", default="inprocess", help="executors of hetero: inprocess,ray"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     rows = flat_rows(options) if options.part == "flat" else soak_rows(options)

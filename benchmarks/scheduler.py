@@ -1,8 +1,9 @@
-"""What the scheduler itself costs: chains of NULL stages, against peers that one writes by hand.
+"""Overhead of the scheduler: chains of NULL stages against baselines written by hand.
 
-The devices compute nothing, so that what is measured is admission, transport and answers, through
-the public API. All ways run by turns, in one process and on one Ray; ratios are over the first
-peer. A quick look: ``--stages 3 --sizes 1k,1M --windows 1,8 --peers zmq --executors inprocess``.
+The devices compute nothing, so only admission, transport and delivery are measured, through the
+public API. All variants alternate, in process and on the same Ray cluster; ratios are relative to
+the first peer. A short run: ``--stages 3 --sizes 1k,1M --windows 1,8 --peers zmq --executors
+inprocess``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXECUTORS = ("inprocess", "ray")
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure each chain, size and window in each way that was asked for."""
+    """Measure each chain, size and window on each requested executor and peer."""
     stages, windows = numbers(options.stages), numbers(options.windows)
     peers = [peer for peer in names(options.peers) if not missing(peer)]
     executors = names(options.executors)
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if kind in executors or (kind == "ray" and on_ray)
         }
         if "ray" in cores:
-            cores["ray"].resolve_devices("NULL.0")  # starts the Ray that its peers use
+            cores["ray"].resolve_devices("NULL.0")  # starts the Ray cluster that the peers use
         limits = {"MAX_REQUESTS_IN_FLIGHT": max(windows), "MAX_BYTES_IN_FLIGHT": 2**34}
         for count in stages:
             for nbytes in numbers(options.sizes):
@@ -78,9 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stages", default="1,3,8", help="lengths of chains")
     parser.add_argument("--sizes", default="1k,128k,1M,10M", help="bytes of a tensor")
     parser.add_argument("--windows", default="1,8,64", help="requests in flight")
-    parser.add_argument("--executors", default=",".join(EXECUTORS), help="of hetero's")
-    parser.add_argument("--peers", default=",".join(PEERS), help="the first one is the measure")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per way and case")
+    parser.add_argument("--executors", default=",".join(EXECUTORS), help="executors of hetero")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS), help="peers; ratios are relative to the first"
+    )
+    parser.add_argument("--seconds", type=float, default=1.0, help="per variant and case")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     unknown = {*names(options.executors)} - {*EXECUTORS} | {*names(options.peers)} - {*PEERS}

@@ -1,14 +1,15 @@
-"""What serving costs: ``python -m benchmarks.serve [--json] [--mlserver PATH] [--kserve PYTHON]``.
+"""Server: latency and throughput against an ASGI echo server, plain sockets, MLServer and KServe.
 
-The same bytes to each server in turns, over raw sockets from another process: ours, a bare ASGI
-echo on the same uvicorn, MLServer where the path of its command is given, and KServe's model server
-where an interpreter that has it is. x + 1 on 32 floats as JSON at 1 and 16 connections;
-light:squeezenet and a tensor of 10 MB as raw bytes, beside the same requests as calls in the
-server's own process. Those 10 MB also go by gRPC, by shared memory, and through an echo of two bare
-sockets: less than that no server costs. Ratios are of the medians.
+``python -m benchmarks.serve [--json] [--mlserver PATH] [--kserve PYTHON]`` sends the same bytes to
+each server in turns, over plain sockets from another process: to hetero, to an ASGI echo server on
+the same uvicorn, to MLServer if the path of its command is set, and to KServe's model server if an
+interpreter that has it is set. The requests are x + 1 on 32 floats as JSON over 1 and 16
+connections, and light:squeezenet and a tensor of 10 MB as raw bytes, compared with calls in the
+server's process. The 10 MB are also sent over gRPC, in shared memory, and through an echo of two
+plain sockets, the lower bound of any server. Ratios compare medians.
 
-``--soak SECONDS`` prints what the server holds ten times on the way; ``--loadgen QPS`` runs MLPerf
-LoadGen's Server and Offline scenarios through the server, and on the device alone.
+``--soak SECONDS`` prints the server's resources ten times during a load; ``--loadgen QPS`` runs
+MLPerf LoadGen's Server and Offline scenarios with the server, and with the device alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROUND_S = 1.0
 
 
 def plus_one(size: int | str) -> bytes:
-    """Return y = x + 1."""
+    """Return a model that computes y = x + 1."""
     port = f"float[{size}]"
     return parsed(
         f"plus ({port} x) => ({port} y) <float one = {{1}}> {{ [add] y = Add(x, one) }}"
@@ -53,7 +54,7 @@ def plus_one(size: int | str) -> bytes:
 
 
 def post(path: str, body: bytes, **headers: str) -> bytes:
-    """Return a request as it is sent."""
+    """Return the bytes of a POST request."""
     lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     lines += [f"{key.replace('_', '-')}: {value}" for key, value in headers.items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -72,8 +73,8 @@ def raw_request(model: str, name: str, array: np.ndarray) -> bytes:
         "datatype": "FP32",
         "parameters": {"binary_data_size": array.nbytes},
     }
-    told = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
-    head = json.dumps(told).encode()
+    header = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+    head = json.dumps(header).encode()
     path = f"/v2/models/{model}/infer"
     body = head + array.tobytes()
     return post(path, body, inference_header_content_length=str(len(head)))
@@ -82,22 +83,24 @@ def raw_request(model: str, name: str, array: np.ndarray) -> bytes:
 def load(
     port: int, request: bytes, connections: int, seconds: float, rate: float = np.inf
 ) -> list[float]:
-    """Send a request over and over on so many connections; return each one's seconds.
+    """Send a request repeatedly over several connections; return the seconds of each.
 
-    With a rate, at most so many a second: each is due at its time, from which its seconds count.
+    With `rate`, requests are due at that many per second, and their times count from then.
     """
     took: list[float] = []
     waiting: deque[selectors.SelectorKey] = deque()
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for _ in range(connections):
-            made = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            memory = bytearray(2 * len(request) + 65536)  # the client's time is no result
-            selector.register(made, selectors.EVENT_READ, [time.perf_counter(), 0, 0, memory])
-            made.sendall(request)
-        begun = time.perf_counter()
-        due_s, step_s, end = begun, 1 / rate, begun + seconds
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            memory = bytearray(
+                2 * len(request) + 65536
+            )  # allocated once: the client's own time should not count
+            selector.register(connection, selectors.EVENT_READ, [time.perf_counter(), 0, 0, memory])
+            connection.sendall(request)
+        start_s = time.perf_counter()
+        due_s, step_s, end = start_s, 1 / rate, start_s + seconds
         while (now := time.perf_counter()) < end:
             while waiting and due_s <= now:
                 (key := waiting.popleft()).data[0] = due_s
@@ -125,7 +128,7 @@ def load(
 
 
 def load_grpc(port: int, array: np.ndarray, seconds: float) -> list[float]:
-    """Send a tensor over and over by gRPC, as raw bytes; return each request's seconds."""
+    """Send a tensor repeatedly over gRPC as raw bytes; return the seconds of each request."""
     file = proto_file("open_inference.proto")
     request = file.messages["ModelInferRequest"](model_name="large")
     request.inputs.add(name="x", datatype="FP32", shape=array.shape)
@@ -143,7 +146,7 @@ def load_grpc(port: int, array: np.ndarray, seconds: float) -> list[float]:
 
 @contextmanager
 def shared_request(port: int, array: np.ndarray) -> Iterator[bytes]:
-    """Register memory for a tensor and its result, and yield the request that names it."""
+    """Register shared memory for a tensor and its result, and yield the request that uses it."""
     memory = shared_memory.SharedMemory(create=True, size=2 * array.nbytes)
     try:
         np.frombuffer(memory.buf, array.dtype, array.size)[:] = array
@@ -151,18 +154,18 @@ def shared_request(port: int, array: np.ndarray) -> Iterator[bytes]:
         with suppress(IndexError):
             load(port, post("/v2/systemsharedmemory/region/bench/register", body), 1, 0.0)
         time.sleep(0.5)
-        here = {"shared_memory_region": "bench", "shared_memory_byte_size": array.nbytes}
-        x = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": here}
-        there = {**here, "shared_memory_offset": array.nbytes}
-        told = {"inputs": [x], "outputs": [{"name": "y", "parameters": there}]}
-        yield post("/v2/models/large/infer", json.dumps(told).encode())
+        region = {"shared_memory_region": "bench", "shared_memory_byte_size": array.nbytes}
+        x = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": region}
+        result_region = {**region, "shared_memory_offset": array.nbytes}
+        body = {"inputs": [x], "outputs": [{"name": "y", "parameters": result_region}]}
+        yield post("/v2/models/large/infer", json.dumps(body).encode())
     finally:
         memory.close()
         memory.unlink()
 
 
 async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Read a body, and answer with it: what any application on this server costs at least."""
+    """Respond with the request's body: the lower bound of any application on this server."""
     parts: list[bytes] = []
     more = True
     while more:
@@ -176,31 +179,36 @@ async def echo(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def echo_bytes(nbytes: int) -> None:
-    """Answer each so many bytes with as many: what the sockets cost, and no server's work."""
+    """Respond to every `nbytes` bytes with as many: the cost of the sockets alone."""
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % nbytes
     memory = memoryview(bytearray(answer + bytes(nbytes)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(listener.getsockname()[1], flush=True)
         while True:
-            made, _ = listener.accept()
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection, _ = listener.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             at = 0
-            with made, suppress(ConnectionError):  # a client leaves when its time is up
-                while got := made.recv_into(memory[len(answer) + at :]):
-                    if (at := at + got) == nbytes:
-                        made.sendall(memory)
+            with (
+                connection,
+                suppress(ConnectionError),
+            ):  # the client disconnects at the end of its time
+                while received := connection.recv_into(memory[len(answer) + at :]):
+                    if (at := at + received) == nbytes:
+                        connection.sendall(memory)
                         at = 0
 
 
 def run_server(kind: str) -> None:
-    """Serve until stdin ends, and say where; be asked for calls in this process on the way."""
+    """Run a server until stdin closes; print its ports, and run direct calls on request."""
     if kind.isdigit():
         echo_bytes(int(kind))
     if kind == "echo":
         import uvicorn
 
         listener = socket.create_server(("127.0.0.1", 0))
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )  # inherited by its connections
         config = uvicorn.Config(
             echo, http="httptools", lifespan="off", log_level="warning", access_log=False
         )
@@ -228,7 +236,7 @@ def run_server(kind: str) -> None:
 
 
 def inputs() -> dict[str, tuple[str, np.ndarray]]:
-    """Return the input of each model."""
+    """Return the input name and value of each model."""
     return {
         "plus": ("x", np.full(32, 0.5, np.float32)),
         "large": ("x", np.full(LARGE, 0.5, np.float32)),
@@ -238,14 +246,14 @@ def inputs() -> dict[str, tuple[str, np.ndarray]]:
 
 @contextmanager
 def started(kind: str) -> Iterator[tuple[Child, list[int]]]:
-    """Start a server of this module, and end it; yields its process and its ports."""
+    """Run a server of this module; yield its process and its ports."""
     with Child("-m", "benchmarks.serve", "--server", kind) as process:
         yield process, [*map(int, process.read().split())]
 
 
 @contextmanager
 def peer(port: int, files: Mapping[str, str], *command: str) -> Iterator[int]:
-    """Start another server of x + 1 in a folder of these files, and wait until it answers."""
+    """Run another server of x + 1 in a folder with these files; yield its port once it responds."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             Path(folder, name).write_text(text)
@@ -266,7 +274,7 @@ def peer(port: int, files: Mapping[str, str], *command: str) -> Iterator[int]:
 
 
 def mlserver(command: str) -> AbstractContextManager[int]:
-    """Start MLServer with x + 1 on numpy."""
+    """Run MLServer with x + 1 on numpy."""
     port = 18321
     settings = {
         "http_port": port,
@@ -293,7 +301,7 @@ def mlserver(command: str) -> AbstractContextManager[int]:
 
 
 def kserve(python: str) -> AbstractContextManager[int]:
-    """Start KServe's model server with x + 1 on numpy."""
+    """Run KServe's model server with x + 1 on numpy."""
     port = 18331
     text = (
         "from kserve import InferOutput, InferResponse, Model, ModelServer\n\n\n"
@@ -323,8 +331,8 @@ def row(what: str, connections: int, took: Sequence[float], seconds: float) -> d
 Found = dict[tuple[str, int], list[float]]
 
 
-def measure_small(others: Mapping[str, AbstractContextManager[int]], found: Found) -> None:
-    """Measure x + 1 on 32 floats: each server has a turn in each round."""
+def measure_small(others: Mapping[str, AbstractContextManager[int]], timings: Found) -> None:
+    """Measure x + 1 on 32 floats; each round measures every server."""
     request = json_request(32)
     with started("ours") as (_, ports), started("echo") as (_, echo_ports):
         turns = [("x + 1: hetero", ports[0]), ("x + 1: bare ASGI echo", echo_ports[0])]
@@ -335,14 +343,14 @@ def measure_small(others: Mapping[str, AbstractContextManager[int]], found: Foun
                 for connections in (1, 16):
                     for name, where in turns:
                         took = load(where, request, connections, ROUND_S)
-                        found.setdefault((name, connections), []).extend(took)
+                        timings.setdefault((name, connections), []).extend(took)
                         paced = load(where, request, connections, ROUND_S, 0.8 * len(took))
                         key = f"{name}, at 80 % of that", connections
-                        found.setdefault(key, []).extend(paced)
+                        timings.setdefault(key, []).extend(paced)
 
 
-def measure_models(found: Found) -> None:
-    """Measure squeezenet and a tensor of 10 MB beside calls in the server's process."""
+def measure_models(timings: Found) -> None:
+    """Measure squeezenet and a tensor of 10 MB against calls in the server's process."""
     requests = {m: raw_request(m, *inputs()[m]) for m in ("squeezenet", "large")}
     nbytes = f"{len(requests['large'])}"
     with (
@@ -355,19 +363,19 @@ def measure_models(found: Found) -> None:
         for _ in range(ROUNDS):
             for model, request in requests.items():
                 took = load(port, request, 1, ROUND_S)
-                found.setdefault((f"{model}: hetero", 1), []).extend(took)
+                timings.setdefault((f"{model}: hetero", 1), []).extend(took)
                 took = json.loads(ours.ask(model))
-                found.setdefault((f"{model}: a call in process", 1), []).extend(took)
+                timings.setdefault((f"{model}: a call in process", 1), []).extend(took)
             for name, took in (
                 ("hetero, by gRPC", load_grpc(grpc_port, inputs()["large"][1], ROUND_S)),
                 ("hetero, shared memory", load(port, shared, 1, ROUND_S)),
                 ("bare ASGI echo", load(echo_ports[0], large, 1, ROUND_S)),
                 ("bare socket echo", load(bare_ports[0], large, 1, ROUND_S)),
             ):
-                found.setdefault((f"large: {name}", 1), []).extend(took)
+                timings.setdefault((f"large: {name}", 1), []).extend(took)
 
 
-#: Row -> what its requests a second are held to.
+#: Row -> the row that its requests per second are compared with.
 RATIOS = {
     "x + 1: hetero": ("x + 1: bare ASGI echo", "x + 1: MLServer", "x + 1: KServe"),
     "squeezenet: hetero": ("squeezenet: a call in process",),
@@ -382,7 +390,7 @@ RATIOS = {
 
 
 def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return our speed over each peer's, by the medians."""
+    """Return the ratios of our speed to each peer's."""
     medians = {(row["what"], row["connections"]): row["p50_ms"] for row in rows}
     return [
         {
@@ -397,7 +405,7 @@ def ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def soak(seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield what the server holds, ten times, while clients ask, err and leave."""
+    """Yield the server's resources ten times while clients send, fail and disconnect."""
     requests = json_request(32), raw_request("large", *inputs()["large"])
     bad = post("/v2/models/plus/infer", b"{")
     with started("ours") as (ours, (port, grpc_port)):
@@ -413,7 +421,7 @@ def soak(seconds: float) -> Iterator[dict[str, Any]]:
                     load(port, bad, 1, 0.1)
                 with socket.create_connection(("127.0.0.1", port)) as leaver:
                     leaver.sendall(requests[1][: len(requests[1]) // 2])
-            time.sleep(1.0)  # what the last connections had is closed
+            time.sleep(1.0)  # until the last connections are closed
             files = [str(f.readlink()) for f in Path(f"/proc/{ours.pid}/fd").iterdir()]
             yield {
                 "requests": total,
@@ -425,38 +433,40 @@ def soak(seconds: float) -> Iterator[dict[str, Any]]:
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("--json", action="store_true")
-    reader.add_argument("--mlserver", default="", help="the path of MLServer's command")
-    reader.add_argument("--kserve", default="", help="an interpreter that has kserve")
-    reader.add_argument("--soak", type=float, metavar="SECONDS", help="only: what stays behind")
+    reader.add_argument("--mlserver", default="", help="path of MLServer's command")
+    reader.add_argument("--kserve", default="", help="Python interpreter with kserve")
+    reader.add_argument(
+        "--soak", type=float, metavar="SECONDS", help="only measure resources under load"
+    )
     reader.add_argument(
         "--loadgen",
         type=float,
         metavar="QPS",
-        help="only: MLPerf LoadGen's scenarios (pip install mlcommons-loadgen), squeezenet at QPS",
+        help="only run MLPerf LoadGen's scenarios on squeezenet (pip install mlcommons-loadgen)",
     )
     reader.add_argument("--server", help=argparse.SUPPRESS)
-    given = reader.parse_args()
-    if given.server:
-        run_server(given.server)
+    options = reader.parse_args()
+    if options.server:
+        run_server(options.server)
         return
-    if given.soak:
-        rows = soak(given.soak)
-    elif given.loadgen:
+    if options.soak:
+        rows = soak(options.soak)
+    elif options.loadgen:
         from benchmarks.serve_loadgen import scenarios
 
-        rows = scenarios(given.loadgen)
+        rows = scenarios(options.loadgen)
     else:
-        found: Found = {}
+        timings: Found = {}
         others = {}
-        if given.mlserver:
-            others["MLServer"] = mlserver(given.mlserver)
-        if given.kserve:
-            others["KServe"] = kserve(given.kserve)
-        measure_small(others, found)
-        measure_models(found)
-        measured = [row(*key, took, ROUNDS * ROUND_S) for key, took in found.items()]
+        if options.mlserver:
+            others["MLServer"] = mlserver(options.mlserver)
+        if options.kserve:
+            others["KServe"] = kserve(options.kserve)
+        measure_small(others, timings)
+        measure_models(timings)
+        measured = [row(*key, took, ROUNDS * ROUND_S) for key, took in timings.items()]
         rows = iter([*measured, *ratios(measured)])
-    print_rows([*rows], given.json)
+    print_rows([*rows], options.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MLPerf LoadGen's Server and Offline scenarios on squeezenet, through a server and without one."""
+"""MLPerf LoadGen's Server and Offline scenarios on squeezenet, with and without a server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import mlperf_loadgen as loadgen
 import hetero
 from benchmarks.serve import DEVICES, inputs, load, raw_request, started
 
-#: Requests at once, and seconds that each scenario takes at least.
+#: Concurrent requests, and least duration of each scenario.
 CONNECTIONS = 8
 SCENARIO_S = 20
-#: Of the Server scenario, whose percentiles fewer do not settle.
+#: Least number of queries in the Server scenario, for stable percentiles.
 QUERIES = 1000
-#: Of the Server scenario: 99 of 100 answers come within it.
+#: Latency limit of the Server scenario for 99 % of the queries.
 LATENCY_MS = 250
 
 
 class Workers:
-    """Threads that answer samples, each by a function of its own."""
+    """Threads that process samples, each with its own function."""
 
     def __init__(self, make: Callable[[], Callable[[], object]]) -> None:
         self._samples: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ class Workers:
 
 
 def scenarios(target_qps: float) -> Iterator[dict[str, Any]]:
-    """Yield what LoadGen says of each scenario at so many queries a second."""
+    """Yield LoadGen's summary of each scenario at a target number of queries per second."""
     name, array = inputs()["squeezenet"]
     request = raw_request("squeezenet", name, array)
     with started("ours") as (_, ports):
@@ -63,15 +63,15 @@ def scenarios(target_qps: float) -> Iterator[dict[str, Any]]:
 
 
 def _connection(port: int, request: bytes) -> Callable[[], object]:
-    """Return what sends a request and reads its answer, on a connection of its own."""
+    """Return a function that sends a request and reads its response on a new connection."""
     import socket
 
-    made = socket.create_connection(("127.0.0.1", port))
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    read = made.makefile("rb")
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    read = connection.makefile("rb")
 
     def answer() -> None:
-        made.sendall(request)
+        connection.sendall(request)
         status, length = read.readline(), 0
         while line := read.readline().strip():
             key, _, value = line.partition(b": ")
@@ -93,7 +93,9 @@ def _both(
         settings.min_duration_ms = SCENARIO_S * 1000
         settings.min_query_count = QUERIES if scenario == "Server" else 1
         settings.server_target_qps = target_qps
-        settings.offline_expected_qps = 3 * target_qps  # lest all end before the least duration
+        settings.offline_expected_qps = (
+            3 * target_qps
+        )  # so that the run lasts for the least duration
         settings.server_target_latency_ns = LATENCY_MS * 1_000_000
         workers = Workers(make)
         with tempfile.TemporaryDirectory() as folder:
@@ -108,13 +110,13 @@ def _both(
             loadgen.DestroySUT(system)
             workers.end()
             text = Path(folder, "mlperf_log_summary.txt").read_text()
-        told = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-        told = {key.strip(): value.strip() for key, value in told.items()}
+        summary = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        summary = {key.strip(): value.strip() for key, value in summary.items()}
         speeds = ("Completed samples per second", "Samples per second")
         yield {
             "what": what,
             "scenario": scenario,
-            "result": told["Result is"],
-            "samples_per_s": next(told[key] for key in speeds if key in told),
-            "p99_ms": int(told["99.00 percentile latency (ns)"]) / 1e6,
+            "result": summary["Result is"],
+            "samples_per_s": next(summary[key] for key in speeds if key in summary),
+            "p99_ms": int(summary["99.00 percentile latency (ns)"]) / 1e6,
         }

@@ -1,15 +1,15 @@
-"""Simulated against real: rates and times of the same runs, and whether the advice holds.
+"""Accuracy of the simulator: rates and latencies against real runs, and the gain from its advice.
 
-First what the program takes besides what is computed, on chains of NULL devices: what a request
-costs the client, a task its device, and how long a message is on its way. Then twelve real runs in
-process, under Poisson arrivals or as fast as they are answered: chains of NULL devices (2 to 50
-ms), replicas, batches, and squeezenet on ONNX Runtime in 1 to 8 stages. Each is simulated with the
-same arrivals and the times that its stages took just before, one request at a time and as many as
-keep all at work. A real run is the median of three, as a simulated one is: a machine that stalls
-for a moment spoils one. Signed and absolute mean errors are both printed: errors that cancel show.
+First the program's overhead is measured on chains of NULL devices: processor time of a request in
+the client and of a task on its device, and the latency of a message. Then twelve real runs in
+process, under Poisson arrivals or at full load: chains of NULL devices (2 to 50 ms), replicas,
+batches, and squeezenet on ONNX Runtime in 1 to 8 stages. Each is simulated with the same arrivals
+and with stage times measured just before, both one request at a time and at full load. Real and
+simulated results are medians of three runs, because one may be disturbed. Both signed and absolute
+mean errors are printed, so that errors that cancel are visible.
 
-Then the advice: chains of two to four stages, what the simulation says to add, and what adding one
-of each device brings for real.
+Then the advice is tested on chains of two to four stages: the device that the simulator suggests to
+add, against the real gain from adding each device.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from hetero.planning.task import Constraints, Task
 
 @dataclass(frozen=True)
 class Case:
-    """A real run.
+    """Configuration of a real run.
 
-    `stages`: milliseconds of each stage of a chain on NULL devices; a number: so many stages of
+    `stages`: milliseconds of each stage of a chain on NULL devices, or a number of stages of
         squeezenet on two ORT devices in turn.
-    `load`: of what it can answer; 0: as fast as it is answered.
-    `copies`: how many devices have the whole chain.
-    `batch`: rows of a batch; NULL takes as long for all of them as for one.
+    `load`: share of the maximum rate; 0 for full load.
+    `copies`: number of replicas of the chain.
+    `batch`: rows of a batch; NULL devices take the same time for a batch as for one row.
     """
 
     stages: tuple[float, ...] | int
@@ -70,7 +70,7 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        """Each stage's device, in the first copy."""
+        """Device of each stage in the first replica."""
         if isinstance(self.stages, int):
             return [f"ORT.{i % 2}" for i in range(self.stages)] if self.stages > 1 else ["ORT"]
         return [f"NULL.{i * self.copies}" for i in range(len(self.stages))]
@@ -90,20 +90,20 @@ CASES: Mapping[str, Case] = {
     "ORT 4 stages, all": Case(4, 0.0),
     "ORT 8 stages, 60 %": Case(8, 0.6),
 }
-#: How far off a simulated figure may be.
+#: Allowed relative error of a simulated value.
 _WANTED = {"rate": 0.03, "p50": 0.05, "p99": 0.15}
-#: Requests in flight at most, of each run.
+#: Most requests in flight.
 _IN_FLIGHT = 64
 
 
 @dataclass
 class Runs:
-    """What a real run gave: when each request arrived and ended, and how long stages ran."""
+    """Measurements of a real run: arrival and end of each request, and times of stages."""
 
     took_s: list[float] = field(default_factory=list)
     ends_s: list[float] = field(default_factory=list)
     stages_s: dict[int, list[float]] = field(default_factory=dict)
-    #: From the end of a stage to the start of the one after it.
+    #: Times from the end of a stage to the start of the next one.
     gaps_s: list[float] = field(default_factory=list)
 
     @property
@@ -112,12 +112,12 @@ class Runs:
 
     @property
     def rate_per_s(self) -> float:
-        """Answers a second, but for the first and last tenth."""
+        """Results per second, without the first and last tenth."""
         ends = self.ends_s[self._counted]
         return (len(ends) - 1) / (ends[-1] - ends[0])
 
     def at(self, part: float) -> float:
-        """Return a percentile of the seconds from arrival to answer."""
+        """Return a percentile of the latency."""
         took = sorted(self.took_s[self._counted])
         return took[min(len(took) - 1, math.ceil(part * len(took)) - 1)]
 
@@ -130,9 +130,9 @@ def measure(
     in_flight: int = _IN_FLIGHT,
     is_alone: bool = False,
 ) -> Runs:
-    """Have requests come when they are to, or as fast as they are answered.
+    """Run requests at their arrival times, or at full load.
 
-    `is_alone`: each comes a while after the one before it was answered.
+    `is_alone`: send each request some time after the previous one has ended.
     """
     queue = hetero.AsyncInferQueue(compiled, jobs=in_flight)
     runs, lock, pause = Runs(), threading.Lock(), Random(0)
@@ -162,7 +162,7 @@ def measure(
 
 
 def planned(names: list[str], seconds: list[float]) -> PlanReport:
-    """Return the plan of a chain, each node on its device."""
+    """Return the plan of a chain with each node on its device."""
     model = read_model(chain(len(names), 4))
     free = Transfer(LinearCost(0.0, 0.0, "measured"), LinearCost(0.0, 0.0, "measured"))
     ends = (*dict.fromkeys(names), CLIENT)
@@ -192,7 +192,7 @@ def planned(names: list[str], seconds: list[float]) -> PlanReport:
 def compiled_case(
     core: hetero.Core, case: Case, more: Mapping[str, Any] = {}
 ) -> tuple[hetero.CompiledModel, dict[str, np.ndarray]]:
-    """Return a case's model on its devices, and its inputs."""
+    """Return the compiled model of a case, and its inputs."""
     config: dict[str, Any] = {"MAX_REQUESTS_IN_FLIGHT": _IN_FLIGHT, **more}
     names = case.names
     if isinstance(case.stages, int):
@@ -226,10 +226,10 @@ def quantiles(values: Sequence[float], count: int = 200) -> tuple[float, ...]:
 
 
 def measured_program(executor: Literal["ray", "inprocess"]) -> tuple[Program, float]:
-    """Return what the program takes besides what is computed, and the client's part a request."""
+    """Return the program's overhead, and the client's processor time per request."""
 
     def chain_of(stages: int) -> tuple[Runs, float, float]:
-        """Return requests one by one; seconds of a task besides its run, and of this process."""
+        """Run requests one by one; return them, and the overhead of a task and of this process."""
         with hetero.Core(executor, devices={"NULL": stages}) as core:
             compiled, inputs = compiled_case(core, Case((2.0,) * stages, 0.0))
             measure(compiled, inputs, None, 100)
@@ -242,7 +242,7 @@ def measured_program(executor: Literal["ray", "inprocess"]) -> tuple[Program, fl
 
     alone, leave_s, cpu_s = chain_of(4)
     call_s, is_one = 0.0, executor == "inprocess"
-    if is_one:  # the thread that ran the last stage answers; the rest is on the way to the first
+    if is_one:  # the last stage's thread delivers the result; the rest is the way to the first
         _, last_s, _ = chain_of(1)
         computed_s = (sum(one) for one in zip(*alone.stages_s.values(), strict=True))
         between_s = (sum(alone.gaps_s[3 * i : 3 * i + 3]) for i in range(len(alone.took_s)))
@@ -255,31 +255,31 @@ def measured_program(executor: Literal["ray", "inprocess"]) -> tuple[Program, fl
 
 
 def row(name: str, seconds: float, program: Program, client_s: float) -> dict[str, Any]:
-    """Run one case three times, for about so long in all, and simulate it."""
+    """Run one case three times, for about `seconds` in total, and simulate it."""
     case = CASES[name]
     plugin = case.names[0].partition(".")[0]
     num_devices = len(set(case.names)) * case.copies
     with hetero.Core("inprocess", devices={plugin: num_devices}) as core:
         compiled, inputs = compiled_case(core, case)
-        # As many as keep each device at work, so that what they do to each other is in it.
+        # Full load, so that the mutual slowdown of devices is measured.
         flight = 4 * num_devices * case.batch
         warm = measure(compiled, inputs, None, flight + 20, in_flight=flight)
         count = max(40, min(600, int(2 * warm.rate_per_s)))
         full = measure(compiled, inputs, None, count, in_flight=flight)
         alone = measure(compiled, inputs, None, 40 * case.copies, in_flight=1, is_alone=True)
-        # A model may be cut into more or fewer stages than its nodes were given to in turn.
+        # A model may have more or fewer stages than the pins suggest.
         names = [s.device for s in compiled.subgraphs] if plugin == "ORT" else case.names
         fleet, times_s = calibrated(case, names, alone, full, program, client_s)
         report = planned(names, times_s)
-        made = planned_fleet(report, {plugin: num_devices})
-        devices = tuple(replace(d, cores=float(plugin == "ORT")) for d in made.devices)
+        fleet = planned_fleet(report, {plugin: num_devices})
+        devices = tuple(replace(d, cores=float(plugin == "ORT")) for d in fleet.devices)
         fleet = replace(fleet, devices=devices)
         rate = (case.load or 1.0) * full.rate_per_s
         count = min(2000, max(60, int(rate * seconds / 3)))
-        drawn = list(Arrivals(name, rate).times_s(count, Random(0)))
-        times = drawn if case.load else None
+        arrivals_s = list(Arrivals(name, rate).times_s(count, Random(0)))
+        times = arrivals_s if case.load else None
         reals = [measure(compiled, inputs, times, count) for _ in range(3)]
-    gaps = tuple(b - a for a, b in pairwise([0.0, *drawn]))
+    gaps = tuple(b - a for a, b in pairwise([0.0, *arrivals_s]))
     founds = [
         run(
             report,
@@ -298,10 +298,10 @@ def row(name: str, seconds: float, program: Program, client_s: float) -> dict[st
 def calibrated(
     case: Case, names: Sequence[str], alone: Runs, full: Runs, program: Program, client_s: float
 ) -> tuple[Fleet, list[float]]:
-    """Return a fleet of no devices yet with what was measured, and what each stage takes."""
+    """Return an empty fleet with the measured overheads, and the time of each stage."""
 
     def means(runs: Runs) -> list[float]:
-        # Each copy's stages have numbers of their own.
+        # Stages are numbered separately in each replica.
         of = [[] for _ in names]  # type: list[list[float]]
         for stage, times_s in runs.stages_s.items():
             of[stage % len(names)] += times_s
@@ -320,10 +320,10 @@ def calibrated(
     quiet, busy = means(alone), means(full)
     nodes, base = {}, busy
     if isinstance(case.stages, int) and len(set(names)) > 1:
-        # What they take alone, and what they do to each other.
+        # Times alone, and the slowdown at full load.
         together = min(1.0, sum(quiet) / sum(busy))
         nodes, base = {"local": FleetNode(len(os.sched_getaffinity(0)), together)}, quiet
-    # Seconds between two answers, of one copy, that the busiest device does not compute.
+    # Seconds per request of one replica in which the busiest device does not compute.
     own = {name: [s for s, n in zip(busy, names, strict=True) if n == name] for name in names}
     name = max(own, key=lambda name: sum(own[name]))
     task_s = case.copies * case.batch / full.rate_per_s - sum(own[name])
@@ -354,9 +354,9 @@ def _compared(founds: Sequence[Outcome], reals: Sequence[Runs]) -> dict[str, Any
 
 
 def advice(number: int, seconds: float, program: Program, client_s: float) -> dict[str, Any]:
-    """Draw a chain, and add for real what the simulation says, and each of the others.
+    """Draw a random chain, and add the suggested device and each of the others for real.
 
-    In half of the chains a device has a second one beside it from the start.
+    In half of the chains one device has a replica from the start.
     """
     random = Random(number)
     stages = tuple(
@@ -381,57 +381,64 @@ def advice(number: int, seconds: float, program: Program, client_s: float) -> di
     report = planned(case.names, times_s)
     fleet = replace(planned_fleet(report, {}), client_s=client_s, program=program)
     fleet = fleet.with_one_more(doubled) if doubled else fleet
-    said = simulate(report, fleet, requests=1000).added[0]
+    advised = simulate(report, fleet, requests=1000).added[0]
     best = max(case.names, key=rates.__getitem__)
-    # What brings nothing: to add anything else is as good.
-    mine = rates.get(said.name.removeprefix("+1 "), rates[""])
+    # If the suggestion brings nothing, any other device is as good.
+    mine = rates.get(advised.name.removeprefix("+1 "), rates[""])
     return {
         "stages, ms": " ".join(
             f"{ms:g}" + " x 2" * (name == doubled)
             for ms, name in zip(stages, case.names, strict=True)
         ),
-        "advice": said.name,
-        "gain said": said.gain,
+        "advice": advised.name,
+        "gain said": advised.gain,
         "gain": mine / rates[""] - 1,
         "best": f"+1 {best}",
         "best gain": rates[best] / rates[""] - 1,
-        # Two slowest stages alike: what is added brings nothing, whichever it is.
+        # If the two slowest stages are equal, no single device helps.
         "right": mine >= 0.98 * rates[best],
     }
 
 
 def scale(devices: int, count: int) -> dict[str, Any]:
-    """Serve requests on so many devices, in chains of five, at 70 % of what they can."""
+    """Simulate requests on a number of devices in chains of five, at 70 % of the maximum rate."""
     names = [f"NULL.{i}" for i in range(5)]
     report = planned(names, [0.01] * 5)
     fleet = replace(planned_fleet(report, {"NULL": devices}), client_s=0.0)
     begun_s = time.process_time()
-    found = run(report, fleet, Arrivals("", 0.7 * devices / 5 / 0.01), requests=count)
+    simulation = run(report, fleet, Arrivals("", 0.7 * devices / 5 / 0.01), requests=count)
     took_s = time.process_time() - begun_s
     return {
         "devices": devices,
         "requests": count,
-        "events": found.events,
+        "events": simulation.events,
         "cpu_s": took_s,
-        "events a second": found.events / took_s,
-        "p50_ms": found.p50_s * 1e3,
+        "events a second": simulation.events / took_s,
+        "p50_ms": simulation.p50_s * 1e3,
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases, and print each error and both means; then the advice."""
+    """Run the cases and print each error and both means; then test the advice."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each real run, about")
+    parser.add_argument(
+        "--seconds", type=float, default=12.0, help="approximate duration of each real run"
+    )
     parser.add_argument("--only", nargs="*", default=list(CASES))
-    parser.add_argument("--advice", type=int, default=10, help="chains of which advice is tried")
+    parser.add_argument("--advice", type=int, default=10, help="number of chains to test advice on")
     parser.add_argument(
-        "--program", action="store_true", help="measure that alone: for a cluster file"
+        "--program", action="store_true", help="only measure the overhead, for a cluster file"
     )
     parser.add_argument(
-        "--executor", default="inprocess", choices=("inprocess", "ray"), help="of --program"
+        "--executor",
+        default="inprocess",
+        choices=("inprocess", "ray"),
+        help="executor of --program",
     )
-    parser.add_argument("--scale", type=int, nargs="*", help="numbers of devices; no real runs")
-    parser.add_argument("--requests", type=int, default=10_000, help="of --scale")
+    parser.add_argument(
+        "--scale", type=int, nargs="*", help="only simulate these numbers of devices"
+    )
+    parser.add_argument("--requests", type=int, default=10_000, help="requests of --scale")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.scale:
@@ -449,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "one_process": program.one_process,
             },
         }
-        print(json.dumps(document))  # which is YAML
+        print(json.dumps(document))  # JSON is also YAML
         return
     rows = [row(name, options.seconds, program, client_s) for name in options.only]
     advised = [advice(i, options.seconds / 10, program, client_s) for i in range(options.advice)]

@@ -1,6 +1,6 @@
-"""Small models as exporters write them, of 40 to 200 nodes: what a node costs shows in these.
+"""Small models of 40 to 200 nodes in the form of exporters, which show the overhead of a node.
 
-Weights are random and seeded. The quantised ones are made by ONNX Runtime's own quantiser.
+Weights are random and seeded. ONNX Runtime's quantiser makes the quantised models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ vit = partial(networks.vit, layers=2, width=64, image=32, patch=8, heads=4, scor
 
 
 def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
-    """Return token ids (batch, length) -> scores; lengths are free, as with dynamic axes."""
+    """Return token ids (batch, length) -> scores, with dynamic shapes."""
     g = Graph(seed=12)
     ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "length"])
 
@@ -66,9 +66,9 @@ def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
         scores = g.add("Div", g.add("MatMul", q, k), g.constant(4.0))
         scores = g.add("Where", mask, scores, g.constant(-1e9))
         mixed = g.add("MatMul", g.add("Softmax", scores, axis=-1), v)
-        joined = g.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        merged = g.add("Transpose", mixed, perm=[0, 2, 1, 3])
         flat = g.add("Concat", batch, length, number([width]), axis=0)
-        x = g.add("Add", x, g.linear(g.add("Reshape", joined, flat), width, width))
+        x = g.add("Add", x, g.linear(g.add("Reshape", merged, flat), width, width))
         inner = _gelu_tanh(g, g.linear(g.layer_norm(x, width), width, 4 * width))
         x = g.add("Add", x, g.linear(inner, 4 * width, width))
     return g.model([ids], g.add("MatMul", g.layer_norm(x, width), g.weight(width, 256)))
@@ -102,7 +102,7 @@ def _convolution(
 
 
 def mobilenet(image: int = 32, dtype: type = np.float32) -> onnx.ModelProto:
-    """Return image (1, 3, image, image) -> scores, by inverted residuals with squeezes."""
+    """Return image (1, 3, image, image) -> scores: inverted residuals with squeeze-excitation."""
     g = Graph(14, dtype)
     pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
     low, high = g.constant(0.0), g.constant(6.0)
@@ -124,7 +124,7 @@ def mobilenet(image: int = 32, dtype: type = np.float32) -> onnx.ModelProto:
 
 
 def unet(image: int = 32, width: int = 8, levels: int = 3) -> onnx.ModelProto:
-    """Return image (1, 3, image, image) -> a mask of its size."""
+    """Return image (1, 3, image, image) -> a mask of the same size."""
     g = Graph(seed=15)
     pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
 
@@ -132,22 +132,22 @@ def unet(image: int = 32, width: int = 8, levels: int = 3) -> onnx.ModelProto:
         y = g.add("Relu", _convolution(g, x, inputs, outputs, 3))
         return g.add("Relu", _convolution(g, y, outputs, outputs, 3))
 
-    x, inputs, kept = "pixels", 3, []
+    x, inputs, skips = "pixels", 3, []
     for level in range(levels):
         x = twice(x, inputs, width << level)
-        kept.append(x)
+        skips.append(x)
         x = g.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
         inputs = width << level
     x = twice(x, inputs, 2 * inputs)
     for level in reversed(range(levels)):
         outputs = width << level
         up = g.add("ConvTranspose", x, _filters(g, 2 * outputs, outputs, 2), strides=[2, 2])
-        x = twice(g.add("Concat", kept[level], up, axis=1), 2 * outputs, outputs)
+        x = twice(g.add("Concat", skips[level], up, axis=1), 2 * outputs, outputs)
     return g.model([pixels], g.add("Sigmoid", g.add("Conv", x, _filters(g, 1, width, 1))))
 
 
 def lstm(length: int = 20, width: int = 64, layers: int = 2) -> onnx.ModelProto:
-    """Return sequence (length, 1, width) -> scores, with the states' shapes as exported."""
+    """Return sequence (length, 1, width) -> scores, with exported shapes of the states."""
     g = Graph(seed=16)
     sequence = helper.make_tensor_value_info("sequence", g.element_type, [length, 1, width])
     x, inputs = "sequence", width
@@ -178,7 +178,7 @@ def lstm(length: int = 20, width: int = 64, layers: int = 2) -> onnx.ModelProto:
 
 
 class _Calibration(CalibrationDataReader):
-    """One set of inputs, for the ranges of a quantised model."""
+    """Calibration data of one set of inputs, for the ranges of a quantised model."""
 
     def __init__(self, feeds: dict[str, Any]) -> None:
         self._left = [feeds]
@@ -199,7 +199,7 @@ def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProt
     """Return the model with QuantizeLinear and DequantizeLinear around its operators."""
 
     def quantise(source: Path, target: Path) -> None:
-        # Signed activations, its default, ONNX Runtime computes in floats on most processors.
+        # ONNX Runtime computes signed activations, the default, in floats on most processors.
         quantize_static(
             source,
             target,
@@ -213,12 +213,12 @@ def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProt
 
 
 def bert_qdq() -> onnx.ModelProto:
-    """Return `bert`, quantised in pairs."""
+    """Return `bert` with quantise-dequantise pairs."""
     return _with_pairs(bert(), {"ids": np.random.default_rng(0).integers(0, 2000, (1, 32))})
 
 
 def mobilenet_qdq() -> onnx.ModelProto:
-    """Return `mobilenet`, quantised in pairs."""
+    """Return `mobilenet` with quantise-dequantise pairs."""
     image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
     return _with_pairs(mobilenet(), {"pixels": image})
 
@@ -231,7 +231,7 @@ SMALL_NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "small-mobilenet": mobilenet,
     "small-unet": unet,
     "small-lstm": lstm,
-    # MatMulInteger, its activations quantised in the run.
+    # MatMulInteger with activations quantised at run time.
     "small-bert-int8": lambda: _quantised(quantize_dynamic, bert()),
     "small-bert-qdq": bert_qdq,
     "small-mobilenet-qdq": mobilenet_qdq,

@@ -1,10 +1,10 @@
-"""What state saves: a small decoder that generates with its caches on devices, or handed along.
+"""States: a small decoder with its KV cache on the devices, or passed as inputs and outputs.
 
-Each way generates the same tokens, taking turns with the others, its caches empty at each turn:
-a bare onnxruntime session that is handed its caches, and a compiled model on one device and cut in
-two, without state and with it. Bytes a token are those that cross wires between the client and the
-devices, counted once in process; what is kept where it is read crosses none. `ratio` is of the
-rate without state in the same turn.
+All variants generate the same tokens in turns, starting with an empty KV cache: a plain onnxruntime
+session that is passed its KV cache, and a compiled model on one device and split over two, without
+and with states. Bytes per token are those that cross between the client and the devices, counted in
+process; resident tensors do not cross. `ratio` is relative to the rate without states in the same
+turn.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from benchmarks.tables import names, numbers, print_rows
 from tests.support.remote_cores import Counting, core_on, crossed
 from tests.support.stateful_models import STATES, decoder
 
-#: Runs one step: token and caches, or None where they are kept, to all outputs.
+#: Runs one decode step on the token, and the KV cache unless it is a state; returns all outputs.
 Step = Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
 
 
 class Generator:
-    """One way to generate; `step` keeps the caches itself where there are no `caches`."""
+    """Variant of the decode loop; without `caches`, `step` keeps the KV cache itself."""
 
     def __init__(self, step: Step, begin: Callable[[], Any], caches: Mapping[str, np.ndarray]):
         self._step = step
@@ -37,19 +37,19 @@ class Generator:
         self._caches = caches
 
     def tokens(self, count: int) -> list[int]:
-        """Return as many tokens as wanted, from the first on."""
+        """Generate tokens from the beginning of a sequence."""
         self._begin()
-        caches, token, found = self._caches, 1, []
+        caches, token, generated = self._caches, 1, []
         for _ in range(count):
             outputs = self._step({"ids": np.int64([[token]]), **caches})
             caches = {name: outputs[name.replace("past", "present")] for name in caches}
             token = int(np.argmax(outputs["logits"]))
-            found.append(token)
-        return found
+            generated.append(token)
+        return generated
 
 
 def bare(model: onnx.ModelProto, caches: Mapping[str, np.ndarray]) -> Generator:
-    """Return a session that is handed its caches."""
+    """Return a session that is passed its KV cache."""
     session = bare_session(model, 1)
     outputs = [port.name for port in session.get_outputs()]
 
@@ -67,24 +67,24 @@ def compiled(
     *,
     state: bool,
 ) -> Generator:
-    """Return a compiled model, the second half of its layers on the second device."""
+    """Return a compiled model with the second half of its layers on the second device."""
     layers = len(caches) // 2
     later = [*range(layers // 2, layers)] if len(devices) > 1 else []
-    made = core.compile_model(
+    model_compiled = core.compile_model(
         model,
         f"HETERO:{','.join(devices)}",
         dict.fromkeys(["INFERENCE_NUM_THREADS"], 1),
         affinity={f"{i}/*": devices[1] for i in later} | {"logits": devices[-1]},
         states=STATES if state else None,
     )
-    request = made.create_infer_request()
+    request = model_compiled.create_infer_request()
     return Generator(request.infer, request.reset_state, {} if state else caches)
 
 
 def measure(
     kinds: Sequence[str], num_devices: Sequence[int], tokens: int, turns: int, size: Any
 ) -> list[dict[str, Any]]:
-    """Return a row for each executor, number of devices and way."""
+    """Return a row for each executor, number of devices and variant."""
     model = decoder(size.layers, width=size.width, heads=size.heads)
     shape = (1, size.heads, 0, size.width // size.heads)
     caches = {
@@ -120,18 +120,18 @@ def measure(
 
 
 def _seconds(ways: Mapping[str, Generator], tokens: int, turns: int) -> dict[str, list[float]]:
-    """Return what each turn but a first took."""
-    taken: dict[str, list[float]] = {way: [] for way in ways}
-    said = {}
+    """Return the seconds of each turn after the first."""
+    times_s: dict[str, list[float]] = {way: [] for way in ways}
+    output_tokens = {}
     for turn in range(turns + 1):
         for way, generator in ways.items():
             start_s = time.perf_counter()
-            said[way] = generator.tokens(tokens)
+            output_tokens[way] = generator.tokens(tokens)
             if turn:
-                taken[way].append(time.perf_counter() - start_s)
-    if len({tuple(words) for words in said.values()}) > 1:
-        raise AssertionError(f"ways do not generate the same tokens: {said}")
-    return taken
+                times_s[way].append(time.perf_counter() - start_s)
+    if len({tuple(words) for words in output_tokens.values()}) > 1:
+        raise AssertionError(f"ways do not generate the same tokens: {output_tokens}")
+    return times_s
 
 
 def _nbytes(
@@ -141,11 +141,12 @@ def _nbytes(
     way: str,
     tokens: int,
 ) -> float | None:
-    """Return the bytes of tensors that cross for a token, on average."""
+    """Return the mean bytes of tensors that cross for one token."""
     if way == "onnxruntime":
         return None
     plugin = devices[0].partition(".")[0]
-    with core_on(Counting, {plugin: 2}) as core:
+    # Metrics observe requests, which then use channels instead of a request program.
+    with core_on(Counting, {plugin: 2}) as core, core.serve_metrics():
         compiled(core, model, devices, caches, state=way == "state").tokens(tokens)
         return sum(nbytes for *_, nbytes in crossed()) / tokens
 
@@ -155,16 +156,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executors", type=names, default=["inprocess", "ray"])
     parser.add_argument("--devices", type=numbers, default=[1, 2])
-    parser.add_argument("--device", default="ORT", help="plugin")
+    parser.add_argument("--device", default="ORT", help="plugin of the devices")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args(arguments)
-    rows = measure(given.executors, given.devices, given.tokens, given.turns, given)
-    print_rows(rows, given.json)
+    options = parser.parse_args(arguments)
+    rows = measure(options.executors, options.devices, options.tokens, options.turns, options)
+    print_rows(rows, options.json)
 
 
 if __name__ == "__main__":

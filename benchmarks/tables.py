@@ -1,4 +1,4 @@
-"""How benchmarks print: rows as a table for people, as one JSON document for programs."""
+"""Output of benchmarks: a table for people, or one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, **more: Any) -> None:
-    """Print rows, and what else there is to say."""
+    """Print rows and additional values."""
     if as_json:
         sys.stdout.write(json.dumps({"rows": rows, **more}) + "\n")
         return
@@ -23,12 +23,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, **more: Any) ->
 
 
 def names(text: str) -> list[str]:
-    """Return what a list with commas names; nothing for an empty one."""
+    """Return the names in a list with commas."""
     return [name for name in text.split(",") if name]
 
 
 def numbers(text: str) -> list[int]:
-    """Return the numbers of a list with commas; ``k`` and ``M`` are thousands and millions."""
+    """Return the numbers in a list with commas; ``k`` and ``M`` are thousands and millions."""
     return [_number(word) for word in names(text)]
 
 
@@ -38,7 +38,7 @@ def _number(word: str) -> int:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table shows it."""
+    """Return a value as the text of a table's cell."""
     if value is None:
         return ""
     if not isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Latency and rate of ways to do the same thing, measured by turns so that all meet one machine."""
+"""Latency and rate of several variants of the same task, measured in turns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Starts a request; what it returns waits for the answer and gives it.
+#: Starts a request and returns a function that waits for its result.
 Submit = Callable[[], Callable[[], Any]]
-#: A way is warm after so many requests or seconds, whatever is first.
+#: Warm-up of a variant: this number of requests or seconds, whichever is first.
 _WARM_REQUESTS, _WARM_S = 20, 0.5
-#: How long a way runs untimed when its turn comes: threads of the one before spin on for as long.
+#: Untimed run at the start of a turn, while threads of the previous variant still spin.
 _SETTLE_S = 0.1
 
 
 def at_once(call: Callable[[], Any]) -> Submit:
-    """Return a way that has its answer once it is submitted, as a call gives it."""
+    """Return a submit function for a call that returns its result directly."""
 
     def submit() -> Callable[[], Any]:
         answer = call()
@@ -29,11 +29,11 @@ def at_once(call: Callable[[], Any]) -> Submit:
 
 @dataclass(slots=True)
 class Timing:
-    """What was measured of one way."""
+    """Measurements of one variant."""
 
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    #: Answers after a turn's first window of them, and their time, before its last window.
+    #: Number and duration of results between a turn's first and last window.
     steady_answers: int = 0
     steady_s: float = 0.0
 
@@ -44,19 +44,19 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Requests a second."""
+        """Requests per second."""
         return len(self.latencies_s) / self.seconds
 
     @property
     def steady_rate(self) -> float:
-        """Requests a second while the pipeline is full: neither being filled nor drained."""
+        """Requests per second while the pipeline is full."""
         return self.steady_answers / self.steady_s
 
 
 def measure(
     submit: Submit, window: int, seconds: float, timing: Timing, *, windows: int = 1
 ) -> None:
-    """Keep `window` requests in flight, the oldest awaited first; `windows` times that at least."""
+    """Keep `window` requests in flight and await the oldest, for at least `windows` windows."""
     waiting: deque[tuple[float, Callable[[], Any]]] = deque()
     before = len(timing.latencies_s)
     submitted, full_s = 0, 0.0
@@ -80,7 +80,7 @@ def measure(
 def by_turns(
     ways: Mapping[str, Submit], window: int, seconds: float, rounds: int = 3, windows: int = 1
 ) -> dict[str, Timing]:
-    """Warm each way up, then measure each for `seconds` in all, in `rounds` turns."""
+    """Warm up each variant, then measure each for `seconds` in total, in `rounds` turns."""
     for submit in ways.values():
         end_s = time.perf_counter() + _WARM_S
         for _ in range(_WARM_REQUESTS):

@@ -1,13 +1,14 @@
-"""What hetero adds to vendors' runtimes: each bare, and as a device, in the same run.
+"""Overhead over vendors' runtimes: each used directly, and as a device, in the same run.
 
-Pairs of a bare way and ours: openvino and `OV`, onnxruntime and `ORT`, OpenVINO's own `HETERO:CPU`
-and our `HETERO:OV`. `ratio` is the bare way's median latency over ours, one request at a time: 1 is
-none lost. Both of a pair have as many threads, OpenVINO computes in float32 as `OV` does, and their
-turns alternate. A runtime that is not installed is left out, and that is said.
+Pairs of a direct call and a device: openvino and `OV`, onnxruntime and `ORT`, OpenVINO's own
+`HETERO:CPU` and our `HETERO:OV`. `ratio` is the median latency of the direct call over the
+device's, one request at a time; 1 means no overhead. Both have the same number of threads, OpenVINO
+computes in float32, and their turns alternate. Runtimes that are not installed are skipped with a
+message.
 
-Then two devices that share the cores, each with a half of a model's nodes and several requests in
-flight: with the shares of the threads that they get, and each with all threads. `ratio` is the rate
-over that of the latter.
+Then two devices share the cores, each with half of a model's nodes and several requests in flight:
+once with the thread budget that hetero assigns, and once with all threads for each. `ratio` is the
+rate of the former over the latter.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from hetero.devices.model.reader import read_model
 from hetero.measure.sample_inputs import sample_inputs
 
 Inputs = Mapping[str, Any]
-#: Makes a bare way of a model, its inputs and a number of threads.
+#: Makes a direct call from a model, its inputs and a number of threads.
 Make = Callable[[onnx.ModelProto, Inputs, int], Submit]
 
 
@@ -53,18 +54,18 @@ def _onnxruntime(model: onnx.ModelProto, inputs: Inputs, threads: int) -> Submit
     return at_once(partial(bare_session(model, threads).run, None, dict(inputs)))
 
 
-#: Bare way -> the package that it needs, what makes it, and our device beside it.
+#: Direct call -> the package that it needs, the function that makes it, and our device.
 PAIRS: Final[dict[str, tuple[str, Make, str]]] = {
     "onnxruntime": ("onnxruntime", _onnxruntime, "ORT"),
     "openvino": ("openvino", _openvino, "OV"),
     "openvino HETERO:CPU": ("openvino", partial(_openvino, device="HETERO:CPU"), "HETERO:OV"),
 }
-#: Two devices that share cores.
+#: Two devices that share the cores.
 SHARING: Final = "HETERO:OV,ORT"
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure each model, a pair at a time."""
+    """Measure each pair on each model."""
     with hetero.Core(executor="inprocess") as core:
         for name in names(options.models):
             model = NETWORKS[name]() if name in NETWORKS else onnx.load(light_model_path(name))
@@ -86,24 +87,24 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _shared(core: hetero.Core, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Measure halves of models on two vendors' devices, with their shares and with all threads."""
+    """Measure models split over two vendors' devices, with a thread budget and with all threads."""
     for name in names(options.shared):
         model = core.read_model(f"light:{name}")
         inputs = light_model_inputs(model)
         half = model.node_names[len(model.node_names) // 2 :]
-        made = [
+        compiled_models = [
             core.compile_model(model, SHARING, config, affinity=dict.fromkeys(half, "ORT"))
             for config in ({"INFERENCE_NUM_THREADS": options.threads}, {})
         ]
         ways = {
             f"{SHARING}, {what}": call(compiled, inputs)
-            for what, compiled in zip(("all threads", "shares"), made, strict=True)
+            for what, compiled in zip(("all threads", "shares"), compiled_models, strict=True)
         }
         timings = by_turns(ways, 4, options.seconds, options.rounds)
         every = next(iter(timings.values()))
         for way, timing in timings.items():
             yield _row(name, way, timing, timing.rate / every.rate)
-        for compiled in made:
+        for compiled in compiled_models:
             compiled.close()
 
 
@@ -120,11 +121,13 @@ def _row(model: str, way: str, timing: Timing, ratio: float) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="resnet50,squeezenet,bert")
-    parser.add_argument("--shared", default="resnet50", help="models that two devices share")
+    parser.add_argument("--shared", default="resnet50", help="models to split over two devices")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, default=cores, help="of each way; all cores")
-    parser.add_argument("--seconds", type=float, default=2.5, help="per way and model")
-    parser.add_argument("--rounds", type=int, default=20, help="turns to cut these seconds in")
+    parser.add_argument(
+        "--threads", type=int, default=cores, help="threads of each variant; default: all cores"
+    )
+    parser.add_argument("--seconds", type=float, default=2.5, help="per variant and model")
+    parser.add_argument("--rounds", type=int, default=20, help="number of turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     print_rows(list(run(options)), options.json)

@@ -1,7 +1,7 @@
-"""A stage of the bare ZeroMQ chain: takes a message, makes a fresh array of its size, sends it on.
+"""Stage of the plain ZeroMQ chain: receives a message and sends a new array of the same size.
 
-``python -m benchmarks.zmq_relay TAKE GIVE [SECONDS]``: where it takes and gives, and how long it
-pretends to compute.
+``python -m benchmarks.zmq_relay RECEIVE SEND [SECONDS]``: addresses to receive from and send to,
+and seconds to sleep as computation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import numpy as np
 import zmq
 
-#: From here on ZeroMQ sends without a copy: below it that costs more than the copy.
+#: From this size on ZeroMQ sends without a copy; below it a copy is faster.
 COPIED_NBYTES = 64_000
 
 
@@ -23,7 +23,7 @@ def send(socket: zmq.Socket[bytes], header: bytes, array: np.ndarray) -> None:
 
 
 def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, np.ndarray]:
-    """Return what `send` sent; the array is the message's own memory."""
+    """Receive a header and an array from `send`; the array uses the message's memory."""
     header = socket.recv()
     return header, np.frombuffer(socket.recv(copy=False), np.float32)
 

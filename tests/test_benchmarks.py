@@ -1,4 +1,4 @@
-"""The benchmarks run, and count rightly: tiny settings, no Ray."""
+"""Benchmarks with tiny settings: they run, and their numbers are consistent."""
 
 from __future__ import annotations
 
@@ -33,34 +33,32 @@ from benchmarks.timing import Timing, measure
 from hetero.devices.errors import DeviceLostError
 from hetero.examples.small_decoder import small_decoder
 
-PATIENCE_S = 60
-
 
 @pytest.fixture
 def rows(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
-    """Return what runs a benchmark in process and gives what it prints."""
+    """Return a function that runs a benchmark in process and returns its rows."""
 
     def run(main: Callable[[list[str]], Any], *arguments: str) -> list[dict[str, Any]]:
         main([*arguments, "--json", "--executors", "inprocess"])
-        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
-        return found
+        results: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+        return results
 
     return run
 
 
-def test_chains_are_measured_against_their_peer(rows: Any) -> None:
+def test_scheduler_compares_chains_with_a_peer(rows: Any) -> None:
     options = ("--stages", "1,2", "--sizes", "1k", "--windows", "1,3", "--peers", "zmq")
-    found = rows(scheduler.main, *options, "--seconds", "0.03")
-    cases = [(row["stages"], row["window"], row["way"]) for row in found]
+    results = rows(scheduler.main, *options, "--seconds", "0.03")
+    cases = [(row["stages"], row["window"], row["way"]) for row in results]
     assert cases == [(s, w, way) for s in (1, 2) for w in (1, 3) for way in ("zmq", "inprocess")]
-    for peer, ours in zip(found[::2], found[1::2], strict=True):
+    for peer, ours in zip(results[::2], results[1::2], strict=True):
         assert peer["p50_ratio"] == peer["rate_ratio"] == 1
         assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
 
 
-def test_decoders_are_measured_against_a_bare_session(rows: Any, tmp_path: Path) -> None:
+def test_generate_compares_decoders_with_a_plain_session(rows: Any, tmp_path: Path) -> None:
     onnx.save(small_decoder(), tmp_path / "model.onnx")
-    found = rows(
+    results = rows(
         generate.main,
         str(tmp_path),
         "--tokens",
@@ -73,56 +71,56 @@ def test_decoders_are_measured_against_a_bare_session(rows: Any, tmp_path: Path)
         "9",
     )
     ways = ("1 device", "3 devices", "1 device, 2 rows", "1 device, 2 texts in threads")
-    assert [row["way"] for row in found[:-3]] == ["bare", *(f"inprocess {way}" for way in ways)]
-    assert min(row["ratio"] for row in found[-3:]) > 0
-    for row in found[:-3]:
+    assert [row["way"] for row in results[:-3]] == ["bare", *(f"inprocess {way}" for way in ways)]
+    assert min(row["ratio"] for row in results[-3:]) > 0
+    for row in results[:-3]:
         each = 2 if ", 2 " in row["way"] else 1
         assert row["tokens_per_s"] == pytest.approx(each * 1e3 / row["ms_per_step"])
 
 
 @pytest.mark.slow
-def test_vendors_runtimes_are_measured_bare_and_as_devices(
+def test_vendors_compares_devices_with_direct_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    few = "--models squeezenet --shared squeezenet --seconds 0.03 --rounds 1 --json"
-    vendors.main(few.split())
-    found = json.loads(capsys.readouterr().out)["rows"]
+    options = "--models squeezenet --shared squeezenet --seconds 0.03 --rounds 1 --json"
+    vendors.main(options.split())
+    results = json.loads(capsys.readouterr().out)["rows"]
     ways = ["onnxruntime", "ORT", "openvino", "OV", "openvino HETERO:CPU", "HETERO:OV"]
     ways += ["HETERO:OV,ORT, all threads", "HETERO:OV,ORT, shares"]
     installed = len(ways) if importlib.util.find_spec("openvino") else 2
-    assert [row["way"] for row in found] == ways[:installed]
-    for i, (bare, ours) in enumerate(zip(found[::2], found[1::2], strict=True)):
+    assert [row["way"] for row in results] == ways[:installed]
+    for i, (bare, ours) in enumerate(zip(results[::2], results[1::2], strict=True)):
         assert bare["ratio"] == 1
         rate = ours["requests_per_s"] / bare["requests_per_s"]
         ratio = rate if i == 3 else bare["p50_ms"] / ours["p50_ms"]
         assert ours["ratio"] == pytest.approx(ratio, rel=0.01)
 
 
-def test_a_peer_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scheduler_refuses_an_unknown_peer(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         scheduler.main(["--peers", "zmq,kafka"])
     assert "kafka" in capsys.readouterr().err
 
 
-def test_a_pipelines_share_is_of_its_busiest_device(rows: Any) -> None:
+def test_pipelines_share_is_relative_to_the_busiest_device(rows: Any) -> None:
     options = ("--times", "4", "--devices", "2", "--seconds", "0.2")
-    found = rows(pipelines.main, *options)
-    assert [(row["visits"], row["way"]) for row in found] == [
+    results = rows(pipelines.main, *options)
+    assert [(row["visits"], row["way"]) for row in results] == [
         (1, "inprocess"),
         (1, "zmq"),
         (1, "sleep"),
         (2, "inprocess"),
         (2, "sleep"),
     ]
-    for row in found:
+    for row in results:
         visits = 1 if row["way"] == "sleep" else row["visits"]
         assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
 
 
-def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows: Any) -> None:
+def test_batching_compares_with_a_plain_session_and_batches_by_hand(rows: Any) -> None:
     options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
-    found = rows(batching.main, *options, "--rounds", "1")
-    assert [row["way"] for row in found] == [
+    results = rows(batching.main, *options, "--rounds", "1")
+    assert [row["way"] for row in results] == [
         "session",
         "session by hand",
         "one device",
@@ -130,28 +128,30 @@ def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows
         "cut in two",
         "cut in two, batched",
     ]
-    assert found[0]["ratio"] == found[1]["by_hand"] == 1
-    assert all(row["requests_per_s"] > 0 for row in found)
+    assert results[0]["ratio"] == results[1]["by_hand"] == 1
+    assert all(row["requests_per_s"] > 0 for row in results)
 
 
-def test_what_is_joined_by_hand_is_what_the_session_gives_alone() -> None:
+def test_batches_by_hand_equal_single_requests() -> None:
     make, shape, _ = batching.MODELS["block"]
     session = bare_session(make(), 1)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     by_hand = batching.ByHand(session, x, 2)
     waits = [by_hand.submit() for _ in range(3)]
-    (want,) = session.run(None, {"x": x})
+    (expected,) = session.run(None, {"x": x})
     for wait in waits:
-        np.testing.assert_allclose(wait(), want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(wait(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_one_device_is_measured_against_the_bare_session(rows: Any) -> None:
-    found = rows(one_device.main, "--models", "where,nonzero", "--seconds", "0.05", "--rounds", "1")
-    assert [row["model"] for row in found] == ["where", "nonzero"]
-    assert all(row["bare_us"] > 0 for row in found)
+def test_one_device_compares_with_a_plain_session(rows: Any) -> None:
+    results = rows(
+        one_device.main, "--models", "where,nonzero", "--seconds", "0.05", "--rounds", "1"
+    )
+    assert [row["model"] for row in results] == ["where", "nonzero"]
+    assert all(row["bare_us"] > 0 for row in results)
 
 
-def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
+def test_scale_reports_time_per_stage_and_leaks(rows: Any) -> None:
     (row,) = rows(
         scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"
     )
@@ -163,20 +163,20 @@ def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_growth_has_a_figure_for_each_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_growth_has_a_value_for_each_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
     growth.main(["--devices", "2,3", "--json"])
-    found = json.loads(capsys.readouterr().out)["rows"]
+    results = json.loads(capsys.readouterr().out)["rows"]
     assert {"deploy", "request, alone", "loss of a device: others wait"} < {
-        r["what"] for r in found
+        r["what"] for r in results
     }
-    assert all(row["2"] >= 0 and row["3"] >= 0 for row in found)
+    assert all(row["2"] >= 0 and row["3"] >= 0 for row in results)
 
 
-def test_sizes_have_units() -> None:
+def test_numbers_accept_units() -> None:
     assert numbers("1k,2.5M,7,") == [1_000, 2_500_000, 7]
 
 
-def test_as_many_requests_as_the_window_are_in_flight_and_the_oldest_is_awaited_first() -> None:
+def test_measure_keeps_the_window_in_flight_and_awaits_the_oldest() -> None:
     events: list[tuple[str, int]] = []
 
     def submit() -> Callable[[], None]:
@@ -193,104 +193,104 @@ def test_as_many_requests_as_the_window_are_in_flight_and_the_oldest_is_awaited_
     assert (len(timing.latencies_s), timing.steady_answers) == (3 + 12, 12 - 2 * 3 + 1)
 
 
-class Odd:
-    """A model that answers as it is told, by request: right, wrong, twice, never, an error."""
+class ScriptedModel:
+    """Model whose requests end as scripted: right, wrong, twice, never, or in an error."""
 
-    def __init__(self, ways: list[str]) -> None:
-        self._ways = ways
-        self.started = 0
+    def __init__(self, outcomes: list[str]) -> None:
+        self._outcomes = outcomes
+        self.num_requests = 0
 
-    def create_infer_request(self) -> OddRequest:
-        self.started += 1
-        return OddRequest(self._ways[min(self.started, len(self._ways)) - 1])
+    def create_infer_request(self) -> ScriptedRequest:
+        self.num_requests += 1
+        return ScriptedRequest(self._outcomes[min(self.num_requests, len(self._outcomes)) - 1])
 
 
-class OddRequest:
-    def __init__(self, way: str) -> None:
-        self._way = way
+class ScriptedRequest:
+    def __init__(self, outcome: str) -> None:
+        self._outcome = outcome
 
     def set_callback(self, callback: Callable[[Any], None]) -> None:
         self._callback = callback
 
     def start_async(self, inputs: dict[str, np.ndarray], **_: Any) -> None:
-        if self._way == "refused":
+        if self._outcome == "refused":
             raise DeviceLostError("gone")
         self._x = inputs["x"]
-        for _ in range({"never": 0, "twice": 2}.get(self._way, 1)):
+        for _ in range({"never": 0, "twice": 2}.get(self._outcome, 1)):
             self._callback(None)
 
     @property
     def results(self) -> dict[str, np.ndarray]:
-        if self._way == "fails":
+        if self._outcome == "fails":
             raise DeviceLostError("gone")
-        return {"y": 2 * (self._x + 1) + (self._way == "wrong")}
+        return {"y": 2 * (self._x + 1) + (self._outcome == "wrong")}
 
 
-def test_a_flow_tells_right_wrong_lost_and_doubled_answers_apart() -> None:
-    ways = ["right", "wrong", "twice", "refused", "fails", "never", "right"]
-    flow = Flow(Odd(ways), window=2, rate=1e6, timeout_s=1)  # type: ignore[arg-type]
-    while flow.requests < len(ways) + 5:
+def test_flow_counts_right_wrong_lost_and_duplicate_results() -> None:
+    outcomes = ["right", "wrong", "twice", "refused", "fails", "never", "right"]
+    flow = Flow(ScriptedModel(outcomes), window=2, rate=1e6, timeout_s=1)  # type: ignore[arg-type]
+    while flow.requests < len(outcomes) + 5:
         assert flow._thread.is_alive()
     flow._stopped.set()
-    flow._thread.join(300)  # all answers come in it
+    flow._thread.join(300)  # results arrive in this thread
     flow.stop(0)
     assert (flow.wrong, flow.duplicated, flow.lost) == (1, 1, 3)
     assert flow.errors == {"DeviceLostError": 2}
     assert len(flow.answers) == flow.requests - 4
-    found = chaos.result(flow, [(0.0, "kill"), (flow.answers[-1][1] + 1, "stop")], 1e9)
-    assert (found["faults"], found["unrecovered"]) == (2, 1)
-    assert found["kinds"] == {"kill": 1, "stop": 1}
+    results = chaos.result(flow, [(0.0, "kill"), (flow.answers[-1][1] + 1, "stop")], 1e9)
+    assert (results["faults"], results["unrecovered"]) == (2, 1)
+    assert results["kinds"] == {"kill": 1, "stop": 1}
 
 
-def test_no_two_requests_of_a_flow_ask_the_same() -> None:
-    seen = {question(number)[:8].tobytes() for number in range(1, 500)}
-    assert len(seen) == 499
+def test_requests_of_a_flow_have_different_inputs() -> None:
+    inputs = {question(number)[:8].tobytes() for number in range(1, 500)}
+    assert len(inputs) == 499
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_chaos_counts_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chaos_counts_faults_and_requests(capsys: pytest.CaptureFixture[str]) -> None:
     chaos.main(["--seconds", "8", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["whole"]
-    assert found["requests"] > 0
-    assert found["faults"] == sum(found["kinds"].values()) > 0
-    assert (found["duplicated"], found["wrong"]) == (0, 0)
+    results = json.loads(capsys.readouterr().out)
+    assert results["whole"]
+    assert results["requests"] > 0
+    assert results["faults"] == sum(results["kinds"].values()) > 0
+    assert (results["duplicated"], results["wrong"]) == (0, 0)
 
 
 @pytest.mark.slow
-def test_two_checkouts_are_compared_by_turns(capsys: pytest.CaptureFixture[str]) -> None:
-    here = str(Path(__file__).parents[1])
-    few = ["--models", "small-vit,small-lstm", "--turns", "2", "--seconds", "0.02", "--json"]
-    paired.main([here, *few])
-    found = json.loads(capsys.readouterr().out)
-    assert [row["model"] for row in found["rows"]] == ["small-vit", "small-lstm"]
-    for row in found["rows"]:
+def test_paired_compares_two_checkouts(capsys: pytest.CaptureFixture[str]) -> None:
+    checkout = str(Path(__file__).parents[1])
+    options = ["--models", "small-vit,small-lstm", "--turns", "2", "--seconds", "0.02", "--json"]
+    paired.main([checkout, *options])
+    results = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in results["rows"]] == ["small-vit", "small-lstm"]
+    for row in results["rows"]:
         assert row["ratio"] == pytest.approx(row["this_ms"] / row["other_ms"])
-    assert found["geometric_mean"] > 0
+    assert results["geometric_mean"] > 0
 
 
-def test_what_state_saves_is_counted(rows: Any) -> None:
+def test_states_reduce_the_bytes_per_token(rows: Any) -> None:
     options = ("--device", "CPU", "--tokens", "4", "--turns", "1", "--layers", "2", "--width", "8")
-    found = rows(state.main, *options, "--heads", "2")
-    assert [(row["devices"], row["way"]) for row in found] == [
+    results = rows(state.main, *options, "--heads", "2")
+    assert [(row["devices"], row["way"]) for row in results] == [
         (count, way) for count in (1, 2) for way in ("onnxruntime", "handed", "state")
     ]
-    for _, handed, kept in (found[:3], found[3:]):
-        assert kept["bytes_per_token"] < handed["bytes_per_token"]
+    for _, handed, with_states in (results[:3], results[3:]):
+        assert with_states["bytes_per_token"] < handed["bytes_per_token"]
 
 
 @pytest.mark.slow
-def test_simulated_runs_are_set_beside_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_compares_with_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
     cases = ["NULL 20 ms, batches of 4, 60 %", "ORT 2 stages, 70 %"]
     simulate.main(["--only", *cases, "--seconds", "0.2", "--advice", "1", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [row["run"] for row in found["rows"]] == cases
-    assert all(row["rate"] > 0 and row["rate error"] > -1 for row in found["rows"])
-    assert found["advice"][0]["advice"].startswith("+1")
+    results = json.loads(capsys.readouterr().out)
+    assert [row["run"] for row in results["rows"]] == cases
+    assert all(row["rate"] > 0 and row["rate error"] > -1 for row in results["rows"])
+    assert results["advice"][0]["advice"].startswith("+1")
 
 
-def test_a_simulation_of_so_many_devices_counts_its_events(
+def test_simulate_scale_counts_events(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     simulate.main(["--scale", "10", "--requests", "100", "--json"])
