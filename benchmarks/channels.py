@@ -26,7 +26,7 @@ from benchmarks import zmq_relay
 from benchmarks.processes import Child
 from benchmarks.tables import names, numbers, print_rows
 from hetero.devices.request.request import Request
-from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.vocabulary.messages import Message, Task, Values
 
@@ -103,7 +103,7 @@ def party(way: str, folder: Path) -> Party:
 def relay(way: str, folder: Path) -> None:
     """Run as one of the relays until killed."""
     if way in DIRECT and DIRECT[way][1]:
-        direct_address.this_node = lambda: str(os.getpid())  # type: ignore[assignment]
+        addresses.this_node = lambda: str(os.getpid())  # type: ignore[assignment]
     mine = party(way, folder)
     print(mine.address, flush=True)
     target = sys.stdin.readline().strip()

@@ -1,1 +1,1 @@
-"""Channels: the ways on which a deployment's parties, its client and its devices, send messages."""
+"""Channels: connections over which clients and devices exchange messages."""

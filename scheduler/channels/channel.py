@@ -1,6 +1,7 @@
-"""What a channel is: it takes messages to other parties, and hands in those that come.
+"""Interfaces of channels: they send messages to other peers and deliver those that arrive.
 
-A client has one for all of its deployments: a message goes to the deployment of its request.
+A peer is a client or a device. A client has one channel for all its deployments: a message belongs
+to the deployment of its request.
 """
 
 from __future__ import annotations
@@ -11,62 +12,61 @@ from typing import Any, NamedTuple, Protocol
 
 from hetero.scheduler.vocabulary.messages import Dropped, Free, Message
 
-#: Takes what comes for a party.
+#: Callback for the messages that arrive.
 Receiver = Callable[[Message], None]
 
 
 class Channel(Protocol):
-    """A party's way to the others, made with the party's `Receiver`.
+    """A peer's connection to the other peers; it delivers messages to the peer's `Receiver`.
 
-    Tensors that come are read-only; those that are sent must not be written to afterwards.
+    Received tensors are read-only. A sender must not write to tensors that it has sent.
     """
 
     @property
     def address(self) -> str:
-        """Where others reach this party; only channels of one kind know what is in it."""
+        """Address of this peer; its format depends on the kind of channel."""
 
     def send(self, address: str, message: Message) -> None:
-        """Send a message.
+        """Send a message without waiting for the receiver.
 
-        Never waits for the other party, and does not raise because it is gone: whoever watches
-        the devices finds that out.
+        It does not raise if the receiver has ended; the liveness of devices is tracked elsewhere.
         """
 
     def close(self) -> None:
-        """Send and hand in nothing more; again is harmless."""
+        """Stop sending and delivering messages; calling it again has no effect."""
 
 
 class PumpedChannel(Channel, Protocol):
-    """A channel whose messages come from other processes: some thread has to wait for them."""
+    """A channel between processes, whose messages some thread has to wait for."""
 
     def pump(self, timeout_s: float) -> int:
-        """Wait for messages and hand in those that have come; return how many.
+        """Wait for a message and deliver it; return the number of delivered messages.
 
-        Any thread may; they take turns.
+        Several threads may call it; they take turns.
         """
 
     def wake(self) -> None:
-        """Make one `pump`, that waits or the next, return early."""
+        """Make one call of `pump` return early: the current or the next one."""
 
     @property
     def num_waits(self) -> int:
-        """How many times a `pump` has found nothing there, and has waited."""
+        """Number of times that `pump` had to wait because no message was available."""
 
-    def hold(self) -> None:
-        """Keep small messages for this node, that the calling thread sends, until `let_go`.
+    def cork(self) -> None:
+        """Buffer small messages of this thread to local peers until `uncork`, as TCP_CORK does.
 
-        Those for one party then go as one: it wakes once. One thread at a time may hold; what it
-        holds goes with the next beat at the latest.
+        The messages to one peer then travel together and wake it once. One thread at a time may
+        cork. Buffered messages are sent with the next heartbeat at the latest.
         """
 
-    def let_go(self) -> None:
-        """Send what is held, and hold no more."""
+    def uncork(self) -> None:
+        """Send the buffered messages and stop buffering."""
 
 
 class SharedChannel:
     """A client's channel, shared by its deployments.
 
-    `channel`: is given what `receive` returns; set before the first deployment connects.
+    `channel`: the channel that delivers to `receive`; set it before the first `connect`.
     """
 
     def __init__(self) -> None:
@@ -74,23 +74,23 @@ class SharedChannel:
         self._receivers: dict[str, Receiver] = {}
 
     def receive(self, message: Message) -> None:
-        """Hand a message in; one for a deployment that is closed comes too late."""
-        if isinstance(message, Dropped | Free):  # only devices are sent these
+        """Deliver a message to its deployment; drop it if that is closed."""
+        if isinstance(message, Dropped | Free):  # sent to devices only
             return
         receive = self._receivers.get(message.task.request.deployment)
         if receive is not None:
             receive(message)
 
     def connect(self, deployment: str, receive: Receiver) -> Channel:
-        """Return a deployment's channel."""
+        """Return a channel for one deployment."""
         assert self.channel is not None
         self._receivers[deployment] = receive
-        forget = partial(self._receivers.pop, deployment, None)
-        return _Part(self.channel.address, self.channel.send, forget)
+        disconnect = partial(self._receivers.pop, deployment, None)
+        return _DeploymentChannel(self.channel.address, self.channel.send, disconnect)
 
 
-class _Part(NamedTuple):
-    """A deployment's part of the channel."""
+class _DeploymentChannel(NamedTuple):
+    """Channel of one deployment; it sends by the shared channel."""
 
     address: str
     send: Callable[[str, Message], None]

@@ -1,4 +1,4 @@
-"""Connections of one ZeroMQ socket to many parties, and a monitor that reports which are up."""
+"""ZeroMQ connections from one socket to many peers, with a monitor of their state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ _UP: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _DOWN: Final = zmq.EVENT_DISCONNECTED
 
 
-class Heartbeats(NamedTuple):
-    """ZeroMQ's heartbeats: seconds between two, and after which an unanswered one ends the
-    connection. Its own thread answers them, whatever keeps the interpreter.
+class HeartbeatTimes(NamedTuple):
+    """Times of ZeroMQ's heartbeats.
+
+    libzmq's I/O thread sends and answers them, so a thread that holds the interpreter lock does not
+    delay them.
+
+    `interval_s`: time between two heartbeats.
+    `timeout_s`: time after which an unanswered heartbeat closes the connection.
     """
 
     interval_s: float
@@ -28,33 +33,38 @@ class Heartbeats(NamedTuple):
 
 @dataclass(slots=True)
 class _Connection:
+    """A connection to one peer.
+
+    `key`: the peer's CURVE key; empty without CURVE.
+    `route`: routing id of the connection. libzmq aborts the process if one is used twice.
+    """
+
     identity: bytes
     url: str
     key: bytes
-
-    @property
-    def place(self) -> str:
-        """The url as `_place_of` writes it."""
-        return _place_of(self.url)
-
-    #: What ZeroMQ calls it: never twice the same, which would end the process.
     route: bytes = b""
     is_up: bool = False
 
+    @property
+    def endpoint(self) -> str:
+        """Normalized url."""
+        return _normalized(self.url)
+
 
 class Connections:
-    """A socket with a connection to each party; for one thread at a time.
+    """A ROUTER socket with one connection to each peer; use it from one thread at a time.
 
-    `most_waiting`: how many messages wait for a party that does not read; 0: any number.
+    `heartbeats`: times of heartbeats; None disables them.
+    `max_queued`: maximum number of messages in the queue of a connection; 0 means no limit.
     """
 
     def __init__(
-        self, sockets: Sockets, heartbeats: Heartbeats | None = None, most_waiting: int = 0
+        self, sockets: Sockets, heartbeats: HeartbeatTimes | None = None, max_queued: int = 0
     ) -> None:
         self._sockets = sockets
         self.socket = sockets.socket(zmq.ROUTER)
-        self.socket.router_mandatory = True  # else it drops what finds no room, and is silent
-        self.socket.sndhwm = most_waiting
+        self.socket.router_mandatory = True  # otherwise a full queue drops messages silently
+        self.socket.sndhwm = max_queued
         if heartbeats is not None:
             self.socket.heartbeat_ivl = _milliseconds(heartbeats.interval_s)
             self.socket.heartbeat_timeout = _milliseconds(heartbeats.timeout_s)
@@ -63,62 +73,68 @@ class Connections:
         self.monitor = sockets.socket(zmq.PAIR)
         self.monitor.connect(url)
         self._by_identity: dict[bytes, _Connection] = {}
-        self._by_place: dict[str, _Connection] = {}
+        self._by_endpoint: dict[str, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
+        #: Identities whose connection was closed because another peer uses their endpoint.
         self._replaced: list[bytes] = []
-        self._count = 0
+        self._num_routes = 0
 
     def connect(self, identity: bytes, url: str, key: bytes) -> None:
-        """Connect to a party, whether or not it listens; `key`: CURVE's, empty without.
+        """Connect to a peer, whether or not it listens already.
 
-        Raises zmq.ZMQError.
+        Raises zmq.ZMQError: libzmq rejects the url, or lacks resources.
         """
         self.disconnect(identity)
-        if last := self._by_place.get(_place_of(url)):  # it has ended: another has its port
-            self.disconnect(last.identity)
-            self._replaced.append(last.identity)
+        # A peer with the same endpoint has ended, and its port was assigned again.
+        if previous := self._by_endpoint.get(_normalized(url)):
+            self.disconnect(previous.identity)
+            self._replaced.append(previous.identity)
         self._connect(_Connection(identity, url, key))
 
-    def _connect(self, made: _Connection) -> None:
-        self._count += 1
-        made.route = b"p%d" % self._count  # libzmq keeps routes that begin with 0 for itself
+    def _connect(self, connection: _Connection) -> None:
+        self._num_routes += 1
+        connection.route = b"p%d" % self._num_routes  # libzmq reserves ids that start with 0
         options: Any = self.socket
-        options.connect_routing_id = made.route
-        self._sockets.connect(self.socket, made.url, made.key)
-        self._by_identity[made.identity] = self._by_place[made.place] = made
-        self._by_route[made.route] = made
+        options.connect_routing_id = connection.route
+        self._sockets.connect(self.socket, connection.url, connection.key)
+        self._by_identity[connection.identity] = connection
+        self._by_endpoint[connection.endpoint] = connection
+        self._by_route[connection.route] = connection
 
-    def renew(self, identity: bytes) -> None:
-        """Connect anew: after a cut a connection may hang for long. What waits on it is lost."""
-        made = self._by_identity.get(identity)
-        if made is not None:
+    def reconnect(self, identity: bytes) -> None:
+        """Replace a connection, if there is one; its queued messages are lost.
+
+        After a network outage TCP may wait for minutes before it retransmits.
+        """
+        connection = self._by_identity.get(identity)
+        if connection is not None:
             self.disconnect(identity)
-            self._connect(_Connection(identity, made.url, made.key))
+            self._connect(_Connection(identity, connection.url, connection.key))
 
     def disconnect(self, identity: bytes) -> None:
-        """End a connection, if there is one; what waits on it is lost."""
-        made = self._by_identity.pop(identity, None)
-        if made is not None:
-            del self._by_place[made.place], self._by_route[made.route]
+        """Close a connection, if there is one; its queued messages are lost."""
+        connection = self._by_identity.pop(identity, None)
+        if connection is not None:
+            del self._by_endpoint[connection.endpoint], self._by_route[connection.route]
             with contextlib.suppress(zmq.ZMQError):
-                self.socket.disconnect(made.url)
+                self.socket.disconnect(connection.url)
 
-    def knows(self, identity: bytes) -> bool:
-        """Return whether there is a connection to a party, made or to be made."""
+    def __contains__(self, identity: bytes) -> bool:
+        """Return whether there is a connection to a peer, established or not."""
         return identity in self._by_identity
 
     def is_up(self, identity: bytes) -> bool:
-        """Return whether a party is connected."""
-        made = self._by_identity.get(identity)
-        return made is not None and made.is_up
+        """Return whether the connection to a peer is established."""
+        connection = self._by_identity.get(identity)
+        return connection is not None and connection.is_up
 
     def send(self, identity: bytes, frames: Sequence[Any], *, copy: bool = True) -> bool:
-        """Send frames to a party, now or once it is connected; return whether there is room.
+        """Queue frames for a peer; return False if its queue is full.
 
-        Raises zmq.ZMQError: there is no connection to it.
+        Raises zmq.ZMQError: there is no connection to the peer.
         """
-        made = self._by_identity.get(identity)
-        route = b"" if made is None else made.route
+        connection = self._by_identity.get(identity)
+        route = b"" if connection is None else connection.route
         try:
             self.socket.send_multipart((route, *frames), zmq.DONTWAIT, copy=copy)
         except zmq.Again:
@@ -126,7 +142,7 @@ class Connections:
         return True
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the identities of parties, and what they have sent back."""
+        """Yield each reply with the identity of its connection's peer."""
         with contextlib.suppress(zmq.Again):
             while True:
                 route, *_, data = self.socket.recv_multipart(zmq.DONTWAIT)
@@ -134,17 +150,17 @@ class Connections:
                     yield self._by_route[route].identity, data
 
     def changes(self) -> Iterator[tuple[bytes, bool]]:
-        """Yield the identities of parties, and whether they are up now, where that has changed."""
+        """Yield the identity of each connection that was established (True) or lost (False)."""
         while self._replaced:
             yield self._replaced.pop(), False
         with contextlib.suppress(zmq.Again):
             while True:
                 event: Any = parse_monitor_message(self.monitor.recv_multipart(zmq.DONTWAIT))
-                made = self._by_place.get(_place_of(event["endpoint"].decode()))
+                connection = self._by_endpoint.get(_normalized(event["endpoint"].decode()))
                 is_up = event["event"] == _UP
-                if made is not None and made.is_up != is_up:
-                    made.is_up = is_up
-                    yield made.identity, is_up
+                if connection is not None and connection.is_up != is_up:
+                    connection.is_up = is_up
+                    yield connection.identity, is_up
 
     def close(self) -> None:
         """Close the sockets."""
@@ -157,8 +173,8 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e3))
 
 
-def _place_of(url: str) -> str:
-    """Return a url in one way: ZeroMQ's events name an IPv4 address as IPv6 sometimes."""
+def _normalized(url: str) -> str:
+    """Normalize a url: libzmq's events sometimes write an IPv4 address as IPv6."""
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp":

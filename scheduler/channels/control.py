@@ -1,7 +1,7 @@
-"""The control thread of a direct channel: liveness of peers, clocks, losses, dropped requests.
+"""Control thread of a direct channel: liveness of peers, clocks, losses and dropped requests.
 
-ZeroMQ's heartbeats tell which peers are connected. Their status is asked for once a second, for
-clocks, for losses, and for numbers that they publish.
+ZeroMQ's heartbeats detect whether a peer can be reached. In addition, the thread requests the
+status of watched peers once a second: clock, losses and values that the peer publishes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,10 @@ import zmq
 
 from hetero.devices.errors import BlobError, ClusterError
 from hetero.scheduler.channels import envelope, protocol
+from hetero.scheduler.channels.addresses import to_endpoint
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.connections import Connections
 from hetero.scheduler.channels.control_sockets import ControlSockets
-from hetero.scheduler.channels.direct_address import to_endpoint
 from hetero.scheduler.channels.inbox import Inbox
 from hetero.scheduler.channels.peers import Peer, Peers
 from hetero.scheduler.channels.shared_memory import SlotReader
@@ -33,26 +32,27 @@ from hetero.scheduler.vocabulary.messages import Dropped
 
 _log = logging.getLogger(__name__)
 
-#: Heartbeats between two requests for a peer's status.
+#: Number of heartbeats between two status requests to a peer.
 _STATUS_HEARTBEATS: Final = 2
-#: Peers that nobody watches are forgotten after so many time-outs without an answer.
-_FORGOTTEN_AFTER: Final = 10
-#: Seconds until a peer of this node whose control connection has ended is suspected.
-_END_S: Final = 0.05
-#: Seconds between two looks at what has not been used.
+#: Number of timeouts after which a suspected peer that nobody watches is forgotten.
+_FORGET_TIMEOUTS: Final = 10
+#: Delay before a local peer is suspected because its control connection has ended. If its process
+#: has ended, its data connection reports that by then.
+_SUSPECT_DELAY_S: Final = 0.05
+#: Time between two searches for unused shared memory.
 _TIDY_S: Final = 10.0
-#: Bytes of dropped requests that go together.
-_MOST_DROPPED_NBYTES: Final = 32 * 1024
-#: Peers whose losses are remembered; and parties that are told when the channel ends.
-_MOST_LOST: Final = 64
-_MOST_ASKERS: Final = 4096
-#: In a status: how long its party may leave requests for it unanswered, seconds.
+#: Maximum size of the dropped requests in one message.
+_MAX_DROPPED_NBYTES: Final = 32 * 1024
+#: Maximum number of peers whose losses are counted, and of peers notified of the channel's end.
+_MAX_LOSERS: Final = 64
+_MAX_REQUESTERS: Final = 4096
+#: Status value: time for which a peer may leave status requests unanswered.
 PATIENCE: Final = "patience_s"
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """The channel's callbacks; see `DirectChannel`."""
+    """Callbacks of a channel; see `DirectChannel`."""
 
     receive: Receiver
     on_suspected: Callable[[str, float], None]
@@ -63,7 +63,7 @@ class Callbacks:
 
 
 class Control:
-    """The thread and its state."""
+    """The control thread and its state."""
 
     def __init__(
         self,
@@ -76,9 +76,9 @@ class Control:
         heartbeat_s: float,
         timeout_s: float,
     ) -> None:
-        own = to_endpoint(peers.own)
-        self._identity = own.identity
-        self._folder = Path(own.path).parent
+        endpoint = to_endpoint(peers.own_address)
+        self._identity = endpoint.identity
+        self._folder = Path(endpoint.path).parent
         self._sockets = sockets
         self._peers = peers
         self._pool = peers.pool
@@ -87,16 +87,16 @@ class Control:
         self._callbacks = callbacks
         self._heartbeat_s = heartbeat_s
         self._timeout_s = timeout_s
-        #: Identity -> messages that were lost between its party and this one.
-        self._lost: dict[bytes, int] = {}
-        #: Identity -> what replies to its party, of those who have asked for a status.
-        self._askers: dict[bytes, Callable[[bytes], object]] = {}
-        #: Peers with dropped requests that are yet to be sent.
+        #: Identity -> number of messages lost between that peer and this channel.
+        self._num_lost: dict[bytes, int] = {}
+        #: Identity -> reply function, for each peer that has requested a status.
+        self._requesters: dict[bytes, Callable[[bytes], object]] = {}
+        #: Peers with dropped requests that are still to be sent.
         self._dropping: set[Peer] = set()
-        #: Peers on this node whose control connection has ended, and when they are suspected.
-        self._doubted: dict[Peer, float] = {}
-        #: Processes on this node one of whose channels has ended, and which may end.
-        self._ending: set[Process] = set()
+        #: Local peer without control connection -> time at which it is suspected.
+        self._suspicions: dict[Peer, float] = {}
+        #: Local processes of channels that have ended; the processes may end as well.
+        self._ending_processes: set[Process] = set()
         self._poller = zmq.Poller()
         sockets.register(self._poller)
         self._poller.register(peers.local, zmq.POLLIN)
@@ -113,47 +113,46 @@ class Control:
             self._thread.join()
 
     def close(self) -> None:
-        """Tell those who have asked for a status that the channel has ended; once stopped."""
-        for identity, reply in self._askers.items():
+        """Notify other peers of the channel's end, and close the sockets; call `stop` before."""
+        for identity, reply in self._requesters.items():
             reply(protocol.pack_control(protocol.Leave(), identity, self._identity))
         self._sockets.close()
 
     def _run(self) -> None:
         next_s = tidy_s = time.monotonic()
-        num_beats = 0
+        num_heartbeats = 0
         while not self._closed:
-            wait_s = max(0.0, min((next_s, *self._doubted.values())) - time.monotonic())
+            wait_s = max(0.0, min((next_s, *self._suspicions.values())) - time.monotonic())
             self._poller.poll(int(wait_s * 1e3) + 1)
-            self._guarded(self._look_at_links)
+            self._guarded(self._poll_local)
             self._guarded(self._receive)
-            self._guarded(self._connect_new)
-            self._guarded(self._send_drops)
+            self._guarded(self._connect_peers)
+            self._guarded(self._send_dropped_requests)
             now_s = time.monotonic()
-            for peer in [peer for peer, due_s in self._doubted.items() if due_s <= now_s]:
-                del self._doubted[peer]
-                self._guarded(self._suspect, peer)
+            self._guarded(self._raise_suspicions, now_s)
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._take_losses)
-            self._guarded(self._look_for_ends)
-            is_due = not num_beats % _STATUS_HEARTBEATS
+            self._guarded(self._report_damaged_messages)
+            self._guarded(self._clean_up_processes)
+            is_status_due = not num_heartbeats % _STATUS_HEARTBEATS
             for peer in self._peers:
-                self._guarded(self._tend, peer, now_s, is_due)
+                self._guarded(self._check_peer, peer, now_s, is_status_due)
             if now_s >= tidy_s:
-                self._guarded(self._pool.give_back)
-                self._guarded(self._slots.tidy)
+                self._guarded(self._pool.remove_unused)
+                self._guarded(self._slots.unmap_removed)
                 tidy_s = now_s + _TIDY_S
             next_s = now_s + self._heartbeat_s
-            num_beats += 1
+            num_heartbeats += 1
 
     @staticmethod
     def _guarded(action: Callable[..., None], *arguments: Any) -> None:
+        """Call a function and log its errors: they must not end the thread."""
         try:
             action(*arguments)
         except (BlobError, ClusterError) as error:
-            _log.warning("a control message is dropped: %s", error)
-        except Exception:  # a callback's fault must not end the thread
-            _log.exception("the control thread of a channel goes on")
+            _log.warning("dropped a control message: %s", error)
+        except Exception:
+            _log.exception("error in the control thread of a channel")
 
     # Messages.
 
@@ -161,85 +160,96 @@ class Control:
         for data, reply in self._sockets.receive():
             if self._closed:
                 return
-            self._guarded(self._take, data, reply)
+            self._guarded(self._handle_message, data, reply)
         for connections in self._sockets.connections:
             for identity, data in connections.receive():
-                self._guarded(self._hear, identity, data)
+                self._guarded(self._handle_reply, identity, data)
             for identity, is_up in connections.changes():
-                self._guarded(self._note_connection, identity, is_up)
+                self._guarded(self._handle_connection, identity, is_up)
         if self._peers.remote is not None:
             for identity, is_up in self._peers.remote.changes():
                 if not is_up:
-                    self._guarded(self._note_data_loss, identity)
-        self._guarded(self._sockets.admit)
+                    self._guarded(self._handle_data_loss, identity)
+        self._guarded(self._sockets.authenticate)
 
-    def _take(self, data: bytes, reply: Callable[[bytes], object]) -> None:
-        """Take in a control message of another party."""
+    def _handle_message(self, data: bytes, reply: Callable[[bytes], object]) -> None:
+        """Handle a message of a peer that connected to this channel."""
         receiver, sender, message = protocol.read_control(data)
-        if isinstance(message, protocol.StatusRequest):  # maybe of one that had this port before
-            status = protocol.Status(message.clock_s, time.monotonic(), self._lost, self._status())
+        if isinstance(message, protocol.StatusRequest):
+            # Also answered if it is addressed to a previous user of the port; see `_handle_reply`.
+            now_s = time.monotonic()
+            status = protocol.Status(message.clock_s, now_s, self._num_lost, self._status_values())
             reply(protocol.pack_control(status, sender, self._identity))
-            self._askers.pop(sender, None)
-            self._askers[sender] = reply
-            if len(self._askers) > _MOST_ASKERS:
-                del self._askers[next(iter(self._askers))]
+            self._requesters.pop(sender, None)
+            self._requesters[sender] = reply
+            if len(self._requesters) > _MAX_REQUESTERS:
+                del self._requesters[next(iter(self._requesters))]
         elif receiver != self._identity:
-            raise BlobError("control message for another party.")
+            raise BlobError("control message that is addressed to another peer.")
         elif isinstance(message, protocol.Drop):
             for request in message.requests:
-                self._guarded(self._drop, request)
+                self._guarded(self._deliver_dropped, request)
 
-    def _drop(self, request: bytes) -> None:
-        message = envelope.message([request])
+    def _deliver_dropped(self, request: bytes) -> None:
+        message = envelope.from_frames([request])
         if isinstance(message, Dropped):
             self._callbacks.receive(message)
 
-    def _status(self) -> dict[str, float]:
+    def _status_values(self) -> dict[str, float]:
         try:
             return protocol.bounded_status(self._callbacks.status())
-        except Exception:  # others hear the rest without
-            _log.exception("a channel's status cannot be told")
+        except Exception:
+            _log.exception("error in the status callback of a channel")
             return {}
 
-    def _hear(self, identity: bytes, data: bytes) -> None:
-        """Take in a peer's status, or its end."""
-        _, sender, status = protocol.read_control(data)
+    def _handle_reply(self, identity: bytes, data: bytes) -> None:
+        """Handle a reply that arrived on the connection to a peer."""
+        _, sender, message = protocol.read_control(data)
         peer, now_s = self._peers.by_identity.get(identity), time.monotonic()
         if peer is None or peer.has_ended:
             return
         connections = self._connections(peer)
         if connections is None or not connections.is_up(identity):
-            return  # it has sent this before its connection ended
-        if isinstance(status, protocol.Leave) or sender != identity:  # another has its port
+            return  # sent before the connection was lost
+        # A reply of another sender means that the port was assigned again.
+        if isinstance(message, protocol.Leave) or sender != identity:
             self._end(peer)
-        if peer.has_ended or not isinstance(status, protocol.Status):
-            return
+        elif isinstance(message, protocol.Status):
+            self._handle_status(peer, message, now_s)
+
+    def _handle_status(self, peer: Peer, status: protocol.Status, now_s: float) -> None:
         health = peer.health
-        round_s = max(0.0, now_s - status.echo_s)
-        health.clocks.append((round_s, status.clock_s + round_s / 2 - now_s))
+        round_trip_s = max(0.0, now_s - status.echo_s)
+        health.clocks.append((round_trip_s, status.clock_s + round_trip_s / 2 - now_s))
         health.heard_s, health.num_unanswered = now_s, 0
         health.status = status.values
         if peer.is_suspected:
-            self._peers.renew(peer)
+            self._peers.reconnect(peer)
             peer.is_suspected = False
         health.is_live = True
         if health.is_reported:
             health.is_reported = False
             self._callbacks.on_live(peer.address)
-        lost, health.lost = health.lost, status.lost
-        if any(n > lost.get(of, 0) and self._is_counted_on(of) for of, n in status.lost.items()):
+        previous, health.num_lost = health.num_lost, status.num_lost
+        if any(
+            number > previous.get(identity, 0) and self._is_reachable(identity)
+            for identity, number in status.num_lost.items()
+        ):
             self._callbacks.on_messages_lost(peer.address)
 
-    def _is_counted_on(self, identity: bytes) -> bool:
-        """Whether what a peer lost of a party is news: of one that is suspected, all is lost."""
+    def _is_reachable(self, identity: bytes) -> bool:
+        """Return whether an identity is this channel's, or of a peer that is not suspected.
+
+        Losses of other peers are no news: everything that was sent to them counts as lost.
+        """
         peer = self._peers.by_identity.get(identity)
         return identity == self._identity or (peer is not None and not peer.is_suspected)
 
     def _connections(self, peer: Peer) -> Connections | None:
-        return self._sockets.near if peer.is_near else self._sockets.far
+        return self._sockets.local if peer.is_local else self._sockets.remote
 
     def _send(self, peer: Peer, message: protocol.ControlMessage) -> bool:
-        """Send a control message to a peer that is connected; return whether there was room."""
+        """Send a control message; return False if the peer is not connected, or its queue full."""
         connections, identity = self._connections(peer), peer.endpoint.identity
         if connections is None or not connections.is_up(identity):
             return False
@@ -247,59 +257,65 @@ class Control:
         try:
             return connections.send(identity, [data])
         except zmq.ZMQError as error:
-            _log.debug("no control message to %s: %s", peer.endpoint, error)
+            _log.debug("control message to %s was not sent: %s", peer.endpoint, error)
             return False
 
-    def _ask(self, peer: Peer) -> None:
+    def _request_status(self, peer: Peer) -> None:
         self._send(peer, protocol.StatusRequest(time.monotonic()))
         peer.health.num_unanswered += 1
 
-    def _send_drops(self) -> None:
+    def _send_dropped_requests(self) -> None:
         while self._peers.dropping:
             self._dropping.add(self._peers.dropping.popleft())
-        self._dropping -= {peer for peer in self._dropping if not self._has_sent_drops(peer)}
+        self._dropping = {peer for peer in self._dropping if not self._try_send_dropped(peer)}
 
-    def _has_sent_drops(self, peer: Peer) -> bool:
-        """Send dropped requests as far as there is room; whether some are left."""
-        while peer.drops and not peer.has_ended:
+    def _try_send_dropped(self, peer: Peer) -> bool:
+        """Send a peer's dropped requests; return False if some are still to be sent."""
+        while peer.dropped_requests and not peer.has_ended:
             requests: list[bytes] = []
             nbytes = 0
-            while peer.drops and nbytes < _MOST_DROPPED_NBYTES:
-                requests.append(peer.drops.popleft())
+            while peer.dropped_requests and nbytes < _MAX_DROPPED_NBYTES:
+                requests.append(peer.dropped_requests.popleft())
                 nbytes += len(requests[-1])
             if not self._send(peer, protocol.Drop(requests)):
-                peer.drops.extendleft(reversed(requests))
-                return True
-        return False
+                peer.dropped_requests.extendleft(reversed(requests))
+                return False
+        return True
 
     # Liveness.
 
-    def _connect_new(self) -> None:
-        while self._peers.new:
-            peer = self._peers.new.popleft()
-            endpoint = peer.endpoint
-            connections = self._connections(peer)
+    def _connect_peers(self) -> None:
+        while self._peers.unconnected:
+            peer = self._peers.unconnected.popleft()
+            endpoint, connections = peer.endpoint, self._connections(peer)
             if connections is not None:
                 connections.connect(endpoint.identity, endpoint.control_url, endpoint.key)
-            if peer.is_near:
+            if peer.is_local:
                 self._guarded(peer.connect)
 
-    def _note_connection(self, identity: bytes, is_up: bool) -> None:
-        """Take in that a peer's connection was made, or has ended."""
+    def _handle_connection(self, identity: bytes, is_up: bool) -> None:
+        """Handle the start (`is_up`) or end of a control connection."""
         peer = self._peers.by_identity.get(identity)
         if peer is None:
             return
         if is_up:
-            self._doubted.pop(peer, None)
-            self._ask(peer)
-        elif peer.is_near:  # most likely it has ended, as its local connection reports by then
-            self._doubted[peer] = time.monotonic() + _END_S
+            self._suspicions.pop(peer, None)
+            self._request_status(peer)
+        elif peer.is_local:
+            self._suspicions[peer] = time.monotonic() + _SUSPECT_DELAY_S
         else:
             self._suspect(peer)
 
-    def _tend(self, peer: Peer, now_s: float, is_due: bool) -> None:
+    def _raise_suspicions(self, now_s: float) -> None:
+        """Suspect the local peers whose delay is over."""
+        for peer in [peer for peer, due_s in self._suspicions.items() if due_s <= now_s]:
+            del self._suspicions[peer]
+            self._guarded(self._suspect, peer)
+
+    def _check_peer(self, peer: Peer, now_s: float, is_status_due: bool) -> None:
+        """Check a peer; called at each heartbeat."""
         health = peer.health
-        peer.send_held(wait=False)  # the thread that holds it may be stuck
+        peer.uncork(wait=False)  # the thread that corked the messages may be stuck
         peer.flush()
         if num_dropped := peer.num_dropped - peer.num_counted:
             peer.num_counted += num_dropped
@@ -307,40 +323,43 @@ class Control:
         connections = self._connections(peer)
         is_up = connections is not None and connections.is_up(peer.endpoint.identity)
         if not (is_up or peer.is_suspected):
-            # Counted, and not timed: this process may have been stopped itself, or its interpreter.
+            # Counted instead of timed: this process, or its interpreter, may have been stopped.
             health.num_waits += 1
             if health.num_waits * self._heartbeat_s > self._timeout_s:
                 self._suspect(peer)
-        if is_due and is_up and peer.polled:
+        if is_status_due and is_up and peer.is_polled:
             if self._is_overdue(peer):
                 self._suspect(peer)
-            self._ask(peer)
-        if peer.is_suspected and peer.watched:
+            self._request_status(peer)
+        if peer.is_suspected and peer.is_watched:
             self._report(peer)
         elif peer.is_suspected:
             silent_s = now_s - health.heard_s
-            if peer.has_ended or silent_s > self._timeout_s * _FORGOTTEN_AFTER:
+            if peer.has_ended or silent_s > self._timeout_s * _FORGET_TIMEOUTS:
                 self._forget(peer)
 
     def _is_overdue(self, peer: Peer) -> bool:
-        """Whether a peer has answered fewer requests than its stages may keep it from answering."""
+        """Return whether a peer has left status requests unanswered for longer than it may.
+
+        Its stages may hold the interpreter lock for as long as they may run.
+        """
         health = peer.health
-        most_s = self._timeout_s + health.status.get(PATIENCE, math.inf)
-        return (health.num_unanswered - 1) * _STATUS_HEARTBEATS * self._heartbeat_s > most_s
+        limit_s = self._timeout_s + health.status.get(PATIENCE, math.inf)
+        return (health.num_unanswered - 1) * _STATUS_HEARTBEATS * self._heartbeat_s > limit_s
 
     def _suspect(self, peer: Peer) -> None:
-        """Take in that a peer cannot be reached; its process may go on."""
+        """Suspect a peer that cannot be reached; its process may still run."""
         if peer.is_suspected:
             return
         health = peer.health
         health.heard_s = max(health.heard_s, time.monotonic() - self._timeout_s)
         peer.is_suspected, health.is_live = True, False
-        self._note_data_loss(peer.endpoint.identity)
-        if peer.watched:
+        self._handle_data_loss(peer.endpoint.identity)
+        if peer.is_watched:
             self._report(peer)
 
     def _report(self, peer: Peer) -> None:
-        """Report, once, that a watched peer is suspected, or that it has ended."""
+        """Report once that a watched peer is suspected, and once that it has ended."""
         health = peer.health
         if peer.has_ended and not health.is_end_reported:
             health.is_reported = health.is_end_reported = True
@@ -349,65 +368,66 @@ class Control:
             health.is_reported = True
             self._callbacks.on_suspected(peer.address, time.monotonic() - health.heard_s)
 
-    def _look_at_links(self) -> None:
-        """Take in which local connections have ended, with their party's channel or process."""
-        self._peers.local.look()
-        while self._peers.ended:
-            peer = self._peers.ended.popleft()
-            self._ending.add(peer.endpoint.process)
+    def _poll_local(self) -> None:
+        """Handle the ends of local connections: their channel or process has ended."""
+        self._peers.local.poll()
+        while self._peers.disconnected:
+            peer = self._peers.disconnected.popleft()
+            self._ending_processes.add(peer.endpoint.process)
             self._guarded(self._end, peer)
 
-    def _look_for_ends(self) -> None:
-        """Clean up after processes that have ended."""
-        for process in [process for process in self._ending if process.is_gone]:
-            self._ending.discard(process)
+    def _clean_up_processes(self) -> None:
+        """Release the resources of local processes that have ended."""
+        for process in [process for process in self._ending_processes if process.is_gone]:
+            self._ending_processes.discard(process)
             self._guarded(self._pool.free_all_of, process)
-            self._guarded(self._slots.forget, process)
+            self._guarded(self._slots.unmap_process, process)
             self._guarded(sweep, self._folder)
 
     def _end(self, peer: Peer) -> None:
-        """Take in that a peer's channel has ended, for good."""
+        """Handle the end of a peer's channel."""
         peer.has_ended = True
         peer.is_suspected, peer.health.is_live = True, False
-        self._note_data_loss(peer.endpoint.identity)
+        self._handle_data_loss(peer.endpoint.identity)
         self._pool.free_untaken(peer.endpoint.identity)
-        if peer.watched:
+        if peer.is_watched:
             self._report(peer)
 
     def _forget(self, peer: Peer) -> None:
         if connections := self._connections(peer):
             connections.disconnect(peer.endpoint.identity)
+        self._suspicions.pop(peer, None)
+        self._dropping.discard(peer)
         self._peers.forget(peer.address)
 
     # Losses.
 
-    def _note_data_loss(self, identity: bytes) -> None:
-        """Take in that what is on its way to a peer on another node may be lost."""
+    def _handle_data_loss(self, identity: bytes) -> None:
+        """Handle the end of a data connection: messages on their way to the peer may be lost."""
         peer = self._peers.by_identity.get(identity)
         if peer is None or not peer.may_lose:
             return
         peer.may_lose = False
         self._count_lost(identity, 1)
         if not peer.is_suspected:
-            _log.warning("%s: its connection has ended, messages may be lost", peer.endpoint)
+            _log.warning("connection to %s has ended; messages may be lost", peer.endpoint)
             self._callbacks.on_messages_lost(peer.address)
 
-    def _take_losses(self) -> None:
-        """Report messages that came damaged."""
-        lost_by: set[bytes] = set()
-        losses: deque[tuple[bytes, str]] = self._inbox.losses
+    def _report_damaged_messages(self) -> None:
+        """Report messages that arrived damaged."""
+        senders: set[bytes] = set()
+        losses = self._inbox.losses
         while losses:
-            sender, why = losses.popleft()
+            sender, reason = losses.popleft()
             self._count_lost(sender, 1)
-            lost_by.add(sender)
+            senders.add(sender)
             peer = self._peers.by_identity.get(sender)
-            of = sender.hex() if peer is None else peer.endpoint
-            _log.warning("a message of %s is lost: %s", of, why)
-        for sender in lost_by:
-            if sender in self._peers.by_identity:
-                self._callbacks.on_messages_lost(self._peers.by_identity[sender].address)
+            name = sender.hex() if peer is None else peer.endpoint
+            _log.warning("lost a message from %s: %s", name, reason)
+        for sender in senders & self._peers.by_identity.keys():
+            self._callbacks.on_messages_lost(self._peers.by_identity[sender].address)
 
     def _count_lost(self, identity: bytes, number: int) -> None:
-        self._lost[identity] = self._lost.pop(identity, 0) + number
-        while len(self._lost) > _MOST_LOST:
-            del self._lost[next(iter(self._lost))]
+        self._num_lost[identity] = self._num_lost.pop(identity, 0) + number
+        while len(self._num_lost) > _MAX_LOSERS:
+            del self._num_lost[next(iter(self._num_lost))]

@@ -1,8 +1,9 @@
-"""The envelope: a message as frames, a small head with large tensors beside it, and back.
+"""Encoding of messages as frames: a small head, followed by one frame for each large tensor.
 
-The first frame is the magic "HTE", the version's byte, the kind's byte, and msgpack of the message,
-whose values are the trees of `value_tree`. The contents of a small tensor lie in the tree itself,
-of others in a frame each, or wherever a store of the channel's put them. No pickle.
+The head consists of the magic number "HTE", a version, the kind of message, and msgpack of the
+message, in which values are the trees of `value_tree`. A small tensor is part of its tree. A large
+tensor has a frame of its own, or is stored by the channel, for example in shared memory. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ from hetero.scheduler.formats.unpack import refuse
 from hetero.scheduler.formats.value_tree import check_nesting, decode_extension, tree_of
 from hetero.scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
 
-#: Raised whenever the form changes; other versions are refused by name.
+#: Increment it whenever the format changes; a peer rejects other versions.
 VERSION: Final = 8
-#: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
-#: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
+#: Default size up to which tensors are part of the head: a frame costs as much as two copies of
+#: such a tensor (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
 
 _PREFIX: Final = b"HTE" + bytes([VERSION])
 _KINDS: Final[tuple[type[Message], ...]] = get_args(Message)
 _START_OF: Final = {kind: _PREFIX + bytes([i]) for i, kind in enumerate(_KINDS)}
 
-#: A frame after the first.
+#: A frame after the head.
 Segment = bytes | memoryview
-#: Puts the contents of a flat array of bytes elsewhere: returns what finds them, None to decline.
+#: Stores the contents of a flat array of bytes; returns their location, or None to decline.
 Put = Callable[[np.ndarray], Sequence[int | str] | None]
-#: The reverse: returns so many bytes, read-only, or raises BlobError.
+#: Returns stored contents, read-only, by location and size, or raises BlobError.
 Get = Callable[[Any, int], np.ndarray]
-#: The frames, and `Get`, of the message that a thread reads.
-_came: Final = threading.local()
+#: For each thread, the frames and the `Get` of the message that it decodes.
+_decoding: Final = threading.local()
 
 
-def frames(message: Message) -> list[Any]:
-    """Return a message as frames: see `MessageWriter.frames`."""
+def to_frames(message: Message) -> list[Any]:
+    """Encode a message; see `MessageWriter.frames`."""
     return MessageWriter().frames(message)
 
 
 class MessageWriter:
-    """Turns messages into frames; from one thread at a time.
+    """Encoder of messages; use it from one thread at a time.
 
-    `inline_nbytes`: size up to which contents of tensors lie in the head.
+    `inline_nbytes`: size up to which tensors are part of the head.
     """
 
     def __init__(self, inline_nbytes: int = INLINE_NBYTES) -> None:
@@ -60,35 +61,36 @@ class MessageWriter:
         self._segments: list[Segment] = []
 
     def frames(self, message: Message, put: Put | None = None) -> list[Any]:
-        """Return a message as frames, bytes first; the others are the tensors' own memory.
+        """Encode a message; the frames after the head are the memory of the tensors.
 
-        Errors outside the error tree become their nearest base in it.
+        An error outside the tree of HeteroError becomes its nearest base class in the tree.
 
-        `put`: where contents of more than `inline_nbytes` go if it takes them.
-        Raises TypeError: a value in it is none of ONNX's; BlobError: one is nested too deep.
+        `put`: stores tensors of more than `inline_nbytes`, unless it declines.
+        Raises TypeError: a value is not an ONNX value.
+        Raises BlobError: a value is nested too deeply.
         """
         segments = self._segments = []
         self._put = put
         try:
-            told: Any = message
+            fields: Any = message
             if isinstance(message, Values):
-                told = (message.task, self._trees(message.tensors), message.runs)
+                fields = (message.task, self._trees(message.tensors), message.runs)
             elif isinstance(message, Outputs):
-                told = (_named_only(message.task), self._trees(message.tensors), message.runs)
+                fields = (_identifiers(message.task), self._trees(message.tensors), message.runs)
             elif isinstance(message, Keep):
-                told = (*message[:-1], self._trees(message.tensors))
+                fields = (*message[:-1], self._trees(message.tensors))
             elif isinstance(message, Failure):
-                told = (_named_only(message.task), error_entry(message.error, self._place))
-            packed = self._pack(told)
+                fields = (_identifiers(message.task), error_entry(message.error, self._place))
+            packed = self._pack(fields)
         finally:
-            self._put, self._segments = None, []  # they hold what is sent
+            self._put, self._segments = None, []  # they refer to the tensors
         return [_START_OF[type(message)] + packed, *segments]
 
     def _trees(self, tensors: Mapping[str, Value]) -> dict[str, Any]:
         return {name: tree_of(value, self._place) for name, value in tensors.items()}
 
     def _place(self, array: np.ndarray) -> Any:
-        """Place contents in the head, elsewhere, or in a frame."""
+        """Place contents in the head, in the store or in a frame; return their location."""
         if array.nbytes <= self._inline_nbytes:
             return array.tobytes()
         flat = array.reshape(-1).view(np.uint8)
@@ -98,78 +100,84 @@ class MessageWriter:
         return len(self._segments)
 
 
-def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Message:
-    """Return the message of frames; its tensors are read-only views of them.
+def from_frames(frames: Sequence[Any], get: Get | None = None, start: int = 0) -> Message:
+    """Decode a message; its tensors are read-only views of the frames.
 
-    `parts`: as `frames` gave them.
-    `get`: finds what `put` put elsewhere.
-    `start`: where in the first frame the message starts.
-    Raises BlobError: they are no message, one of another version, damaged, or cut short.
+    `frames`: result of `to_frames`.
+    `get`: returns tensors that `put` stored.
+    `start`: start of the message in the first frame.
+    Raises BlobError: the message is damaged, incomplete, or of another version.
     """
-    head: bytes = parts[0]
+    head: bytes = frames[0]
     at = start + len(_PREFIX)
     if not head.startswith(_PREFIX, start):
         refuse(head[start:at], _PREFIX, "message")
     try:
-        kind, read = _READ[head[at]]
-        _came.parts, _came.get = parts, get
-        told = read(memoryview(head)[at + 1 :])
+        kind, decode = _DECODERS[head[at]]
+        _decoding.frames, _decoding.get = frames, get
+        fields = decode(memoryview(head)[at + 1 :])
         if kind is Failure:
-            told = (told.task, error_of(told.error))
+            fields = (fields.task, error_of(fields.error))
         elif kind in (Values, Outputs, Keep):
-            check_nesting(told.tensors)
-        made: Message = tuple.__new__(kind, told)
-        return made
+            check_nesting(fields.tensors)
+        message: Message = tuple.__new__(kind, fields)
+        return message
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
         raise BlobError(f"message that is damaged: {error}.") from error
     finally:
-        _came.parts, _came.get = (), None
+        _decoding.frames, _decoding.get = (), None
 
 
-def _extended(tag: int, data: memoryview) -> Any:
+def _decode_extension(tag: int, data: memoryview) -> Any:
     return decode_extension(tag, data, _contents)
 
 
 def _contents(place: Any, dtype: np.dtype, count: int) -> np.ndarray:
-    """Return contents from where a `MessageWriter` placed them."""
-    parts, get = _came.parts, _came.get
+    """Return the contents at a location that a `MessageWriter` has chosen."""
+    frames, get = _decoding.frames, _decoding.get
     nbytes = count * dtype.itemsize
     if type(place) is bytes:
-        found: Segment = place
-    elif type(place) is int and 0 < place < len(parts):
-        found = memoryview(parts[place]).toreadonly()
+        contents: Segment = place
+    elif type(place) is int and 0 < place < len(frames):
+        contents = memoryview(frames[place]).toreadonly()
     elif type(place) is list and get is not None:
         stored: np.ndarray = get(place, nbytes).view(dtype)
         return stored
     else:
-        raise BlobError("message with a tensor that is nowhere.")
-    if len(found) != nbytes:
-        raise BlobError(f"message is cut short or damaged: {len(found)} bytes for {count} {dtype}.")
-    flat = np.frombuffer(found, dtype)
+        raise BlobError(f"message with a tensor at {place!r}; it has {len(frames)} frames.")
+    if len(contents) != nbytes:
+        raise BlobError(
+            f"message with {len(contents)} bytes for {count} elements of {dtype}; "
+            f"expected {nbytes} bytes."
+        )
+    flat = np.frombuffer(contents, dtype)
     if not flat.flags.aligned:
         flat = flat.copy()
         flat.setflags(write=False)
     return flat
 
 
-def _reader(kind: type[Message]) -> Callable[[memoryview], Any]:
-    """Return what reads a message of a kind, and checks the types of all but values."""
-    fields = get_type_hints(kind)
-    as_read: dict[str, Any] = {"tensors": dict[str, Any], "error": ErrorEntry}
-    told = NamedTuple(kind.__name__, [(n, as_read.get(n, it)) for n, it in fields.items()])  # type: ignore[misc]  # computed
-    return Decoder(told, ext_hook=_extended).decode
+def _decoder(kind: type[Message]) -> Callable[[memoryview], Any]:
+    """Return a decoder for a kind of message; it checks the types of all fields except values."""
+    types: dict[str, Any] = get_type_hints(kind)
+    types |= {"tensors": dict[str, Any]} if "tensors" in types else {}
+    types |= {"error": ErrorEntry} if "error" in types else {}
+    fields = NamedTuple(kind.__name__, list(types.items()))  # type: ignore[misc]  # computed
+    return Decoder(fields, ext_hook=_decode_extension).decode
 
 
-_READ: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [(it, _reader(it)) for it in _KINDS]
+_DECODERS: Final[list[tuple[Any, Callable[[memoryview], Any]]]] = [
+    (kind, _decoder(kind)) for kind in _KINDS
+]
 
 
-def _named_only(task: Task) -> tuple[tuple[Any, ...], int]:
-    """Return what an answer tells of its task: its client has the rest."""
+def _identifiers(task: Task) -> tuple[tuple[Any, ...], int]:
+    """Return the parts of a task that a response needs to identify it."""
     return (*DEFAULT_REQUEST[:4], *task.request[4:8]), task.stage
 
 
 def _plain(value: Any) -> Any:
-    """Return what msgpack takes for numpy's numbers and for maps that are no dicts."""
+    """Convert a numpy number, or a mapping that is not a dict, to a type of msgpack."""
     return value.item() if isinstance(value, np.generic) else dict(value)

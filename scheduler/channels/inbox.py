@@ -1,4 +1,4 @@
-"""Where a direct channel's messages come in: local connections, and ZeroMQ from other nodes."""
+"""Reception of messages: from local connections, and from other nodes by ZeroMQ."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hetero.scheduler.channels.sockets import Socket, Wakeup
 
 _log = logging.getLogger(__name__)
 
-#: Seconds until connections are accepted again after the process had no descriptor for one.
-_FULL_S: Final = 0.01
+#: Pause before connections are accepted again if the process has run out of descriptors.
+_ACCEPT_PAUSE_S: Final = 0.01
 
 
 class Inbox:
-    """The sockets. `next` is for one thread at a time.
+    """Receiving sockets of a channel; call `next` from one thread at a time.
 
-    `remote`: the socket of other nodes; None without.
-    `losses`: (sender, why) of messages that did not come whole.
-    `num_waits`: how many times a thread has waited.
+    `remote`: socket for messages from other nodes, or None.
+    `losses`: (sender's identity, reason) of each message that arrived damaged.
+    `num_waits`: number of times that `next` had to wait.
     """
 
     def __init__(self, identity: bytes, path: str, remote: Socket | None) -> None:
         self.losses: deque[tuple[bytes, str]] = deque()
         self.num_waits = 0
-        #: What came with other messages in a packet.
-        self._unread: deque[Arrival] = deque()
+        #: Messages that arrived in one packet with others.
+        self._arrivals: deque[Arrival] = deque()
         self._identity = identity
         self._remote = remote
         self._wakeup = Wakeup(counts=True)
@@ -42,39 +42,40 @@ class Inbox:
         self._local = LocalListener(identity, path, self._epoll)
         if remote is not None:
             self._epoll.register(remote.fileno(), select.EPOLLIN)
-        #: Whether ZeroMQ may have something: its descriptor tells only of what comes after a look
-        #: that found nothing.
-        self._is_remote_due = remote is not None
-        #: Descriptors that had something when they were looked at last, each once.
+        #: Whether the ZeroMQ socket may have a message. Its descriptor reports only those that
+        #: arrive after the socket was empty.
+        self._may_have_remote = remote is not None
+        #: Descriptors that were readable at the last poll and have not been read since.
         self._ready: deque[int] = deque()
 
     def next(self, timeout_s: float | None) -> Arrival | None:
-        """Return the next message; None in time without one, or woken."""
+        """Return the next message; None after the timeout or `wake`."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._unread:
-            if not self._ready and not self._look(0.0):
+        while not self._arrivals:
+            if not self._ready and not self._poll(0.0):
                 if timeout_s == 0:
                     return None
                 self.num_waits += 1
-                left_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
-                if not self._look(left_s):
+                wait_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
+                if not self._poll(wait_s):
                     return None
             if not self._receive(self._ready.popleft()):
                 return None
-        return self._unread.popleft()
+        return self._arrivals.popleft()
 
-    def _look(self, timeout_s: float) -> bool:
-        """See where there is something; return whether there is."""
-        is_remote_due = self._is_remote_due
-        self._ready.extend(
-            found for found, _ in self._epoll.poll(0.0 if is_remote_due else timeout_s)
-        )
-        if is_remote_due and self._remote is not None and self._remote.fileno() not in self._ready:
-            self._ready.append(self._remote.fileno())
+    def _poll(self, timeout_s: float) -> bool:
+        """Collect the readable descriptors; return whether there are any."""
+        may_have_remote = self._may_have_remote
+        events = self._epoll.poll(0.0 if may_have_remote else timeout_s)
+        self._ready.extend(descriptor for descriptor, _ in events)
+        if may_have_remote and self._remote is not None:
+            descriptor = self._remote.fileno()
+            if descriptor not in self._ready:
+                self._ready.append(descriptor)
         return bool(self._ready)
 
     def _receive(self, descriptor: int) -> bool:
-        """Receive what a descriptor has next; return False if it is the one that wakes."""
+        """Receive one packet from a descriptor; return False for a wakeup."""
         if descriptor == self._wakeup.fileno():
             self._wakeup.clear()
             return False
@@ -82,36 +83,36 @@ class Inbox:
             try:
                 self._local.accept()
             except OSError as error:
-                _log.warning("no connection can be accepted: %s", error)
-                time.sleep(_FULL_S)
+                _log.warning("a local connection cannot be accepted: %s", error)
+                time.sleep(_ACCEPT_PAUSE_S)
         elif self._remote is not None and descriptor == self._remote.fileno():
             self._receive_remote(self._remote)
         else:
             try:
-                self._unread.extend(self._local.receive(descriptor))
+                self._arrivals.extend(self._local.receive(descriptor))
             except BlobError as error:
                 self.losses.append((self._local.sender(descriptor), str(error)))
         return True
 
     def _receive_remote(self, remote: Socket) -> None:
-        self._is_remote_due = bool(int(remote.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-        if not self._is_remote_due:
+        self._may_have_remote = bool(int(remote.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if not self._may_have_remote:
             return
         frames: list[Any] = [remote.recv()]
         while remote.getsockopt(zmq.RCVMORE):
             frames.append(remote.recv(copy=False).buffer)
         head: bytes = frames[0]
         if len(head) < PREFIX.size or not head.startswith(self._identity):
-            _log.warning("a message of %d bytes for another party is dropped", len(head))
+            _log.warning("dropped a message of %d bytes for another peer", len(head))
             return
         _, sender, num_more = PREFIX.unpack_from(head)
         if len(frames) == num_more + 1:
-            self._unread.append((sender, frames, PREFIX.size))
+            self._arrivals.append((sender, frames, PREFIX.size))
         else:
-            self.losses.append((sender, "it is cut short"))
+            self.losses.append((sender, f"{len(frames)} frames, expected {num_more + 1}"))
 
     def wake(self) -> None:
-        """Make `next` return, now or once it is called; from any thread."""
+        """Make one call of `next` return None: the current or the next one."""
         self._wakeup.set()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The channel inside one process: arrays go by reference, read-only, and nothing is copied."""
+"""Channel within one process: arrays travel by reference, read-only, without a copy."""
 
 from __future__ import annotations
 
@@ -12,44 +12,47 @@ from hetero.scheduler.vocabulary.messages import Keep, Message, Values
 
 
 class Switchboard:
-    """The parties of one process, by address; `kind` is the class of their channels."""
+    """The peers of one process by address.
+
+    `kind`: class of their channels.
+    """
 
     def __init__(self, kind: type[MemoryChannel] | None = None) -> None:
         self._kind = kind or MemoryChannel
         self._receivers: dict[str, Receiver] = {}
 
     def connect(self, address: str, receive: Receiver) -> MemoryChannel:
-        """Return a party's channel."""
+        """Return the channel of a new peer."""
         self._receivers[address] = receive
         return self._kind(address, self._receivers)
 
 
 class MemoryChannel:
-    """One party's channel; whoever sends calls the receiver, which only takes in."""
+    """Channel of one peer; it calls the receiver in the sender's thread."""
 
     def __init__(self, address: str, receivers: dict[str, Receiver]) -> None:
         self.address = address
         self._receivers = receivers
 
     def send(self, address: str, message: Message) -> None:
-        """Hand a message to its receiver; one that is gone hears nothing."""
+        """Deliver a message to its receiver; drop it if the receiver has closed its channel."""
         receive = self._receivers.get(address)
         if receive is None:
             return
         if type(message) is Values:
-            task, given, runs = message
-            message = tuple.__new__(Values, (task, read_only(given), runs))
+            task, tensors, timings = message
+            message = tuple.__new__(Values, (task, read_only(tensors), timings))
         elif isinstance(message, Keep):
             message = message._replace(tensors=read_only(message.tensors))
         receive(message)
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Receive no more messages."""
         self._receivers.pop(self.address, None)
 
 
 def read_only(value: Any) -> Any:
-    """Return a value whose arrays cannot be written to: other stages read the same memory."""
+    """Return a value with read-only arrays, since several stages read the same memory."""
     kind = type(value)
     if kind is np.ndarray:
         if value.flags.writeable:
@@ -58,15 +61,15 @@ def read_only(value: Any) -> Any:
         return value
     if kind is list:
         return [read_only(item) for item in value]
-    # To ask for an abstract class takes longest: remote tensors are kept from it.
+    # The check for an abstract class is the slowest: remote tensors are excluded before it.
     if kind is dict or (not hasattr(value, "nbytes") and isinstance(value, Mapping)):
-        found = {}
+        items = {}
         for name, item in value.items():
-            if type(item) is np.ndarray and item.flags.writeable:  # most by far
+            if type(item) is np.ndarray and item.flags.writeable:  # the most frequent case
                 item = item.view()
                 item.flags.writeable = False
             elif not hasattr(item, "nbytes"):
                 item = read_only(item)
-            found[name] = item
-        return found
+            items[name] = item
+        return items
     return value

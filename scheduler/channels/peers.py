@@ -1,4 +1,4 @@
-"""The parties that a direct channel sends to, and what waits to be sent to them."""
+"""Peers that a direct channel sends to: their connections, queued messages and liveness."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import numpy as np
 import zmq
 
 from hetero.devices.errors import BlobError, ClusterError
+from hetero.scheduler.channels.addresses import Endpoint, to_endpoint
 from hetero.scheduler.channels.connections import Connections
-from hetero.scheduler.channels.direct_address import Endpoint, to_endpoint
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
-from hetero.scheduler.channels.local import MOST_PACKET_NBYTES, LocalLink, LocalLinks, hello
+from hetero.scheduler.channels.local import MAX_PACKET_NBYTES, LocalLink, LocalLinks, hello
 from hetero.scheduler.channels.protocol import PREFIX
 from hetero.scheduler.channels.shared_memory import Place, Slot, SlotPool
-from hetero.scheduler.channels.sockets import MOST_FRAME_NBYTES
+from hetero.scheduler.channels.sockets import MAX_FRAME_NBYTES
 from hetero.scheduler.vocabulary.messages import Message
 
-#: From here on a slot of shared memory is faster than a packet: see `benchmarks.channels`.
+#: Default size from which shared memory is faster than a packet: see `benchmarks.channels`.
 SHARED_NBYTES: Final = 64 * 1024
-#: Bytes of messages that go together: with the lengths they are a packet still.
-_MOST_HELD_NBYTES: Final = MOST_PACKET_NBYTES // 2
-#: Measurements of a clock that are kept.
-_SAMPLES: Final = 16
+#: Maximum size of corked messages; together with their lengths they fit into one packet.
+_MAX_CORKED_NBYTES: Final = MAX_PACKET_NBYTES // 2
+#: Number of recent measurements of a peer's clock.
+_NUM_SAMPLES: Final = 16
 
 
 @dataclass(slots=True)
 class Health:
-    """What is known of a peer's liveness; the control thread writes it.
+    """Liveness of a peer; only the control thread writes it.
 
-    `heard_s`: when it answered last, was met, or can have been heard at the latest.
-    `is_live`: whether it has answered since it was met, or suspected.
-    `num_waits`: heartbeats that its first connection has been waited for.
-    `is_reported`, `is_end_reported`: whether whoever watches it knows that it is suspected; ended.
-    `num_unanswered`: requests for its status since its last answer.
-    `status`: the numbers in its last answer.
-    `lost`: identity -> messages that it has lost of its party, as it said last.
-    `clocks`: (round trip, its clock less ours) of late.
+    `heard_s`: time of the last status; after a failure, the latest possible time of contact.
+    `is_live`: whether a status has arrived since the last failure.
+    `num_waits`: number of heartbeats for which the first connection is pending.
+    `is_reported`, `is_end_reported`: whether `on_suspected` or `on_ended` has been called.
+    `num_unanswered`: number of status requests since the last status.
+    `status`: values of the last status.
+    `num_lost`: identity -> number of messages that the peer has lost, by the last status.
+    `clocks`: recent (round trip, peer's clock minus own clock).
     """
 
     heard_s: float
@@ -50,136 +50,148 @@ class Health:
     is_end_reported: bool = False
     num_unanswered: int = 0
     status: Mapping[str, float] = field(default_factory=dict)
-    lost: Mapping[bytes, int] = field(default_factory=dict)
-    clocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    num_lost: Mapping[bytes, int] = field(default_factory=dict)
+    clocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
 
 
 class Peer:
-    """One party that is sent to; its `health` is the control thread's.
+    """One peer.
 
-    `is_near`: whether it is on this node.
-    `is_suspected`: whether it cannot be reached: what is sent is dropped, and counted.
-    `has_ended`: whether that is so for good.
-    `watched`: whether somebody is to know of that; `polled`: and of its status, once a second.
-    `may_lose`: whether what was sent is lost if its connection ends.
+    `is_local`: whether it is on this node.
+    `is_suspected`: whether it cannot be reached; messages to it are dropped and counted.
+    `has_ended`: whether its channel has ended; it stays suspected.
+    `is_watched`: whether callbacks report its liveness.
+    `is_polled`: whether its status is requested once a second.
+    `may_lose`: whether messages sent since the last loss would be lost with the connection.
+    `num_dropped`, `num_counted`: number of dropped messages, and of those counted as lost.
+    `dropped_requests`: encoded `Dropped` messages that are still to be sent.
+
+    Raises ClusterError: it is on another node, and either channel has no network address.
     """
 
     def __init__(self, address: str, endpoint: Endpoint, peers: Peers, now_s: float) -> None:
-        if not (endpoint.is_near or (endpoint.data_url and peers.remote)):
+        if not (endpoint.is_local or (endpoint.data_url and peers.remote)):
             raise ClusterError(
-                f"{endpoint} is on another node, and it or this party listens on its own only: "
-                "give both channels their nodes' network addresses."
+                f"{endpoint} is on another node; expected both channels to have a network address. "
+                "Create them with the address of their node (host)."
             )
         self.address = address
         self.endpoint = endpoint
         self.health = Health(now_s)
+        self.is_local = endpoint.is_local
         self.is_suspected = self.has_ended = False
-        self.watched = self.polled = False
+        self.is_watched = self.is_polled = False
         self.may_lose = False
-        #: Messages that were dropped, and those of them that were counted as lost.
         self.num_dropped = self.num_counted = 0
-        #: Requests that nobody waits for any more, yet to be sent.
-        self.drops: deque[bytes] = deque()
+        self.dropped_requests: deque[bytes] = deque()
         self._identity = endpoint.identity
+        self._own_identity = to_endpoint(peers.own_address).identity
         self._process = endpoint.process
         self._lock = threading.Lock()
         self._closed = False
         self._peers = peers
-        self._sender = to_endpoint(peers.own).identity
-        self._put = self._fill if endpoint.is_near else None
-        self._filled: list[tuple[Slot, int]] = []
-        # What is smaller travels in the head: one packet.
-        near_nbytes = min(peers.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
-        self._writer = MessageWriter(near_nbytes if endpoint.is_near else INLINE_NBYTES)
+        self._put = self._fill_slot if self.is_local else None
+        #: Slots of the message that is being sent, with their generations.
+        self._slots: list[tuple[Slot, int]] = []
+        # Smaller tensors travel in the head of a message, so that it fits into one packet.
+        local_nbytes = min(peers.shared_nbytes or SHARED_NBYTES, SHARED_NBYTES)
+        self._writer = MessageWriter(local_nbytes if self.is_local else INLINE_NBYTES)
         self._link: LocalLink | None = None
-        self.is_near = endpoint.is_near
-        #: What waits to go together, and its bytes.
-        self._waiting: list[bytes] = []
-        self._waiting_nbytes = 0
+        self._corked: list[bytes] = []
+        self._corked_nbytes = 0
 
     def send(self, message: Message) -> None:
-        """Send a message; it is dropped where the party is suspected.
+        """Send a message; drop it if the peer is suspected.
 
-        Raises TypeError, BlobError: it cannot be sent.
+        Raises TypeError, BlobError: the message cannot be encoded.
+        Raises ClusterError: the process has run out of descriptors.
         """
         with self._lock:
             if self.is_suspected or self._closed:
                 self.num_dropped += 1
                 return
-            has_gone = False
+            is_sent = False
             try:
                 self._send(message)
-                has_gone = True
+                is_sent = True
             finally:
-                if self._filled:
-                    if not has_gone:
-                        self._peers.pool.take_back(self._filled)
-                    self._filled = []
+                if self._slots:
+                    if not is_sent:
+                        self._peers.pool.take_back(self._slots)
+                    self._slots = []
 
     def _send(self, message: Message) -> None:
         frames = self._writer.frames(message, self._put)
-        if not self.is_near:
+        if not self.is_local:
             self._send_remote(frames)
-        elif self._peers.holder == threading.get_ident() and len(frames) == 1 and not self._filled:
-            self._hold(frames[0])
+        elif (
+            self._peers.corking_thread == threading.get_ident()
+            and len(frames) == 1
+            and not self._slots
+        ):
+            self._cork(frames[0])
         else:
             (self._link or self._connect()).send(frames)
 
-    def _hold(self, packed: bytes) -> None:
-        if self._waiting and self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
-            self._send_waiting()
-        if not self._waiting:
-            self._peers.held.append(self)
-        self._waiting.append(packed)
-        self._waiting_nbytes += len(packed)
+    def _cork(self, head: bytes) -> None:
+        if self._corked and self._corked_nbytes + len(head) > _MAX_CORKED_NBYTES:
+            self._send_corked()
+        if not self._corked:
+            self._peers.corked.append(self)
+        self._corked.append(head)
+        self._corked_nbytes += len(head)
 
-    def send_held(self, *, wait: bool = True) -> None:
-        """Send what waits to go together; `wait`: even if somebody else sends now."""
-        if self._waiting and self._lock.acquire(blocking=wait):
+    def uncork(self, *, wait: bool = True) -> None:
+        """Send corked messages.
+
+        `wait`: whether to wait for a thread that is sending to this peer.
+        """
+        if self._corked and self._lock.acquire(blocking=wait):
             try:
-                if self._waiting:
-                    self._send_waiting()
+                if self._corked:
+                    self._send_corked()
             finally:
                 self._lock.release()
 
-    def _send_waiting(self) -> None:
-        waiting, self._waiting, self._waiting_nbytes = self._waiting, [], 0
+    def _send_corked(self) -> None:
+        messages, self._corked, self._corked_nbytes = self._corked, [], 0
         if self.is_suspected or self._closed:
-            self.num_dropped += len(waiting)
-        elif len(waiting) == 1:
-            (self._link or self._connect()).send(waiting)
+            self.num_dropped += len(messages)
+        elif len(messages) == 1:
+            (self._link or self._connect()).send(messages)
         else:
-            (self._link or self._connect()).send_together(waiting)
+            (self._link or self._connect()).send_together(messages)
 
-    def _fill(self, flat: np.ndarray) -> Place | None:
-        """Put contents into shared memory, if they are large enough and there is room."""
-        least = self._peers.shared_nbytes
-        if least is None or flat.nbytes < least:
+    def _fill_slot(self, flat: np.ndarray) -> Place | None:
+        """Copy a large tensor to shared memory; return None if it is small, or no slot is free."""
+        min_nbytes = self._peers.shared_nbytes
+        if min_nbytes is None or flat.nbytes < min_nbytes:
             return None
         slot = self._peers.pool.fill(flat, self._process, self._identity)
         if slot is None:
             return None
-        self._filled.append((slot, slot.generation))
+        self._slots.append((slot, slot.generation))
         return slot.place
 
     def _send_remote(self, frames: list[Any]) -> None:
-        if (most := max(map(len, frames))) > MOST_FRAME_NBYTES:
+        if (nbytes := max(map(len, frames))) > MAX_FRAME_NBYTES:
             raise BlobError(
-                f"a tensor of {most} bytes for {self.endpoint}: between nodes one has at most "
-                f"{MOST_FRAME_NBYTES}. Split it, or put both stages on one node."
+                f"tensor of {nbytes} bytes for {self.endpoint}: expected at most "
+                f"{MAX_FRAME_NBYTES} bytes between nodes. Split the tensor, or place both stages "
+                "on one node."
             )
-        frames[0] = PREFIX.pack(self._identity, self._sender, len(frames) - 1) + frames[0]
+        frames[0] = PREFIX.pack(self._identity, self._own_identity, len(frames) - 1) + frames[0]
         try:
             self._peers.send_remote(self, frames, copy=len(frames) == 1)
         except zmq.ZMQError as error:
-            raise self._unsent(error) from error
+            raise self._send_error(error) from error
 
     def connect(self) -> None:
-        """Connect to a party on this node, unless that is done.
+        """Connect to a local peer, unless another thread does so.
 
-        Raises ClusterError: there are no descriptors for it.
+        Raises ClusterError: the process has run out of descriptors.
         """
-        if self._lock.acquire(blocking=False):  # else somebody sends, and connects
+        if self._lock.acquire(blocking=False):  # otherwise a thread is sending, and connects
             try:
                 if self._link is None and not self._closed:
                     self._connect()
@@ -187,37 +199,37 @@ class Peer:
                 self._lock.release()
 
     def _connect(self) -> LocalLink:
-        peers, first = self._peers, hello(self._identity, self._sender)
+        peers, first = self._peers, hello(self._identity, self._own_identity)
         try:
             self._link = LocalLink(self.endpoint.local_path, first, peers.local, self._note_end)
         except OSError as error:
-            raise self._unsent(error) from error
+            raise self._send_error(error) from error
         return self._link
 
     def _note_end(self) -> None:
-        self._peers.ended.append(self)
+        self._peers.disconnected.append(self)
         self._peers.wake()
 
-    def _unsent(self, error: Exception) -> ClusterError:
+    def _send_error(self, error: Exception) -> ClusterError:
         return ClusterError(
-            f"nothing can be sent to {self.endpoint}: {error}. If descriptors have run out, raise "
-            "the limit (ulimit -n).",
+            f"no message can be sent to {self.endpoint}: {error}. If the process has run out of "
+            "descriptors, raise their limit (ulimit -n).",
             cause=str(error),
         )
 
     def flush(self) -> None:
-        """Send what waits for the other side, as far as there is room."""
+        """Send queued packets to a local peer until its buffer is full."""
         if self._link is not None:
             self._link.flush()
 
-    def drop(self, request: bytes) -> None:
-        """Tell that nobody waits for a request any more."""
-        self.drops.append(request)
+    def drop_request(self, message: bytes) -> None:
+        """Queue an encoded `Dropped` message for the control thread."""
+        self.dropped_requests.append(message)
         self._peers.dropping.append(self)
         self._peers.wake()
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Close the connection, and send nothing more."""
         with self._lock:
             self._closed = True
             if self._link is not None:
@@ -225,53 +237,53 @@ class Peer:
 
 
 class Peers:
-    """All of them, by address, and what they share.
+    """All peers of a channel, and the resources that they share.
 
-    `own`: the channel's own address.
-    `wake`: has the control thread look at what is new.
-    `remote`: the data connections to parties on other nodes; None: none can be reached.
-    `pool`, `shared_nbytes`: where large tensors for parties on this node go, and from which size
-        on; None: never.
+    `own_address`: address of this channel.
+    `wake`: wakes the control thread.
+    `remote`: data connections to other nodes; None if this channel has no network address.
+    `pool`: shared memory for large tensors to local peers.
+    `shared_nbytes`: size from which tensors use it; None disables it.
     """
 
     def __init__(
         self,
-        own: str,
+        own_address: str,
         wake: Callable[[], object],
         remote: Connections | None,
         pool: SlotPool,
         shared_nbytes: int | None,
     ) -> None:
-        self.own = own
+        self.own_address = own_address
         self.wake = wake
         self.remote = remote
         self.local = LocalLinks()
         self.pool = pool
         self.shared_nbytes = shared_nbytes
-        #: By the addresses of those that were met, and by their identities.
-        self.met: dict[str, Peer] = {}
+        self.by_address: dict[str, Peer] = {}
         self.by_identity: dict[bytes, Peer] = {}
-        #: Those that are not connected to yet; whose connection has ended; with drops to be sent.
-        self.new: deque[Peer] = deque()
-        self.ended: deque[Peer] = deque()
+        #: Queues for the control thread: peers to connect to, peers whose connection has ended,
+        #: and peers with dropped requests (possibly more than once).
+        self.unconnected: deque[Peer] = deque()
+        self.disconnected: deque[Peer] = deque()
         self.dropping: deque[Peer] = deque()
-        #: Which thread's messages are held back, and for whom: what follows soon goes with them.
-        self.holder: int | None = None
-        self.held: list[Peer] = []
+        #: The thread whose messages are corked, and the peers with corked messages.
+        self.corking_thread: int | None = None
+        self.corked: list[Peer] = []
         self._lock = threading.Lock()
         self._remote_lock = threading.Lock()
         self._closed = False
 
-    def hold(self) -> None:
-        """Hold back the calling thread's messages."""
-        self.holder = threading.get_ident()
+    def cork(self) -> None:
+        """Start buffering the messages of the calling thread."""
+        self.corking_thread = threading.get_ident()
 
-    def let_go(self) -> None:
-        """Send them, and hold back none."""
-        self.holder = None
-        held, self.held = self.held, []
-        for peer in held:
-            peer.send_held()
+    def uncork(self) -> None:
+        """Send the buffered messages and stop buffering."""
+        self.corking_thread = None
+        corked, self.corked = self.corked, []
+        for peer in corked:
+            peer.uncork()
 
     def send_remote(self, peer: Peer, frames: list[Any], copy: bool) -> None:
         """Send frames to a peer on another node."""
@@ -279,42 +291,43 @@ class Peers:
         with self._remote_lock:
             if self.remote is None or self._closed:
                 return
-            if not self.remote.knows(endpoint.identity):
+            if endpoint.identity not in self.remote:
                 self.remote.connect(endpoint.identity, endpoint.data_url, endpoint.key)
             peer.may_lose = True
             self.remote.send(endpoint.identity, frames, copy=copy)
 
-    def renew(self, peer: Peer) -> None:
-        """Make a peer's data connection anew, if it is on another node."""
-        if self.remote is not None and not peer.is_near:
+    def reconnect(self, peer: Peer) -> None:
+        """Replace the data connection to a peer on another node."""
+        if self.remote is not None and not peer.is_local:
             with self._remote_lock:
-                self.remote.renew(peer.endpoint.identity)
+                self.remote.reconnect(peer.endpoint.identity)
 
     def __iter__(self) -> Iterator[Peer]:
         with self._lock:
-            return iter(list(self.met.values()))
+            return iter(list(self.by_address.values()))
 
-    def meet(self, address: str, now_s: float) -> Peer | None:
-        """Return the peer of an address; None once closed.
+    def add(self, address: str, now_s: float) -> Peer | None:
+        """Return the peer of an address, new if it is not known; None if the channel is closed.
 
-        Raises BlobError: it is no address; ClusterError: it cannot be reached from here.
+        Raises BlobError: the address is invalid.
+        Raises ClusterError: the peer cannot be reached from this node.
         """
         with self._lock:
-            peer = self.met.get(address)
+            peer = self.by_address.get(address)
             if peer is not None:
                 return peer
             if self._closed:
                 return None
             peer = Peer(address, to_endpoint(address), self, now_s)
-            self.met[address] = self.by_identity[peer.endpoint.identity] = peer
-            self.new.append(peer)
+            self.by_address[address] = self.by_identity[peer.endpoint.identity] = peer
+            self.unconnected.append(peer)
         self.wake()
         return peer
 
     def forget(self, address: str) -> None:
-        """Close what leads to an address."""
+        """Remove a peer, and close its data connection."""
         with self._lock:
-            peer = self.met.pop(address, None)
+            peer = self.by_address.pop(address, None)
         if peer is not None:
             self.by_identity.pop(peer.endpoint.identity, None)
             peer.close()
@@ -323,11 +336,11 @@ class Peers:
                     self.remote.disconnect(peer.endpoint.identity)
 
     def close(self) -> None:
-        """Close all, and meet nobody any more."""
+        """Close all connections, and add no more peers."""
         with self._lock:
             self._closed = True
-            peers = list(self.met.values())
-            self.met.clear()
+            peers = list(self.by_address.values())
+            self.by_address.clear()
         for peer in peers:
             peer.close()
         self.local.close()

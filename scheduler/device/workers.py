@@ -296,11 +296,11 @@ class PumpingWorkers(BaseWorkers):
                 num_waits = waits
                 is_many, num_run = num_run > 1, 0  # predicted from the last wake-up
             if is_many and self.count == 1 and self._usual_s < _HAND_OVER_S:
-                self._channel.hold()
+                self._channel.cork()
                 try:
                     num_run += self._run_all(_TOGETHER)
                 finally:
-                    self._channel.let_go()
+                    self._channel.uncork()
             else:
                 num_run += self._run_all(0)
 

@@ -84,8 +84,8 @@ class Network:
             return
         receiver, cost_s, _ = self._endpoints[address]
         if self._is_coded:
-            parts = [bytes(frame) for frame in envelope.frames(message)]
-            message = envelope.message(parts)
+            parts = [bytes(frame) for frame in envelope.to_frames(message)]
+            message = envelope.from_frames(parts)
             if isinstance(message, Values | Outputs | Keep):
                 message = message._replace(tensors=read_only(message.tensors))
             self._world.note(f"{sender.name} > {receiver.name}: {_line(message)}")

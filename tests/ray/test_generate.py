@@ -88,7 +88,7 @@ def test_a_client_hears_of_a_token_in_one_message_and_few_bytes(
         return message
 
     others: list[Outputs] = []
-    read_message = envelope.message
+    read_message = envelope.from_frames
     monkeypatch.setattr(envelope, "message", counted)
     pins = {f"*_{i}": devices[i * len(devices) // 8] for i in range(8)}
     pins |= dict.fromkeys(("newest*", "logits", "sample"), devices[-1])

@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from hetero.devices.errors import BlobError, ClusterError
-from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.direct import DirectChannel
-from hetero.scheduler.channels.direct_address import to_address, to_endpoint
+from hetero.scheduler.channels.addresses import to_address, to_endpoint
 from hetero.scheduler.channels.peers import SHARED_NBYTES
 from hetero.scheduler.vocabulary.messages import Dropped
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
@@ -33,7 +33,7 @@ def pair(
     if request.param == "ipc":
         return party(), party()
     parties = [party(host="127.0.0.1", curve="CURVE" in request.param) for _ in range(2)]
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     return parties[0], parties[1]
 
 
@@ -139,7 +139,7 @@ def test_local_messages_without_end_do_not_starve_those_of_other_nodes_nor_the_o
     local, remote, receiver = (party(host="127.0.0.1", curve=False) for _ in range(3))
     local.channel.send(receiver.address, values(0))  # it is on this node for ever
     check(receiver.next(), 0)
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     remote.channel.send(receiver.address, values(1))
     check(receiver.next(), 1)
     for endless, other in ((local, remote), (remote, local)):
@@ -181,7 +181,7 @@ def test_a_watched_party_reports_its_status_and_its_clock(
     numbers = count()
     first = party(host="127.0.0.1", heartbeat_s=0.01)
     second = party(host="127.0.0.1", status=lambda: {"queued": 3, "asked": next(numbers)})
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     assert first.channel.clock_offset_s(second.address) is None
     first.channel.watch(second.address)
     wait_for(lambda: first.channel.status_of(second.address).get("asked", 0) > 2)
@@ -390,7 +390,7 @@ def test_a_party_that_listens_on_its_own_node_only_is_not_reached_from_another(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = party(), party()
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     with pytest.raises(ClusterError, match="network address"):
         one.channel.watch(two.address)
 
@@ -401,7 +401,7 @@ def test_a_key_other_than_the_address_says_reaches_nobody(
     one, two = party(host="127.0.0.1"), party(host="127.0.0.1")
     endpoint = to_endpoint(two.address)
     wrong = to_address(endpoint._replace(identity=b"somebody", key=zmq.curve_keypair()[0]))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.send(wrong, values(1))
     one.channel.send(two.address, values(2))
     check(two.next(), 2)

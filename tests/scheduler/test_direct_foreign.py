@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.errors import BlobError
-from hetero.scheduler.channels import direct_address, envelope, protocol
-from hetero.scheduler.channels.direct_address import to_endpoint
+from hetero.scheduler.channels import addresses, envelope, protocol
+from hetero.scheduler.channels.addresses import to_endpoint
 from hetero.scheduler.channels.local import FRAMES, HEADER, MESSAGE, PART, TOGETHER, hello
 from hetero.scheduler.channels.protocol import MOST_CONTROL_NBYTES, PREFIX, VERSION
 from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
-DROP = envelope.frames(Dropped(TASK.request))[0]
+DROP = envelope.to_frames(Dropped(TASK.request))[0]
 
 
 class Foreign:
@@ -42,7 +42,7 @@ class Foreign:
         self.control.connect(self.endpoint.control_url)
 
     def frame(self, message: Message) -> bytes:
-        head = envelope.frames(message)[0]
+        head = envelope.to_frames(message)[0]
         return PREFIX.pack(self.endpoint.identity, b"a sender", 0) + head
 
     def connect(self) -> socket.socket:
@@ -77,7 +77,7 @@ def test_what_is_damaged_or_foreign_is_passed_over_and_reported(
     bad = [
         b"x",
         b"y" * 100,
-        PREFIX.pack(b"somebody", b"a sender", 0) + envelope.frames(values(9))[0],
+        PREFIX.pack(b"somebody", b"a sender", 0) + envelope.to_frames(values(9))[0],
         first[:-3],
         first[: PREFIX.size],
         PREFIX.pack(sender.endpoint.identity, b"a sender", 1) + first[PREFIX.size :],
@@ -102,13 +102,13 @@ def test_what_is_damaged_or_foreign_is_passed_over_and_reported(
     ]
     for kind, number, packed in packets:
         sender.local.send(HEADER.pack(kind, number) + packed)
-    sender.local.send(HEADER.pack(MESSAGE, 0) + envelope.frames(values(4))[0])
+    sender.local.send(HEADER.pack(MESSAGE, 0) + envelope.to_frames(values(4))[0])
     sender.local.send(b"short")
     for greeting in (b"x", b"HTS\xff" + bytes(16), hello(b"somebody", b"a sender"), b"HTS\x01"):
         refused = sender.connect()
         refused.send(greeting)
         with contextlib.suppress(OSError):
-            refused.send(HEADER.pack(MESSAGE, 0) + envelope.frames(values(9))[0])
+            refused.send(HEADER.pack(MESSAGE, 0) + envelope.to_frames(values(9))[0])
         refused.close()
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
@@ -229,7 +229,7 @@ def test_strangers_at_the_network_ports_change_nothing(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, curve: bool
 ) -> None:
     one, friend = (party(host="127.0.0.1", curve=curve, heartbeat_s=0.05) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     friend.channel.send(one.address, values(1))
     check(one.next(), 1)
     before = len(list(Path("/proc/self/fd").iterdir()))

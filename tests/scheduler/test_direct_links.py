@@ -18,9 +18,9 @@ import zmq
 
 from hetero.devices.errors import BlobError
 from hetero.devices.request.request import Request
-from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.control import PATIENCE
-from hetero.scheduler.channels.direct_address import Endpoint, to_address, to_endpoint
+from hetero.scheduler.channels.addresses import Endpoint, to_address, to_endpoint
 from hetero.scheduler.channels.peers import Peer
 from hetero.scheduler.vocabulary.messages import Dropped, Message
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
@@ -73,7 +73,7 @@ def slow_link(
 ) -> Iterator[tuple[Party, Party, SlowLink, str]]:
     """Two parties, as on two nodes, and the address of the second one by a slow link."""
     first, second = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     endpoint = to_endpoint(second.address)
     link = SlowLink(endpoint.data_port, 5e6)
     yield first, second, link, to_address(endpoint._replace(data_port=link.port))
@@ -161,7 +161,7 @@ def test_control_messages_go_on_while_a_tensor_is_on_its_way_into_a_channel(
 ) -> None:
     options = {"host": "127.0.0.1", "heartbeat_s": 0.02, "timeout_s": 2 * LONG_S}
     first, second, third = (party(**options) for _ in range(3))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     for other in (second, third):
         other.channel.watch(first.address)
         wait_for(partial(_is_met, other, first))
@@ -193,7 +193,7 @@ def test_every_dropped_request_arrives(
 ) -> None:
     first, second = party(host="127.0.0.1"), party(host="127.0.0.1")
     if far:
-        monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+        monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     for i in range(number):
         first.channel.send(second.address, Dropped(Request(id=i)))
     came = [second.came.get(timeout=LONG_S) for _ in range(number)]
@@ -208,7 +208,7 @@ def test_a_client_whose_key_is_not_the_clusters_is_refused(
     secret = zmq.curve_keypair()[1]
     one, friend = (party(host="127.0.0.1", secret=secret) for _ in range(2))
     stranger = party(host="127.0.0.1", secret=zmq.curve_keypair()[1])
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     stranger.channel.send(one.address, values(1))
     stranger.channel.send(one.address, Dropped(TASK.request))
     friend.channel.send(one.address, Dropped(TASK.request))
@@ -225,7 +225,7 @@ def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
 ) -> None:
     monkeypatch.setattr("hetero.scheduler.channels.sockets.MOST_FRAME_NBYTES", 10_000)
     one, two = (party(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     two.channel.send(one.address, values(1, 100_000))  # its own limit is another
     pumping = threading.Thread(target=one.channel.pump, args=(LONG_S,))
     pumping.start()
@@ -294,7 +294,7 @@ def test_a_party_that_is_half_cut_off_is_suspected_and_live_once_it_is_not(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, is_deaf: bool
 ) -> None:
     one, other = (party(host="127.0.0.1", heartbeat_s=0.05, timeout_s=1.0) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     endpoint = to_endpoint(other.address)
     link = OneWayLink(endpoint.control_port)
     address = to_address(endpoint._replace(control_port=link.port))
@@ -312,7 +312,7 @@ def test_a_party_that_closes_its_channel_has_ended_for_those_of_other_nodes(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (party(host="127.0.0.1") for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(other.address)
     other.channel.watch(one.address)
     for a, b in ((one, other), (other, one)):
@@ -344,7 +344,7 @@ def test_a_party_whose_port_another_has_now_has_ended(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, new = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     old = to_address(to_endpoint(new.address)._replace(identity=b"formerly"))
     one.channel.watch(old)
     assert one.ended.get(timeout=LONG_S) == old
@@ -357,7 +357,7 @@ def test_a_party_is_suspected_once_another_is_met_at_its_port(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, old = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
-    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(old.address)
     wait_for(partial(_is_met, one, old))
     one.channel.watch(to_address(to_endpoint(old.address)._replace(identity=b"later on")))

@@ -24,7 +24,7 @@ from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import REPLAY, Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels import envelope
-from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
+from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, to_frames
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.vocabulary.messages import (
     Dropped,
@@ -55,7 +55,7 @@ RUN = StageTiming(
 
 
 def arrived(message: Message) -> Any:
-    return envelope.message([bytes(frame) for frame in frames(message)])
+    return envelope.from_frames([bytes(frame) for frame in to_frames(message)])
 
 
 def as_answered(task: Task) -> Task:
@@ -135,10 +135,10 @@ def test_tensors_to_be_kept() -> None:
 
 def test_large_tensors_are_frames_without_a_copy() -> None:
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
-    parts = frames(Values(TASK, {"x": array}))
+    parts = to_frames(Values(TASK, {"x": array}))
     assert np.shares_memory(np.frombuffer(parts[1], np.int32), array)
     received = [parts[0], memoryview(bytearray(parts[1]))]
-    got = envelope.message(received)
+    got = envelope.from_frames(received)
     assert isinstance(got, Values)
     assert np.shares_memory(got.tensors["x"], np.frombuffer(received[1], np.int32))
     assert not got.tensors["x"].flags.writeable
@@ -146,9 +146,9 @@ def test_large_tensors_are_frames_without_a_copy() -> None:
 
 def test_tensors_in_memory_that_is_not_aligned_become_aligned() -> None:
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
-    head, segment = frames(Values(TASK, {"x": array}))
+    head, segment = to_frames(Values(TASK, {"x": array}))
     moved = memoryview(b"x" + bytes(segment))[1:]
-    got = envelope.message([head, moved])
+    got = envelope.from_frames([head, moved])
     assert isinstance(got, Values)
     assert got.tensors["x"].flags.aligned
     np.testing.assert_array_equal(got.tensors["x"], array)
@@ -169,13 +169,13 @@ def test_what_a_store_takes_is_found_again() -> None:
     }
     parts = MessageWriter().frames(Values(TASK, tensors), put)
     assert len(parts) == 2
-    got = envelope.message(parts, lambda place, nbytes: store[place[0]][:nbytes])
+    got = envelope.from_frames(parts, lambda place, nbytes: store[place[0]][:nbytes])
     check_tensors(got, Values(TASK, tensors))
 
 
 def test_values_that_cannot_be_sent_are_refused() -> None:
     with pytest.raises(TypeError, match="not an ONNX value"):
-        frames(Values(TASK, {"x": object()}))
+        to_frames(Values(TASK, {"x": object()}))
 
 
 def test_an_error_keeps_its_class_message_data_and_cause() -> None:
@@ -221,14 +221,14 @@ def test_a_long_chain_of_causes_is_cut() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    head = bytearray(frames(Dropped(REQUEST))[0])
+    head = bytearray(to_frames(Dropped(REQUEST))[0])
     head[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}"):
-        envelope.message([bytes(head)])
+        envelope.from_frames([bytes(head)])
 
 
 def rewritten(change: Any) -> bytes:
-    head = frames(Values(TASK, {"x": np.arange(6).reshape(2, 3)}, (RUN,)))[0]
+    head = to_frames(Values(TASK, {"x": np.arange(6).reshape(2, 3)}, (RUN,)))[0]
     tree = msgpack.unpackb(head[5:])
     kind, data = tree[1]["x"]
     tensor = tree[1]["x"] = msgpack.unpackb(data)
@@ -282,7 +282,7 @@ def deep() -> Any:
 )
 def test_damaged_fields_are_refused(change: Any) -> None:
     with pytest.raises(BlobError):
-        envelope.message([rewritten(change)])
+        envelope.from_frames([rewritten(change)])
 
 
 @pytest.mark.parametrize(
@@ -298,31 +298,31 @@ def test_damaged_fields_are_refused(change: Any) -> None:
 )
 def test_what_is_no_message_is_refused(head: bytes) -> None:
     with pytest.raises(BlobError):
-        envelope.message([head])
+        envelope.from_frames([head])
 
 
 @pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xc6", b"\xdb"])
 def test_no_room_is_made_for_what_is_only_claimed(claim: bytes) -> None:
-    head = frames(Values(TASK, {}))[0]
+    head = to_frames(Values(TASK, {}))[0]
     assert head.endswith(b"\x80\x90")  # no tensors, no runs
     tracemalloc.start()
     try:
         with pytest.raises(BlobError):
-            envelope.message([head[:-2] + b"\x81\xa1x" + claim + b"\x0f\xff\xff\xff" + bytes(4096)])
+            envelope.from_frames([head[:-2] + b"\x81\xa1x" + claim + b"\x0f\xff\xff\xff" + bytes(4096)])
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 
 
 def test_a_frame_of_another_length_is_refused() -> None:
-    head, segment = frames(Values(TASK, {"x": np.zeros(INLINE_NBYTES)}))
+    head, segment = to_frames(Values(TASK, {"x": np.zeros(INLINE_NBYTES)}))
     for parts in ([head], [head, segment[:-8]], [head, bytes(segment) + b"x"]):
         with pytest.raises(BlobError):
-            envelope.message(parts)
+            envelope.from_frames(parts)
 
 
 SAMPLES = [
-    frames(message)[0]
+    to_frames(message)[0]
     for message in (
         Values(
             TASK,
@@ -350,7 +350,7 @@ def test_mutated_bytes_are_read_or_refused(head: bytes, changes: list[tuple[int,
         at = 4 + position % (len(data) - 4)
         data[at : at + max(1, len(replacement))] = replacement
     try:
-        message = envelope.message([bytes(data)])
+        message = envelope.from_frames([bytes(data)])
     except BlobError:
         return
     assert isinstance(message, Message)

@@ -24,7 +24,7 @@ DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
 from hetero.devices.errors import ClusterError
-from hetero.scheduler.channels import direct_address
+from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.direct import DirectChannel
 from tests.scheduler.parties import check, values
 
@@ -62,8 +62,8 @@ for more in range(80):
     del made
     assert (num_open(), list(folder.iterdir())) == (before, []), more
 print(refused, flush=True)
-for node in (direct_address.this_node(), "elsewhere"):
-    direct_address.this_node = lambda: node
+for node in (addresses.this_node(), "elsewhere"):
+    addresses.this_node = lambda: node
     came = []
     one, other = channel(), channel(came.append)
     allow(num_open())

@@ -56,10 +56,10 @@ class Script:
     def wake(self) -> None:
         self._woken.set()
 
-    def hold(self) -> None:
+    def cork(self) -> None:
         self.done.append("[")
 
-    def let_go(self) -> None:
+    def uncork(self) -> None:
         self.done.append("]")
 
 

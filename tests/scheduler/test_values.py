@@ -24,8 +24,8 @@ from tests.support.equal_values import ELEMENT_TYPES, check_equal
 def sent(value: Any) -> Any:
     """Return a value as it arrives in another process."""
     task = Task(Request(deployment="key", id=1), 0)
-    frames = [bytes(frame) for frame in envelope.frames(Values(task, {"x": value}))]
-    message = envelope.message(frames)
+    frames = [bytes(frame) for frame in envelope.to_frames(Values(task, {"x": value}))]
+    message = envelope.from_frames(frames)
     assert isinstance(message, Values)
     return message.tensors["x"]
 

@@ -12,5 +12,5 @@ class LoopbackChannel(MemoryChannel):
 
     def send(self, address: str, message: Message) -> None:
         """Send a message as bytes, and what they are read as."""
-        parts = [bytes(frame) for frame in envelope.frames(message)]
-        super().send(address, envelope.message(parts))
+        parts = [bytes(frame) for frame in envelope.to_frames(message)]
+        super().send(address, envelope.from_frames(parts))
