@@ -20,7 +20,7 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver
-from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.deployments import Deployments, observer_errors_logged
 from hetero.scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
 from hetero.scheduler.client.known_stages import KnownStages
 from hetero.scheduler.client.past import MOST_NBYTES, copied, past_nbytes
@@ -490,9 +490,10 @@ class Deployment(ABC):
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
             request = ObservedRequest(self.key, route, record, tuple(runs))
-            observer.ended(request)
-            if record.is_first:
-                observer.ran(request)
+            with observer_errors_logged(observer):
+                observer.ended(request)
+                if record.is_first:
+                    observer.ran(request)
 
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
@@ -12,6 +14,17 @@ from hetero.scheduler.clock import Clock
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 from hetero.scheduler.vocabulary import events
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def observer_errors_logged(observer: Observer) -> Iterator[None]:
+    """Log the errors of an observer: no request depends on them."""
+    try:
+        yield
+    except Exception:
+        _log.exception("observer %s failed", type(observer).__name__)
 
 
 class Held(Protocol):
@@ -66,7 +79,8 @@ class Deployments(Generic[D]):
         if isinstance(event, events.DeviceEnded | events.DeviceSteady):
             return
         for observer in tuple(self.observers):
-            observer.device(event)
+            with observer_errors_logged(observer):
+                observer.device(event)
         if isinstance(event, events.DeviceLost) and event.on_the_way:
             self._lose_tensors(event.device)  # tensors sent from now on arrive
 

@@ -18,6 +18,8 @@ from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_memory import RemoteMemory
 from hetero.scheduler.clock import Clock
+from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
+from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.messages import Failure, Message, Outputs, Values
 from hetero.scheduler.vocabulary.placement import alone
@@ -127,3 +129,30 @@ def test_requests_that_end_together_are_all_told_of() -> None:
     deployment.close()
     assert {s.request_id for s in submitted} == {r.record.id for r in notes.requests}
     assert {r.record.state for r in notes.requests} == {RequestState.CANCELLED}
+
+
+class FailingObserver(Notes):
+    """An observer that always raises."""
+
+    def ended(self, request: ObservedRequest) -> None:
+        raise OSError(28, "No space left on device")
+
+    ran = ended
+
+    def device(self, event: DeviceEvent) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_failing_observer_does_not_block_callers(caplog: pytest.LogCaptureFixture) -> None:
+    failing, notes = FailingObserver(), Notes()
+    deployment = deployed(failing, answer, Limits())
+    deployment._deployments.observers.append(notes)
+    assert deployment.submit(X).future.result(60)
+    refusing = deployed(failing, lambda values: Failure(values.task, HeteroError("no")), Limits())
+    with pytest.raises(HeteroError, match="no"):
+        refusing.submit(X).future.result(60)
+    refusing._deployments.tell(events.DeviceReturned(0.0, "NEAR"))
+    deployment.close()
+    refusing.close()
+    assert len(notes.requests) == len(notes.ran_stages) == 1
+    assert {record.message for record in caplog.records} == {"observer FailingObserver failed"}
