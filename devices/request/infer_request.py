@@ -12,6 +12,7 @@ from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorTypeEr
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.batch_rows import RowLayout
+from hetero.devices.request.request import check_priority
 from hetero.devices.request.response import RequestTimes
 from hetero.devices.request.results import ProfilingInfo, Results
 from hetero.devices.request.run import profile_rows
@@ -210,9 +211,7 @@ class InferRequest:
 
     @priority.setter
     def priority(self, value: int) -> None:
-        if not isinstance(value, int | np.integer):
-            raise ArgumentTypeError(f"priority: expected an integer, got {value!r}.")
-        self._machine.priority = int(value)
+        self._machine.priority = check_priority(value)
 
     @property
     def restore_s(self) -> float:

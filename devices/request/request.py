@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from hetero.devices.errors import ArgumentTypeError
+
 
 class Request(NamedTuple):
     """Options and identity of a request.
@@ -67,6 +71,13 @@ class Request(NamedTuple):
             trace="",
             inline=bool(self.inline),
         )
+
+
+def check_priority(priority: object) -> int:
+    """Return the priority of a request; raise ArgumentTypeError if it is not an integer."""
+    if not isinstance(priority, int | np.integer):
+        raise ArgumentTypeError(f"priority: expected an integer, got {priority!r}.")
+    return int(priority)
 
 
 #: A request with default options.

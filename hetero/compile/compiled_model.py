@@ -23,7 +23,7 @@ from hetero.devices.plugin.properties import Config, unknown_property
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.devices.request.request import Request
+from hetero.devices.request.request import Request, check_priority
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
@@ -177,7 +177,8 @@ class CompiledModel(BaseCompiledModel):
         priority : int
             See `InferRequest.priority`.
         """
-        return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
+        request = Request(timeout_s=timeout_s, priority=check_priority(priority))
+        return self.target.submit(values, request)
 
     def generate(self, ids: Any, max_new_tokens: int = 256, **options: Any) -> Any:
         """Generate the tokens that follow a prompt; for models of `hetero.read_decoder`.

@@ -107,3 +107,13 @@ def test_call_without_inputs_is_rejected_after_another_call(core: hetero.Core, d
     request = compiled.create_infer_request()
     request.set_tensor("x", np.ones((2, 3), np.float32))
     assert request.infer()[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("priority", [1.5, "1", None])
+def test_priority_must_be_an_integer(core: hetero.Core, priority: Any) -> None:
+    compiled = core.compile_model(branches(), "CPU")
+    request = compiled.create_infer_request()
+    with pytest.raises(hetero.ArgumentTypeError, match="priority: expected an integer"):
+        compiled.submit({}, priority=priority)
+    with pytest.raises(hetero.ArgumentTypeError, match="priority: expected an integer"):
+        request.priority = priority
