@@ -66,9 +66,12 @@ class KeptTensors:
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def keep(self, client: str, key: str, tensors: Mapping[str, Value]) -> None:
+    def keep(
+        self, client: str, key: str, tensors: Mapping[str, Value], *, is_evictable: bool = False
+    ) -> None:
         """Store a client's tensors, replacing those stored under the key.
 
+        `is_evictable`: whether the tensors are removed if others need their memory.
         Raises DeviceMemoryError: the device is out of memory; TensorError: the key belongs to
             another client. Nothing changes in either case.
         """
@@ -94,6 +97,8 @@ class KeptTensors:
                 )
             self._bundles[key] = bundle
             self.nbytes = total_nbytes
+            if is_evictable:
+                self._evictable[key] = None
 
     def keep_outputs(
         self, client: str, task: Task, outputs: Mapping[str, Value]
@@ -121,9 +126,7 @@ class KeptTensors:
         key = sent_key(*task)
         if transfers:
             with suppress(DeviceMemoryError):
-                self.keep(client, key, transfers)
-                with self._lock:
-                    self._evictable[key] = None
+                self.keep(client, key, transfers, is_evictable=True)
 
     def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
         """Execute a message and send the result, or send its client a `Failure`."""

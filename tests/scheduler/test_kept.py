@@ -35,6 +35,7 @@ from tests.scheduler.plugins import ToyPlugin
 
 X = np.arange(4, dtype=np.float32)
 TASK = Task(Request(deployment="memory", id=1), 0)
+SENT = Request(deployment="memory", id=2, attempt=1, restore_s=1.0)
 TOY = DeviceDescriptor("TOY", "TOY", "0", "here", memory_nbytes=40)
 
 
@@ -138,7 +139,7 @@ def test_a_device_whose_memory_clients_cannot_have_keeps_tensors_on_the_host() -
 def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     kept.keep("a", "1", {"t": X})
-    with pytest.raises(DeviceMemoryError, match="TOY on node here keeps 16 bytes"):
+    with pytest.raises(DeviceMemoryError, match="TOY on node here stores 16 bytes"):
         kept.keep("b", "2", {"t": X, "u": X})
     assert kept.nbytes == 16
     kept.keep("a", "1", {"t": X, "u": X})  # what it had under the key makes room
@@ -282,3 +283,19 @@ def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any)
     assert (to, outputs.tensors) == ("client", {})
     assert outputs.runs[-1].resident == (("float", (4,), (0,)),)
     assert made.status()["kept_nbytes"] == 32  # for the next run, and for the stage after it
+
+
+def test_keep_sent_of_a_dropped_attempt_leaves_nothing_to_evict() -> None:
+    class DroppingTensors(KeptTensors):
+        """Drops the attempt as soon as its tensors are stored."""
+
+        def keep(self, *arguments: Any, **options: Any) -> None:
+            super().keep(*arguments, **options)
+            self.free_attempt(SENT)
+
+    tensors = DroppingTensors(replace(TOY, memory_nbytes=1000), lambda value: value)
+    tensors.keep_sent("client", Task(SENT, 0), {"t": np.zeros(100, np.uint8)})
+    assert tensors.nbytes == 0
+    tensors.keep("client", "a", {"t": np.zeros(600, np.uint8)})
+    with pytest.raises(DeviceMemoryError):
+        tensors.keep("client", "b", {"t": np.zeros(600, np.uint8)})
