@@ -37,6 +37,8 @@ _HAND_OVER_S: Final = 0.0002
 _WATCH_S: Final = 0.005
 #: Minimum average run time, in seconds, that justifies an additional receiving thread.
 _LONG_S: Final = 0.001
+#: Average run time below which that thread ends again; lower, so that it does not come and go.
+_SHORT_S: Final = 0.0005
 #: Maximum number of short tasks whose outputs are sent together.
 _TOGETHER: Final = 16
 #: Seconds after which a wait for messages is renewed.
@@ -321,9 +323,10 @@ class PumpingWorkers(BaseWorkers):
 
     def _note(self, took_s: float) -> None:
         self._usual_s += (took_s - self._usual_s) / 8
-        if self._is_long != (self._usual_s > _LONG_S):
+        is_long = self._usual_s > (_SHORT_S if self._is_long else _LONG_S)
+        if self._is_long != is_long:
             with self._lock:
-                self._is_long = self._usual_s > _LONG_S
+                self._is_long = is_long
                 self._keep(self._num_streams + self._is_long)
 
     def _receive(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,3 +134,18 @@ def test_streams_asked_for_while_tasks_turn_out_long_are_kept() -> None:
     assert workers.count == 5  # one receives while four run
     script._woken.set()
     workers.stop()
+
+
+def test_tasks_near_the_long_limit_start_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def start(work: object, name: str) -> threading.Thread:
+        names.append(name)
+        return threading.current_thread()
+
+    monkeypatch.setattr("hetero.scheduler.device.workers.start_thread", start)
+    workers = Script().workers
+    random = Random(1)
+    for _ in range(3000):
+        workers._note(random.expovariate(1 / 0.001))
+    assert 1 <= len(names) <= 30  # crossings of 1 ms and 0.5 ms in turn
