@@ -150,8 +150,8 @@ def test_a_loss_between_two_parties_is_reported_to_a_third_that_watches_one(
     wait_for(lambda: link.nbytes > 1_000_000)
     link.reset()
     assert client.lost.get(timeout=LONG_S) == first.address
-    health = stranger.channel._peers.met[first.address].health
-    wait_for(lambda: to_endpoint(second.address).identity in health.lost)
+    health = stranger.channel._peers.by_address[first.address].health
+    wait_for(lambda: to_endpoint(second.address).identity in health.num_lost)
     assert stranger.lost.empty()
     assert client.lost.empty()
 
@@ -179,7 +179,7 @@ def test_control_messages_go_on_while_a_tensor_is_on_its_way_into_a_channel(
     assert encoding.wait(LONG_S)
     for other in (second, third):
         for _ in range(3):
-            health = other.channel._peers.met[first.address].health
+            health = other.channel._peers.by_address[first.address].health
             wait_for(lambda before=health.heard_s, health=health: health.heard_s > before)
     go_on.set()
     sending.join(LONG_S)
@@ -223,7 +223,7 @@ def test_a_client_whose_key_is_not_the_clusters_is_refused(
 def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.scheduler.channels.sockets.MOST_FRAME_NBYTES", 10_000)
+    monkeypatch.setattr("hetero.scheduler.channels.sockets.MAX_FRAME_NBYTES", 10_000)
     one, two = (party(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     two.channel.send(one.address, values(1, 100_000))  # its own limit is another
@@ -234,7 +234,7 @@ def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
     pumping.join(LONG_S)
     two.channel.send(one.address, values(2))
     check(one.next(), 2)
-    monkeypatch.setattr("hetero.scheduler.channels.peers.MOST_FRAME_NBYTES", 10_000)
+    monkeypatch.setattr("hetero.scheduler.channels.peers.MAX_FRAME_NBYTES", 10_000)
     with pytest.raises(BlobError, match="400000 bytes"):
         two.channel.send(one.address, values(3, 100_000))
 
@@ -321,7 +321,7 @@ def test_a_party_that_closes_its_channel_has_ended_for_those_of_other_nodes(
     assert one.ended.get(timeout=LONG_S) == other.address
     assert one.channel.is_suspected(other.address)
     one.channel.unwatch(other.address)
-    wait_for(lambda: other.address not in one.channel._peers.met)
+    wait_for(lambda: other.address not in one.channel._peers.by_address)
 
 
 def test_a_party_that_was_stopped_itself_suspects_nobody(party: Callable[..., Party]) -> None:
@@ -329,14 +329,14 @@ def test_a_party_that_was_stopped_itself_suspects_nobody(party: Callable[..., Pa
     one.channel.watch(two.address)
     (peer,) = one.channel._peers
     control, later_s = one.channel._control, time.monotonic() + 10 * LONG_S
-    control._tend(peer, later_s, True)
+    control._check_peer(peer, later_s, True)
     assert not peer.is_suspected
     peer.health.status = {PATIENCE: 0.0}
-    control._tend(peer, later_s, True)
+    control._check_peer(peer, later_s, True)
     assert not peer.is_suspected
     wait_for(lambda: peer.health.is_live)
     for _ in range(3):
-        control._tend(peer, later_s, True)
+        control._check_peer(peer, later_s, True)
     assert one.suspected.empty()
 
 

@@ -307,10 +307,9 @@ def test_no_room_is_made_for_what_is_only_claimed(claim: bytes) -> None:
     assert head.endswith(b"\x80\x90")  # no tensors, no runs
     tracemalloc.start()
     try:
+        tensors = b"\x81\xa1x" + claim + b"\x0f\xff\xff\xff" + bytes(4096)
         with pytest.raises(BlobError):
-            envelope.from_frames(
-                [head[:-2] + b"\x81\xa1x" + claim + b"\x0f\xff\xff\xff" + bytes(4096)]
-            )
+            envelope.from_frames([head[:-2] + tensors])
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()

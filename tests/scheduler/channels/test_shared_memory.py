@@ -305,7 +305,7 @@ def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
         [sys.executable, "-c", PARTY, folder, one.address],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert process.stdout is not None
     yield one, process, process.stdout.readline().strip()
@@ -350,7 +350,7 @@ def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> N
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     ) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()
@@ -414,13 +414,13 @@ def test_what_a_burst_took_is_given_back(pool: SlotPool, reader: SlotReader) -> 
     for slot in slots[1:]:
         assert slot is not None
         slot.free()
-    pool.give_back()
+    pool.remove_unused()
     most_nbytes = pool.nbytes
-    pool.give_back()
+    pool.remove_unused()
     assert pool.nbytes < most_nbytes
     np.testing.assert_array_equal(view, contents(2_000_000))
     del view
-    pool.give_back()
+    pool.remove_unused()
     assert pool.nbytes == 0
-    reader.tidy()
+    reader.unmap_removed()
     assert not reader._mapped

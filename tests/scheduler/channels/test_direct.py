@@ -78,7 +78,7 @@ def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
     party: Callable[..., Party],
 ) -> None:
     first, second, third = party(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), party(), party()
-    first.channel.hold()
+    first.channel.cork()
     for number in range(100):  # more than the kernel holds for one receiver
         first.channel.send(second.address, values(number))
     first.channel.send(third.address, values(0, 8_000))
@@ -93,7 +93,7 @@ def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
     check(third.next(), 0, 8_000)
     check(third.next(), 1, 8_000)
     assert third.channel.pump(0) == 0
-    first.channel.let_go()
+    first.channel.uncork()
     check(third.next(), 4, 1_000)
     for number in range(100):
         check(second.next(), number)
@@ -105,10 +105,10 @@ def test_what_is_held_and_has_no_room_beside_others_is_sent_whole(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
-    first.channel.hold()
+    first.channel.cork()
     for number in range(3):
         first.channel.send(second.address, values(number, SHARED_NBYTES // 4))
-    first.channel.let_go()
+    first.channel.uncork()
     for number in range(3):
         check(second.next(), number, SHARED_NBYTES // 4)
     assert not second.channel._inbox.losses
@@ -118,7 +118,7 @@ def test_what_a_stuck_thread_holds_goes_with_the_next_heartbeat(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
-    first.channel.hold()
+    first.channel.cork()
     first.channel.send(second.address, values(1))
     check(second.next(), 1)
 
@@ -126,10 +126,10 @@ def test_what_a_stuck_thread_holds_goes_with_the_next_heartbeat(
 def test_what_is_held_and_finds_no_room_waits(party: Callable[..., Party]) -> None:
     first, second = party(), party()
     for number in range(0, 2000, 2):
-        first.channel.hold()
+        first.channel.cork()
         first.channel.send(second.address, values(number))
         first.channel.send(second.address, values(number + 1))
-        first.channel.let_go()
+        first.channel.uncork()
     assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
 
 
@@ -163,7 +163,7 @@ def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> Non
         "one.send(two.address, values(1, 100_000))\n"
     )
     command = [sys.executable, "-c", code, folder]
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3]) as process:
         assert process.wait(LONG_S) == 0
     assert list(folder.iterdir()) == []
     assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
@@ -260,7 +260,7 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
         [sys.executable, "-c", OTHER, folder, one.address],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert process.stdout is not None
     yield one, process, process.stdout.readline().strip()
@@ -338,7 +338,7 @@ def test_a_process_that_keeps_the_interpreter_is_suspected_only_after_its_patien
     one = party(heartbeat_s=0.05, timeout_s=0.4)
     command = [sys.executable, "-c", BUSY, str(folder), one.address, patience_s]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -521,7 +521,7 @@ def test_clients_that_come_and_go_leave_no_descriptors(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
