@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 #: Calls at once, health checks not counted.
 MAX_CALLS: Final = 4096
 #: Calls at once on a connection; a client waits before it begins more.
-_MAX_CALLS_PER_CONNECTION: Final = 512
+_MAX_CALLS_PER_CONNECTION: Final = 128
 #: Seconds that a stream may be idle.
 STREAM_IDLE_S: Final = 300.0
 #: Bytes of a message that is no inference.

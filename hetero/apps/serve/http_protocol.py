@@ -34,13 +34,14 @@ MAX_DISCARDED_NBYTES: Final = 2**26
 class _Flow(FlowControl):
     """Flow control that does not read while data waits to be parsed."""
 
-    def __init__(self, transport: asyncio.Transport, protocol: BoundedHttpProtocol) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self._protocol = protocol
+        #: Data that is parsed after the requests before it.
+        self.unparsed = b""
 
     def resume_reading(self) -> None:
         """Read again."""
-        if not self._protocol.unparsed:
+        if not self.unparsed:
             super().resume_reading()
 
 
@@ -55,15 +56,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        #: Data that is parsed after the requests before it.
-        self.unparsed = b""
         #: The request that is being answered.
         self._current: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self.flow = _Flow(transport, self)
+        self.flow: _Flow = _Flow(transport)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -74,7 +73,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._current.disconnected = True
             self._current.message_event.set()
         self.pipeline.clear()
-        self._current, self.unparsed = None, b""
+        self.flow.unparsed = b""
+        # Without reference cycles its memory is free at once.
+        self.cycle = self._current = None  # type: ignore[assignment]  # as at the beginning
 
     def data_received(self, data: bytes) -> None:
         """Parse data; close the connection if it exceeds a bound.
@@ -84,7 +85,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """
         for start in range(0, len(data), SLICE_NBYTES):
             if self.pipeline:
-                self.unparsed += data[start:]
+                self.flow.unparsed += data[start:]
                 return
             if self.transport.is_closing():
                 return
@@ -102,7 +103,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _parse_rest(self) -> None:
         """Parse the data that was left while requests were waiting."""
-        data, self.unparsed = self.unparsed, b""
+        data, self.flow.unparsed = self.flow.unparsed, b""
         self.data_received(data)
         if not self.pipeline:
             self.flow.resume_reading()
@@ -153,7 +154,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Continue with the next request."""
         self._current = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if self.unparsed and not self.pipeline:
+        if self.flow.unparsed and not self.pipeline:
             self.loop.call_soon(self._parse_rest)
 
     def _should_upgrade(self) -> bool:

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 _START_S: Final = 30.0
 #: Seconds that a connection may be idle between two requests; nginx's default.
 _KEEP_ALIVE_S: Final = 75
+#: Connections that wait to be accepted; Linux's default maximum. A client beyond retries after 1 s.
+_BACKLOG: Final = 4096
 #: Milliseconds that a client may read nothing of its response.
 _UNREAD_MS: Final = 60_000
 
@@ -49,8 +51,10 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # a warning for each malformed request would fill the log
             access_log=False,
             server_header=False,
+            backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key,
@@ -63,7 +67,7 @@ class Server:
         self._socket = bind(options.host, options.port, shared=options.shared_port)
         # Connections inherit it.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
-        self._socket.listen(2048)
+        self._socket.listen(_BACKLOG)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]
         #: The port for gRPC, if there is one.

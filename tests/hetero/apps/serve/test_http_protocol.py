@@ -153,4 +153,4 @@ def test_pipelined_requests_wait_unparsed() -> None:
         bodies = [read_answer(reader)[1] for _ in range(count + 1)]
         assert json.loads(bodies[0])["outputs"][0]["data"] == [2.0, 3.0]
         assert bodies[1:] == [b'{"live":true}'] * count
-        assert connection.unparsed == b""
+        assert connection.flow.unparsed == b""
