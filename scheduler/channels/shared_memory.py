@@ -295,9 +295,9 @@ class SlotReader:
 
     def unmap_process(self, process: Process) -> None:
         """Unmap the files of a process; arrays that view them keep them mapped."""
-        owned = f"-{process.number}-{process.start}-"
+        suffix = f"-{process.number}-{process.start}-"
         with self._lock:
-            for key in [key for key in self._mapped if owned in key[0]]:
+            for key in [key for key in self._mapped if suffix in key[0]]:
                 del self._mapped[key]
 
     def unmap_removed(self) -> None:

@@ -324,10 +324,10 @@ class Deployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
-        known = () if request.profile or request.resident_outputs else self.known.outputs
+        constant_stages = () if request.profile or request.resident_outputs else self.known.outputs
         is_used = memory.is_used
         for stage, names in self._firsts[request.route]:
-            if stage.index in known:
+            if stage.index in constant_stages:
                 self._known(request, stage)
                 continue
             task, address = Task(request, stage.index), self._addresses[stage.device]
@@ -341,27 +341,27 @@ class Deployment(ABC):
 
     def _known(self, request: Request, stage: Stage) -> None:
         """Report the stored outputs of a constant stage, with a run time of zero."""
-        made = self.known.outputs[stage.index]
+        constants = self.known.outputs[stage.index]
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # the time by its device's clock
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0
         run = StageTiming(stage.index, stage.device, 0.0, now_s, now_s)
         names = self.plan.output_names
-        outputs = {name: made[name].array for name in stage.outputs if name in names}
+        outputs = {name: constants[name].array for name in stage.outputs if name in names}
         self._part_arrived(request, outputs, (run,))
 
     def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return references to the resident outputs that an attempt will produce."""
-        found: dict[str, Value] = {}
+        outputs: dict[str, Value] = {}
         nbytes = past_nbytes(inputs) if request.restore_s else None
-        kept = {*request.resident_outputs, *request.resident_copies}
+        resident_names = {*request.resident_outputs, *request.resident_copies}
         for number in self.placement.routes[request.route].stages:
             stage = self.placement.stages[number]
-            if names := kept.intersection(stage.outputs):
+            if names := resident_names.intersection(stage.outputs):
                 task, address = Task(request, number), self._addresses[stage.device]
                 memory = self._deployments.memory
-                found |= memory.pending_outputs(stage.device, address, task, names, nbytes)
-        return found
+                outputs |= memory.pending_outputs(stage.device, address, task, names, nbytes)
+        return outputs
 
     def drop(self, request: Request) -> None:
         """Cancel an attempt on every device of its route."""
@@ -377,12 +377,16 @@ class Deployment(ABC):
         bundles: dict[DeviceBundle, None] = {
             value.bundle: None for value in inputs.values() if type(value) is ResidentTensor
         }
-        lost = [bundle for bundle in bundles if is_lost(bundle.address)]
-        if not request.restore_s or not lost or any(bundle.past is None for bundle in lost):
+        lost_bundles = [bundle for bundle in bundles if is_lost(bundle.address)]
+        if (
+            not request.restore_s
+            or not lost_bundles
+            or any(bundle.past is None for bundle in lost_bundles)
+        ):
             self._failed(request, error)
             return
         self._restorer.begin(
-            lost,
+            lost_bundles,
             request,
             is_wanted=lambda: not self._runner.has_ended(request),
             then=partial(self.start, request, inputs),
@@ -449,20 +453,20 @@ class Deployment(ABC):
         self,
         request: Request,
         inputs: Mapping[str, Value],
-        made: Mapping[str, Value],
+        stage_outputs: Mapping[str, Value],
         runs: tuple[StageTiming, ...],
     ) -> Response:
         """Build the response from the outputs of the stages; `runs` are in stage order."""
         if request.restore_s:
             route = self.placement.routes[request.route]
-            self._restorer.remember(request, route, self._addresses, inputs, made, runs)
+            self._restorer.remember(request, route, self._addresses, inputs, stage_outputs, runs)
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
         self._learn(sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs)), nbytes_of(inputs))
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
-            if name in made:
-                outputs[name] = as_answered(name, made[name])
+            if name in stage_outputs:
+                outputs[name] = as_answered(name, stage_outputs[name])
             elif name in self._constants:
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is ResidentTensor:

@@ -224,16 +224,16 @@ class ClientMachine(Requests):
         return self._in_flight.nbytes + nbytes <= self.limits.nbytes
 
     def _admit_waiting(self, now_s: float) -> list[ClientInstruction]:
-        started: list[ClientInstruction] = []
+        instructions_of_admitted: list[ClientInstruction] = []
         while first := self._waiting.first():
             request = self._live[first[1]]
             if not self._has_room(request):
                 break
             self._waiting.pop()
             after, instructions = self._enter(request, now_s, near=request.submitted.near)
-            started += instructions
+            instructions_of_admitted += instructions
             self._move(request, after, now_s)
-        return started
+        return instructions_of_admitted
 
     def _deliver_held(self, now_s: float) -> list[ClientInstruction]:
         delivered: list[ClientInstruction] = []
@@ -274,8 +274,8 @@ class ClientMachine(Requests):
         done: list[ClientInstruction] = []
         while self._routes.live and (requests := batcher.fire(now_s)):
             first, is_joined = requests[0], len(requests) > 1
-            tried = {request.route for request in requests if request.attempt}
-            but = tried if self._routes.is_any_live(tried) else ()
+            tried_routes = {request.route for request in requests if request.attempt}
+            but = tried_routes if self._routes.is_any_live(tried_routes) else ()
             near = frozenset() if is_joined else first.submitted.near
             route = self._routes.choose(but, near)
             assert route is not None
@@ -321,11 +321,11 @@ class ClientMachine(Requests):
             return _S.FAILED, [*drop, failed(request, error)]
         if not is_lost:
             request.avoided |= {request.route}
-        tried = {*request.avoided, request.route}
-        is_live = self._routes.is_any_live(tried)
+        tried_routes = {*request.avoided, request.route}
+        is_live = self._routes.is_any_live(tried_routes)
         if is_live and not request.is_suspect:
-            after, started = self._enter(request, now_s, tried)
-            return after, [*drop, *started]
+            after, next_instructions = self._enter(request, now_s, tried_routes)
+            return after, [*drop, *next_instructions]
         if not is_live and not self._routes.may_come(request.avoided):
             request.note(now_s, "no other route is left")
             return _S.FAILED, [*drop, failed(request, error)]
@@ -371,9 +371,9 @@ class ClientMachine(Requests):
             return self._enter(request, event.now_s, near=event.near)
         away = self._routes.why_away()
         if away:
-            lost = lost_error(request, away)
+            error = lost_error(request, away)
             if not (self._routes.may_come() and event.waits is True):
-                return self._refuse(request, event.now_s, lost)
+                return self._refuse(request, event.now_s, error)
         if event.waits is False or self.num_waiting >= self.limits.waiting:
             return self._refuse(request, event.now_s, self._overload(request))
         for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
@@ -474,8 +474,8 @@ class ClientMachine(Requests):
         """Stay waiting or parked while a route may become live; fail the request otherwise."""
         if self._routes.may_come(request.avoided):
             return request.state, []
-        kept = request.error if request.avoided else None
-        return self._refuse(request, event.now_s, kept or lost_error(request, event))
+        last_error = request.error if request.avoided else None
+        return self._refuse(request, event.now_s, last_error or lost_error(request, event))
 
     def _lose_all(self, request: RequestRecord, event: events.ClusterLost) -> _Next:
         error = cluster_error(request, event.error)

@@ -231,9 +231,9 @@ class DeviceLoop:
 
     def _left(self, run: Run) -> frozenset[str]:
         """Return the outputs of a run that no receiver needs outside the device."""
-        request, opened = run.task.request, run.stage.opened
-        sends = opened.sends.get(request.route, ())
-        return left_outputs(self.address, sends, opened.outputs, request.resident_outputs)
+        request, stage = run.task.request, run.stage.opened
+        sends = stage.sends.get(request.route, ())
+        return left_outputs(self.address, sends, stage.outputs, request.resident_outputs)
 
     def _send_left(self, address: str, message: Message) -> None:
         if not isinstance(message, Values):
@@ -278,17 +278,17 @@ class DeviceLoop:
         sends = opened.sends.get(request.route, ())
         if request.restore_s:  # first: the client may free the tensors soon after sending
             self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
-        answered, told = outputs if request.route != REPLAY else {}, runs
+        answered, reported_runs = outputs if request.route != REPLAY else {}, runs
         if len(opened.outputs) < len(answered):
             answered = {name: outputs[name] for name in opened.outputs}
         if request.resident_outputs and (
-            kept := self._kept.keep_outputs(opened.client, task, outputs)
+            resident := self._kept.keep_outputs(opened.client, task, outputs)
         ):
             stay = {*request.resident_outputs}.difference(request.resident_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
-            told = (*runs[:-1], runs[-1]._replace(resident=kept))
+            reported_runs = (*runs[:-1], runs[-1]._replace(resident=resident))
             if not answered:  # later stages report these timings to the client
-                runs = told
+                runs = reported_runs
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))
             runs = ()
@@ -302,7 +302,7 @@ class DeviceLoop:
             for message in self._kept.take_awaited(task):  # first: other devices wait for it
                 self._kept.answer(message, self._send)
         if answered or not sends:
-            self._channel.send(opened.client, _new(Outputs, (task, answered, told)))
+            self._channel.send(opened.client, _new(Outputs, (task, answered, reported_runs)))
         if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was dropped meanwhile
 

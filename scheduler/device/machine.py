@@ -151,8 +151,8 @@ class DeviceMachine:
 
     def client_of(self, deployment: str) -> str | None:
         """Return the client of a deployment; None if it has no stages on the device."""
-        found = self._deployments.get(deployment)
-        return None if found is None else found.client.name
+        entry = self._deployments.get(deployment)
+        return None if entry is None else entry.client.name
 
     def deployments_of(self, client: str) -> list[str]:
         """Return the deployments of a client that have stages on the device."""
@@ -368,16 +368,16 @@ class DeviceMachine:
         return run
 
     def _run_ready(self) -> list[DeviceInstruction]:
-        started: list[DeviceInstruction] = []
+        instructions: list[DeviceInstruction] = []
         while self._ready.waiting and self.num_running < self.num_streams:
             key, run = self._ready.pop()
             if run.state is not _S.READY:
                 continue
             if run.stage.num_running < run.stage.opened.num_streams:
-                started.append(self._run(run))
+                instructions.append(self._run(run))
             else:
                 run.stage.held.append((key, run))
-        return started
+        return instructions
 
     def _drop(self, request: Request) -> list[DeviceInstruction]:
         deployment = self._deployments.get(request.deployment)
