@@ -149,8 +149,8 @@ class ClientMachine(Requests):
                     done += self._step(request, own)
             elif event.request_id in self._direct:
                 pass  # only its own thread has access to it
-            elif found := self.record(event.request_id):
-                done = self._step(found, event)
+            elif record_of_event := self.record(event.request_id):
+                done = self._step(record_of_event, event)
         else:
             for request in self._concerned(event):
                 done += self._step(request, event)

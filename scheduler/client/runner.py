@@ -409,10 +409,12 @@ class RequestRunner:
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
     def _deliver(
-        self, call: Submission, attempt: Request, record: RequestRecord, made: events.Deliver
+        self, call: Submission, attempt: Request, record: RequestRecord, instruction: events.Deliver
     ) -> None:
         try:
-            answer = self.attempts.answer(attempt, call.inputs, made.outputs, made.runs)
+            answer = self.attempts.answer(
+                attempt, call.inputs, instruction.outputs, instruction.runs
+            )
         except Exception as error:  # a bug or no memory: the caller must receive the error
             self._fail(call, record, error)
             return

@@ -75,7 +75,7 @@ class DeviceLoop:
         #: Clients of recently closed deployments.
         self._closed: OrderedDict[str, str] = OrderedDict()
         #: The running task of each thread, with its start time.
-        self._begun: dict[int, tuple[Run, float]] = {}
+        self._active_runs: dict[int, tuple[Run, float]] = {}
         self._channel = connect(self.receive)
         #: Address of the device.
         self.address = self._channel.address
@@ -97,7 +97,7 @@ class DeviceLoop:
         """Return the numbers of tasks, runs and streams, and the time of an overdue task."""
         now_s = self._now_s()
         overdue_s = 0.0
-        for run, begun_s in self._begun.copy().values():
+        for run, begun_s in self._active_runs.copy().values():
             if 0 < run.stage.opened.timeout_s < now_s - begun_s:
                 overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
@@ -172,9 +172,9 @@ class DeviceLoop:
         thread = threading.get_ident()
         failure: HeteroError | None = None
         try:
-            self._begun[thread] = (due, self._now_s())
+            self._active_runs[thread] = (due, self._now_s())
             if due.state is TaskState.GONE:  # `give_up` ended it
-                del self._begun[thread]
+                del self._active_runs[thread]
                 return
             context = due.context = RunContext()  # before the check, so that a drop cancels it
             try:
@@ -182,12 +182,12 @@ class DeviceLoop:
                     self._run(due, context)
             except Exception as error:
                 failure = self._failure(due.task, error)
-            del self._begun[thread]
+            del self._active_runs[thread]
             with self._lock:
                 instructions = self._machine.end(due, failure)
             self._follow(instructions)
         except BaseException as error:  # Ctrl-C
-            self._begun.pop(thread, None)
+            self._active_runs.pop(thread, None)
             self.give_up(due.task, error)
             raise
 
@@ -224,7 +224,7 @@ class DeviceLoop:
             run = self._machine.find(task)
             if run is None or run.state not in (TaskState.RUNNING, TaskState.DROPPED):
                 return
-            if any(run is begun for begun, _ in self._begun.copy().values()):
+            if any(run is active for active, _ in self._active_runs.copy().values()):
                 return
             instructions = self._machine.end(run, failure)
         self._follow(instructions)
@@ -273,16 +273,16 @@ class DeviceLoop:
         """Send the outputs of a run to the stages that read them, and results to the client."""
         task = run.task
         request = task.request
-        opened, outputs, runs = run.stage.opened, run.outputs, run.runs
+        opened_stage, outputs, runs = run.stage.opened, run.outputs, run.runs
         assert outputs is not None
-        sends = opened.sends.get(request.route, ())
+        sends = opened_stage.sends.get(request.route, ())
         if request.restore_s:  # first: the client may free the tensors soon after sending
-            self._kept.keep_sent(opened.client, task, self._sent(run, outputs))
+            self._kept.keep_sent(opened_stage.client, task, self._sent(run, outputs))
         answered, reported_runs = outputs if request.route != REPLAY else {}, runs
-        if len(opened.outputs) < len(answered):
-            answered = {name: outputs[name] for name in opened.outputs}
+        if len(opened_stage.outputs) < len(answered):
+            answered = {name: outputs[name] for name in opened_stage.outputs}
         if request.resident_outputs and (
-            resident := self._kept.keep_outputs(opened.client, task, outputs)
+            resident := self._kept.keep_outputs(opened_stage.client, task, outputs)
         ):
             stay = {*request.resident_outputs}.difference(request.resident_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
@@ -290,7 +290,7 @@ class DeviceLoop:
             if not answered:  # later stages report these timings to the client
                 runs = reported_runs
         if len(runs) > _CARRIED and sends:
-            self._channel.send(opened.client, Outputs(task, {}, runs))
+            self._channel.send(opened_stage.client, Outputs(task, {}, runs))
             runs = ()
         for address, stage, names in sends:
             tensors = outputs
@@ -302,14 +302,16 @@ class DeviceLoop:
             for message in self._kept.take_awaited(task):  # first: other devices wait for it
                 self._kept.answer(message, self._send)
         if answered or not sends:
-            self._channel.send(opened.client, _new(Outputs, (task, answered, reported_runs)))
+            self._channel.send(opened_stage.client, _new(Outputs, (task, answered, reported_runs)))
         if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was dropped meanwhile
 
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return the outputs sent to other devices; for a replay, those that any route sends."""
-        opened, route = run.stage.opened, run.task.request.route
-        every = opened.sends.values() if route == REPLAY else (opened.sends.get(route, ()),)
+        opened_stage, route = run.stage.opened, run.task.request.route
+        every = (
+            opened_stage.sends.values() if route == REPLAY else (opened_stage.sends.get(route, ()),)
+        )
         return {
             name: outputs[name]
             for sends in every

@@ -227,14 +227,14 @@ class DeviceMachine:
 
         Raises InvalidTaskError: the task is not running.
         """
-        wanted = run.state is _S.RUNNING
-        if not wanted and run.state is not _S.DROPPED:
+        is_wanted = run.state is _S.RUNNING
+        if not is_wanted and run.state is not _S.DROPPED:
             raise InvalidTaskError(f"{run.task}: ended while it is {run.state.value}")
         self._let_go(run)
         self.num_running -= 1
         run.stage.num_running -= 1
         done: list[DeviceInstruction] = []
-        if wanted:
+        if is_wanted:
             done.append(run if error is None else Failure(run.task, error))
         return done + self._freed(run.stage)
 
@@ -322,11 +322,11 @@ class DeviceMachine:
 
     def _relieve(self, newest: Run) -> list[DeviceInstruction]:
         """Fail the excess tasks of a client: first those that wait for inputs, oldest first."""
-        held = newest.stage.deployment.client
+        client = newest.stage.deployment.client
         mine = [
             run
             for deployment in self._deployments.values()
-            if deployment.client is held
+            if deployment.client is client
             for tasks in deployment.tasks.values()
             for run in tasks.values()
             if run.state in (_S.JOINING, _S.READY) and run.task.request != newest.task.request
@@ -335,16 +335,16 @@ class DeviceMachine:
         done: list[DeviceInstruction] = []
         for run in mine:
             if (
-                held.num_tasks <= _KEPT * self._max_tasks
-                and held.nbytes <= _KEPT * self._max_nbytes
+                client.num_tasks <= _KEPT * self._max_tasks
+                and client.nbytes <= _KEPT * self._max_nbytes
             ):
                 break
             if run.state is _S.GONE:  # dropped with another task of its attempt
                 continue
             error = OverloadedError(
-                f"{run.task}: its client has {held.num_tasks} of {self._max_tasks} tasks and "
-                f"{held.nbytes} of {self._max_nbytes} bytes on the device. Send fewer requests at "
-                "once.",
+                f"{run.task}: its client has {client.num_tasks} of {self._max_tasks} tasks and "
+                f"{client.nbytes} of {self._max_nbytes} bytes on the device. Send fewer requests "
+                "at once.",
                 request_id=run.task.request.id,
             )
             done.append(Failure(run.task, error))
