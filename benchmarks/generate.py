@@ -187,7 +187,7 @@ def timed_tokens(
     tokens: int,
     quarter_reached: Callable[[], object],
 ) -> tuple[list[int], list[float]]:
-    """Return a text and the seconds between its tokens; `begun` is called after a quarter."""
+    """Return tokens and the seconds between them; call `quarter_reached` after a quarter."""
     generation, spans = compiled.generate(prompt, tokens + 1, eos=()), []
     next(generation)
     begin_s = time.perf_counter()

@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.files and not options.nodes:
         parser.error("name at least one FILE, or --nodes or --scale")
     masked = options.mask is not None
-    options = {"mask": options.mask, "seed": options.seed, "slow": 3.0} if masked else {}
-    problems: list[tuple[str, Problem]] = [(file, load(file, **options)) for file in options.files]
+    masking = {"mask": options.mask, "seed": options.seed, "slow": 3.0} if masked else {}
+    problems: list[tuple[str, Problem]] = [(file, load(file, **masking)) for file in options.files]
     if options.nodes:
         problems = [(f"residual-{options.nodes}", residual_network(options.nodes, options.seed))]
     rows = []

@@ -44,7 +44,7 @@ def test_register_plugin_under_several_names(core):
     model = core.compile_model(DOUBLE, "HETERO:OTHER,DENSE")
     assert model.get_property("EXECUTION_DEVICES") == ["OTHER"]
     for plugin, name in ((DENSE, None), (DENSE, "OTHER"), (DensePlugin, "CPU")):
-        with pytest.raises(ArgumentError, match="a name of its own"):
+        with pytest.raises(ArgumentError, match="register it under a different name"):
             core.register_plugin(plugin, name)
     np.testing.assert_array_equal(core.compile_model(DOUBLE, "DENSE")(X)[0], X * 2)
 

@@ -182,7 +182,7 @@ def test_device_memory_limits_remote_tensors(core: hetero.Core) -> None:
     object.__setattr__(descriptor, "memory_nbytes", 40)
     context = core.create_context("CPU.0")
     tensor = context.from_host(X)
-    with pytest.raises(DeviceMemoryError, match=r"CPU\.0.*keeps 24 bytes.*over its 40"):
+    with pytest.raises(DeviceMemoryError, match=r"CPU\.0.*stores 24 bytes.*exceed its limit of 40"):
         context.create_tensor("i64", (3,))
     tensor.close()
     await_freed(core, 0)

@@ -25,7 +25,7 @@ import ray
 import hetero
 from benchmarks.chaos import result
 from benchmarks.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
-from benchmarks.generate import talk
+from benchmarks.generate import timed_tokens
 from hetero.examples.small_decoder import small_decoder
 from tests.hosts.network import Network
 
@@ -328,7 +328,7 @@ def texts(network: Network) -> dict[str, Any]:
                 begun.wait(PATIENCE_S)
                 lost.wait(PATIENCE_S)
 
-            told = [pool.submit(talk, compiled, prompt, TOKENS, wait) for prompt in prompts]
+            told = [pool.submit(timed_tokens, compiled, prompt, TOKENS, wait) for prompt in prompts]
             begun.wait(PATIENCE_S)
             stages = sorted({stage.device for stage in compiled.subgraphs})
             lose(network, host)

@@ -27,22 +27,22 @@ class Store:
         between()
         self.between = between
 
-    def put(self, key: bytes, value: bytes, *, overwrite: bool, namespace: bytes) -> bool:
+    def put(self, key: bytes, value: bytes, *, overwrite: bool = True) -> bool:
         self._answer()
         known = key in self.held
         if overwrite or not known:
             self.held[key] = value
         return known
 
-    def get(self, key: bytes, *, namespace: bytes) -> bytes | None:
+    def get(self, key: bytes) -> bytes | None:
         self._answer()
         return self.held.get(key)
 
-    def list(self, prefix: str, *, namespace: bytes) -> list[bytes]:
+    def keys(self, prefix: str) -> list[bytes]:
         self._answer()
         return [key for key in self.held if key.startswith(prefix.encode())]
 
-    def delete(self, key: bytes, *, namespace: bytes) -> None:
+    def delete(self, key: bytes) -> None:
         self._answer()
         self.held.pop(key, None)
 
@@ -50,13 +50,7 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     made = Store()
-    for name, method in (
-        ("put", made.put),
-        ("get", made.get),
-        ("list", made.list),
-        ("del", made.delete),
-    ):
-        monkeypatch.setattr(nodes, f"_internal_kv_{name}", method)
+    monkeypatch.setattr(nodes, "_STORE", made)
     return made
 
 

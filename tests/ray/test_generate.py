@@ -89,7 +89,7 @@ def test_a_client_hears_of_a_token_in_one_message_and_few_bytes(
 
     others: list[Outputs] = []
     read_message = envelope.from_frames
-    monkeypatch.setattr(envelope, "message", counted)
+    monkeypatch.setattr(envelope, "from_frames", counted)
     pins = {f"*_{i}": devices[i * len(devices) // 8] for i in range(8)}
     pins |= dict.fromkeys(("newest*", "logits", "sample"), devices[-1])
     with (

@@ -479,7 +479,7 @@ def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
                         if "came late" not in line.event
                     ],
                     "counts": deployment._runner.counts(),
-                    "expected": deployment._runner._machine._expected._made_nbytes,
+                    "expected": deployment._runner._machine._expected._output_nbytes,
                 }
             yield ended
             until_s = time.monotonic() + PATIENCE_S

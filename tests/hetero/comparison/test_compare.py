@@ -278,7 +278,7 @@ def test_the_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: P
 
 def test_the_command_wants_two_devices(shell: Shell, model: Path) -> None:
     result = shell("compare -d CPU", model)
-    assert (result.code, "wanted two devices" in result.err) == (2, True)
+    assert (result.code, "expected two devices" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("devices", ["-d CPU,HETERO:WRONG,CPU", "-d CPU -d HETERO:WRONG,CPU"])
