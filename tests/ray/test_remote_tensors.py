@@ -62,7 +62,10 @@ def test_what_a_dead_actor_kept_is_gone_and_said_so(core: hetero.Core) -> None:
     kill(core, "CPU.2")
     with pytest.raises(DeviceLostError, match=r"CPU\.2"):
         tensor.to_host()
-    with compiled(core) as model, pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*Create the tensor again"):
+    with (
+        compiled(core) as model,
+        pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*Create the tensor again"),
+    ):
         model({"x": tensor})
     np.testing.assert_array_equal(context.from_host(X + 1).to_host(), X + 1)
     kill(core, "CPU.2")

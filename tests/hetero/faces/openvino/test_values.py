@@ -470,7 +470,9 @@ def test_separate_weights_and_fp16_compression_raise(tmp_path: Any) -> None:
         core.read_model(onnx.parser.parse_model(RELU), b"bytes")
     model = core.read_model(onnx.parser.parse_model(RELU))
     hetero.save_model(model, tmp_path / "m.onnx", compress_to_fp16=False)
-    with pytest.raises(hetero.errors.UnsupportedOperationError, match="compress_to_fp16 is not supported"):
+    with pytest.raises(
+        hetero.errors.UnsupportedOperationError, match="compress_to_fp16 is not supported"
+    ):
         hetero.save_model(model, tmp_path / "m.onnx", True)
 
 
