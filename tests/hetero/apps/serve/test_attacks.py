@@ -144,7 +144,9 @@ def test_silent_calls_hold_up_no_other(server: Server, method: str) -> None:
     with ExitStack() as stack, good_client(server):
         open_calls(server, method, 150, stack)
         for _ in range(3):
-            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+            # Channels with the same target share a connection, and its streams, unless told not to.
+            own = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", own) as channel:
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
                 answer = check(b"", timeout=PATIENCE_S)
             assert health["HealthCheckResponse"].FromString(answer).status == 1
