@@ -83,7 +83,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_models(
+def test_invalid_model_files_are_refused(
     core: hetero.Core, shell: Shell, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, kind, words = FILES[name]
@@ -130,7 +130,7 @@ def write_external(folder: Path, **entries: object) -> Path:
 
 
 @pytest.mark.parametrize("target", ["../../blobs/weight", "../../blobs/more/weight", "../weight"])
-def test_links_of_a_download_cache_are_followed_to_where_the_model_is(
+def test_external_data_behind_links_of_a_download_cache_is_read(
     core: hetero.Core, tmp_path: Path, target: str
 ) -> None:
     """As Hugging Face's has them: each file of a snapshot is a link to one of a single folder."""
@@ -152,7 +152,7 @@ def test_links_of_a_download_cache_are_followed_to_where_the_model_is(
 
 
 @pytest.mark.parametrize("name", EXTERNAL)
-def test_external_data_that_cannot_be_or_must_not_be_read(
+def test_invalid_external_data_is_refused(
     core: hetero.Core, shell: Shell, tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "model"
@@ -173,7 +173,7 @@ def test_external_data_that_cannot_be_or_must_not_be_read(
 # Nodes, pins, devices.
 
 
-def test_every_node_that_no_device_supports_is_told_with_each_devices_reason(
+def test_unsupported_nodes_are_listed_with_each_devices_reason(
     shell: Shell, tmp_path: Path
 ) -> None:
     path = tmp_path / "unknown.onnx"
@@ -202,7 +202,9 @@ PINS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("pin", PINS)
-def test_pins_that_fit_nothing(shell: Shell, core: hetero.Core, model: Path, pin: str) -> None:
+def test_pins_without_matching_nodes_are_refused(
+    shell: Shell, core: hetero.Core, model: Path, pin: str
+) -> None:
     word, more = PINS[pin]
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-a", pin)
     check_refusal(refused, errors.AffinityError, word, *more)
@@ -210,7 +212,7 @@ def test_pins_that_fit_nothing(shell: Shell, core: hetero.Core, model: Path, pin
         core.compile_model(model, "HETERO:ORT,CPU", affinity=[pin])
 
 
-def test_a_pin_to_a_device_that_does_not_take_the_node(
+def test_pin_to_a_device_without_support_is_refused(
     core: hetero.Core, shell: Shell, tmp_path: Path
 ) -> None:
     path = tmp_path / "unknown.onnx"
@@ -230,7 +232,7 @@ AFFINITY_FILES = {
 @pytest.mark.parametrize(
     ("suffix", "name"), [(s, n) for s, files in AFFINITY_FILES.items() for n in files]
 )
-def test_affinity_files_that_are_none(
+def test_invalid_affinity_files_are_refused(
     core: hetero.Core, shell: Shell, model: Path, tmp_path: Path, suffix: str, name: str
 ) -> None:
     path = tmp_path / f"pins{suffix}"
@@ -253,7 +255,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_device_strings_that_mean_nothing(
+def test_invalid_device_strings_are_refused(
     core: hetero.Core, shell: Shell, model: Path, device: str
 ) -> None:
     refused = shell("run", model, "-d", device)
@@ -263,7 +265,7 @@ def test_device_strings_that_mean_nothing(
     assert DEVICES[device] in str(caught.value)
 
 
-def test_spaces_and_repetitions_in_device_lists_do_not_matter(
+def test_device_lists_ignore_spaces_and_repetitions(
     core: hetero.Core, shell: Shell, model: Path
 ) -> None:
     assert core.resolve_devices(" HETERO: ORT , CPU ,ORT.0") == ("ORT", "CPU")
@@ -290,7 +292,7 @@ INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_that_do_not_fit(core: hetero.Core, name: str) -> None:
+def test_inputs_of_other_shapes_or_types_are_refused(core: hetero.Core, name: str) -> None:
     inputs, kind, words = INPUTS[name]
     with core.compile_model(branches(), "CPU") as compiled:
         with pytest.raises(kind) as caught:
@@ -324,7 +326,9 @@ INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | No
 
 
 @pytest.mark.parametrize("name", INPUT_FILES)
-def test_input_files_that_cannot_be(shell: Shell, model: Path, tmp_path: Path, name: str) -> None:
+def test_invalid_input_files_are_refused(
+    shell: Shell, model: Path, tmp_path: Path, name: str
+) -> None:
     write, file, kind, words = INPUT_FILES[name]
     path = tmp_path / file
     write(path)
@@ -347,7 +351,7 @@ PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_properties_that_cannot_be_set(
+def test_invalid_properties_are_refused(
     core: hetero.Core, shell: Shell, model: Path, name: str
 ) -> None:
     config, kind, words = PROPERTIES[name]
@@ -363,16 +367,14 @@ def test_properties_that_cannot_be_set(
     check_refusal(refused, kind, words)
 
 
-def test_properties_of_a_device_that_gets_no_node_are_checked_too(
-    shell: Shell, model: Path
-) -> None:
+def test_properties_of_an_unused_device_are_validated(shell: Shell, model: Path) -> None:
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
     check_refusal(refused, errors.PropertyError, "expected an integer")
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
     check_refusal(refused, errors.UnknownPropertyError, "TPU", "ORT, CPU")
 
 
-def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
+def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
     differing = {"DEVICE_PROPERTIES": {"CPU": {"NUM_STREAMS": 2}}}
     pins = {"tanh": "CPU"}
     with core.compile_model(branches(), "HETERO:ORT,CPU", differing, affinity=pins) as compiled:
@@ -397,7 +399,7 @@ def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
         ("json:loads", "expected a subclass"),
     ],
 )
-def test_a_plugin_that_fails_to_load_is_a_row_and_asking_for_it_says_why(
+def test_plugin_that_fails_to_load_is_listed_and_raises_when_used(
     shell: Shell, model: Path, spec: str, words: str
 ) -> None:
     # Plugins that are known but want a wheel that is not here are rows as well.
@@ -430,7 +432,7 @@ class Absent(DensePlugin):
 
 
 @pytest.mark.parametrize("plugin", [Broken, Absent])
-def test_a_broken_plugin_asked_for_by_its_name_says_why(
+def test_broken_plugin_named_explicitly_raises_its_error(
     model: Path, plugin: type[DensePlugin]
 ) -> None:
     with hetero.Core("inprocess", plugins=[plugin]) as core:
@@ -441,7 +443,7 @@ def test_a_broken_plugin_asked_for_by_its_name_says_why(
         assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
 
 
-def test_a_list_goes_on_without_a_broken_plugin_and_says_so(
+def test_device_list_skips_a_broken_plugin_with_a_warning(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hetero.Core("inprocess", plugins=[Broken]) as core:
@@ -454,7 +456,9 @@ def test_a_list_goes_on_without_a_broken_plugin_and_says_so(
             core.compile_model(model, "HETERO:BROKN,CPU")
 
 
-def test_a_node_with_a_broken_plugin_starts(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_node_with_a_broken_plugin_starts(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     point = metadata.EntryPoint("BROKEN", f"{__name__}:Absent", "hetero.plugins")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     probed = shell("probe", ray=True)
@@ -463,7 +467,7 @@ def test_a_node_with_a_broken_plugin_starts(shell: Shell, monkeypatch: pytest.Mo
     assert "BROKEN is not offered: OSError: the driver does not answer" in probed.err
 
 
-def test_counted_plugins_must_be_there(shell: Shell, model: Path) -> None:
+def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path) -> None:
     refused = shell("run", model, "--devices", "TPU=2")
     check_refusal(refused, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
 
@@ -471,7 +475,7 @@ def test_counted_plugins_must_be_there(shell: Shell, model: Path) -> None:
 # Closed things.
 
 
-def test_a_compiled_model_outlives_neither_its_close_nor_its_cores() -> None:
+def test_compiled_model_fails_after_close_and_after_its_core() -> None:
     core = hetero.Core("inprocess")
     closed = core.compile_model(branches(), "CPU")
     orphan = core.compile_model(branches(), "CPU")

@@ -17,7 +17,7 @@ def check(shell: Shell, line: str) -> Ended:
     return shell(f"check-device {line}", ray=True)  # it asks no executor
 
 
-def test_a_plugin_that_keeps_the_contract(shell: Shell) -> None:
+def test_conforming_plugin_passes_every_check(shell: Shell) -> None:
     done = check(shell, DENSE)
     assert done.code == 0
     passed, _, total = done.out.partition("passes ")[2].split()[:3]
@@ -25,7 +25,7 @@ def test_a_plugin_that_keeps_the_contract(shell: Shell) -> None:
     assert int(passed) > 30
 
 
-def test_a_fault_is_told_in_words(shell: Shell) -> None:
+def test_failed_check_is_described(shell: Shell) -> None:
     done = check(shell, CARELESS)
     assert done.code == 1
     assert "results are correct" in done.out
@@ -34,7 +34,7 @@ def test_a_fault_is_told_in_words(shell: Shell) -> None:
 
 
 @pytest.mark.slow  # conformance/test_suite.py runs the checks themselves
-def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
+def test_device_list_is_checked_with_split_models(shell: Shell) -> None:
     done = check(shell, f"HETERO:CPU,{DENSE}")
     assert done.code == 0
     assert "HETERO:CPU,DENSE: keeps " in done.out
@@ -46,14 +46,14 @@ def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
     assert "one device" in done.err
 
 
-def test_a_device_that_is_not_there(shell: Shell) -> None:
+def test_unknown_device_is_refused(shell: Shell) -> None:
     done = check(shell, "DENES --plugin hetero.examples.third_party_plugin:DensePlugin")
     assert done.code == 1
     assert "Did you mean DENSE?" in done.err
 
 
 @pytest.mark.slow
-def test_onnxs_own_suite_is_run_on_what_a_plugin_takes() -> None:
+def test_operators_option_runs_supported_cases_of_onnx() -> None:
     names = [result.name for result in check_operators(DensePlugin())]
     assert {"node/test_add", "node/test_relu", "node/test_matmul_2d"} <= set(names)
     assert "node/test_conv_with_autopad_same" not in names

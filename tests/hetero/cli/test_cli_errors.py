@@ -40,7 +40,7 @@ def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["run", "query", "compile", "bench", "profile"])
 @pytest.mark.parametrize("plugin", ["nope:X", "os:getcwd", "os"])
-def test_a_plugin_that_cannot_be_loaded_is_wrong_usage(
+def test_unknown_plugin_is_a_usage_error(
     shell: Shell, model: Path, command: str, plugin: str
 ) -> None:
     done = shell(command, model, "--plugin", plugin)
@@ -48,7 +48,7 @@ def test_a_plugin_that_cannot_be_loaded_is_wrong_usage(
     assert f"--plugin {plugin}: " in done.err
 
 
-def test_a_plugin_whose_backend_is_not_there_is_wrong_usage(
+def test_plugin_without_its_backend_is_a_usage_error(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_a_plugin_whose_backend_is_not_there_is_wrong_usage(
     assert "no libbroken here" in shell("devices", *plugin).out
 
 
-def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
+def test_devices_lists_a_plugin_that_fails_to_load(shell: Shell) -> None:
     done = shell("devices --json --plugin nope:X")
     assert done.code == 0
     assert "nope:X" in {row["name"] for row in done.document["devices"] if row["error"]}
@@ -110,7 +110,7 @@ def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
         ("run MODEL --frobnicate", "No such option"),
     ],
 )
-def test_wrong_usage_says_what_to_do(shell: Shell, model: Path, line: str, words: str) -> None:
+def test_usage_errors_name_the_fix(shell: Shell, model: Path, line: str, words: str) -> None:
     command, *more = line.replace("MODEL", str(model)).split()
     done = shell(command, *more, ray=command in ("inspect", "cache"))
     assert words in " ".join(done.err.split())
@@ -120,7 +120,7 @@ def test_wrong_usage_says_what_to_do(shell: Shell, model: Path, line: str, words
     assert ours or "Error: " in done.err
 
 
-def test_no_device_is_suggested_for_one_that_is_only_spelt_alike(shell: Shell, model: Path) -> None:
+def test_suggestion_needs_more_than_a_similar_spelling(shell: Shell, model: Path) -> None:
     done = shell("run", model, "-d", "GPU")
     assert done.code == 1
     assert "Did you mean" not in done.err
@@ -128,12 +128,12 @@ def test_no_device_is_suggested_for_one_that_is_only_spelt_alike(shell: Shell, m
 
 
 @pytest.mark.parametrize("hint", ["throughput", "Latency"])
-def test_hints_are_read_in_any_case(shell: Shell, model: Path, hint: str) -> None:
+def test_hints_are_case_insensitive(shell: Shell, model: Path, hint: str) -> None:
     line = f"compile --hint {hint} --devices NULL=2 -d HETERO:NULL.0,NULL.1 --plan-seconds 0.1"
     assert shell(line, model, "-c", "PROFILE_SECONDS=0.1").code == 0
 
 
-def test_a_symbol_has_one_size_in_every_input(
+def test_symbolic_dimension_has_one_size_in_all_inputs(
     shell: Shell, two_inputs: Path, tmp_path: Path
 ) -> None:
     (output,) = shell("run --json --shape p=4,5", two_inputs).document["outputs"]
@@ -147,7 +147,7 @@ def test_a_symbol_has_one_size_in_every_input(
     assert "dimension 's' is 6, but 5 in another input" in unlike.err
 
 
-def test_an_input_is_given_once(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
+def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
     given = ("-i", f"p={tmp_path / 'p.npy'}")
     twice = shell("run", two_inputs, *given, *given)
@@ -157,7 +157,7 @@ def test_an_input_is_given_once(shell: Shell, two_inputs: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["query", "plan", "compile", "profile", "compare -d CPU,ORT"])
-def test_a_blob_is_called_a_blob(shell: Shell, blob: Path, command: str) -> None:
+def test_commands_for_models_refuse_a_blob(shell: Shell, blob: Path, command: str) -> None:
     done = shell(command, blob)
     assert done.code == 2
     assert "is a compiled model (a blob)" in done.err
@@ -167,21 +167,19 @@ def test_a_blob_is_called_a_blob(shell: Shell, blob: Path, command: str) -> None
 @pytest.mark.parametrize(
     "options", ["--hint LATENCY", "--policy AUTO", "-c MAX_SUBGRAPHS=2", "-a op:Tanh=CPU"]
 )
-def test_options_that_place_nodes_are_refused_for_a_blob(
+def test_placement_options_are_refused_for_a_blob(
     shell: Shell, blob: Path, command: str, options: str
 ) -> None:
     done = shell(f"{command} {options}", blob)
     assert (done.code, "a blob's placement is fixed" in done.err) == (2, True)
 
 
-def test_a_blob_is_benched(shell: Shell, blob: Path) -> None:
+def test_bench_accepts_a_blob(shell: Shell, blob: Path) -> None:
     assert shell("bench --json -n 2", blob).document["one_at_a_time"]["requests"] == 2
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
-def test_a_blob_of_another_version_is_refused_by_name(
-    shell: Shell, blob: Path, command: str
-) -> None:
+def test_blob_of_another_format_version_is_refused(shell: Shell, blob: Path, command: str) -> None:
     written = blob.read_bytes()
     blob.write_bytes(written[:8] + b"\x09" + written[9:])
     done = shell(command, blob, ray=command == "inspect")  # which takes no executor
@@ -190,7 +188,7 @@ def test_a_blob_of_another_version_is_refused_by_name(
     assert "ompile" in done.err  # what to do about it
 
 
-def test_null_says_that_it_computes_nothing(shell: Shell, model: Path) -> None:
+def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -> None:
     done = shell("run -d NULL", model)
     assert done.code == 0
     assert "NULL computes nothing" in done.err
@@ -208,7 +206,7 @@ def test_null_says_that_it_computes_nothing(shell: Shell, model: Path) -> None:
         ("inspect /nope.onnx", 1, "ModelNotFoundError"),
     ],
 )
-def test_errors_are_json_where_json_is_asked_for(
+def test_errors_are_json_with_the_json_option(
     shell: Shell, model: Path, tmp_path: Path, line: str, code: int, kind: str
 ) -> None:
     unknown = tmp_path / "unknown.onnx"
@@ -223,7 +221,7 @@ def test_errors_are_json_where_json_is_asked_for(
     assert error["message"]
 
 
-def test_a_fault_of_ours_is_json_too(
+def test_unexpected_error_is_also_json(
     shell: Shell,
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -239,7 +237,7 @@ def test_a_fault_of_ours_is_json_too(
     assert error == {"type": "ZeroDivisionError", "message": "by hand"}
 
 
-def test_too_little_memory_is_one_line(
+def test_memory_error_is_one_line(
     shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: Any, **named: Any) -> Any:
@@ -250,7 +248,7 @@ def test_too_little_memory_is_one_line(
     assert (done.code, done.err) == (1, "hetero: not enough memory: Unable to allocate 1.46 TiB\n")
 
 
-def test_an_ascii_locale_shows_escapes(model: Path) -> None:
+def test_ascii_locale_prints_escapes(model: Path) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
     done = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
@@ -264,7 +262,7 @@ def test_an_ascii_locale_shows_escapes(model: Path) -> None:
     assert b"\\u2026" in done.stdout
 
 
-def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
+def test_closed_pipe_prints_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
     environment = os.environ | HERE
     done = subprocess.run(
@@ -274,7 +272,7 @@ def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "cache"])
-def test_no_command_shows_the_help_once(shell: Shell, command: str) -> None:
+def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> None:
     done = shell(command, ray=True)
     assert done.code == 2
     assert done.err.count("Usage:") == 1

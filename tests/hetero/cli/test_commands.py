@@ -28,7 +28,7 @@ SUMS = (
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 
 
-def test_devices(shell: Shell) -> None:
+def test_devices_lists_names_and_threads(shell: Shell) -> None:
     rows = shell("devices --json --devices ORT=2").document["devices"]
     here = {"CPU", "ORT.0", "ORT.1", "NULL"}
     assert here <= {row["name"] for row in rows}
@@ -36,7 +36,7 @@ def test_devices(shell: Shell) -> None:
     assert "ONNX Runtime" in shell("devices").out
 
 
-def test_devices_that_are_not_here_say_what_would_bring_them(shell: Shell) -> None:
+def test_devices_all_shows_install_commands(shell: Shell) -> None:
     rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
     for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_QNN", "onnxruntime-qnn")):
         assert name.removeprefix("ORT_") in rows[name]["error"].upper()
@@ -46,7 +46,7 @@ def test_devices_that_are_not_here_say_what_would_bring_them(shell: Shell) -> No
     assert "onnxruntime-gpu" in shell("devices --all").out.replace("\n", "")
 
 
-def test_query_says_where_each_node_runs(shell: Shell, model: Path) -> None:
+def test_query_shows_the_device_of_each_node(shell: Shell, model: Path) -> None:
     asked = shell("query", model, *SPLIT)
     assert asked.code == 0
     for word in ("branches", "ORT", "CPU", "Tanh"):
@@ -56,9 +56,7 @@ def test_query_says_where_each_node_runs(shell: Shell, model: Path) -> None:
     assert placed == dict.fromkeys(placed, "ORT") | {"tanh": "CPU"}
 
 
-def test_compile_writes_subgraphs_that_are_models(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_compile_writes_valid_subgraph_models(shell: Shell, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "parts"
     done = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
     assert done.code == 0
@@ -69,7 +67,7 @@ def test_compile_writes_subgraphs_that_are_models(
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".pb"])
-def test_run_takes_inputs_from_files_and_writes_outputs(
+def test_run_reads_input_files_and_writes_outputs(
     shell: Shell, model: Path, tmp_path: Path, suffix: str
 ) -> None:
     given, made = tmp_path / f"x{suffix}", tmp_path / "made.npz"
@@ -83,7 +81,7 @@ def test_run_takes_inputs_from_files_and_writes_outputs(
     assert shell("run", model, *SPLIT, "--input", f"x={given}").code == 0
 
 
-def test_run_says_what_left_a_device_and_what_keeps_it(shell: Shell, tmp_path: Path) -> None:
+def test_run_explains_fallbacks_and_options_against_them(shell: Shell, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     path = tmp_path / "sums.onnx"
     onnx.save(onnx.parser.parse_model(SUMS), path)
@@ -102,12 +100,12 @@ def test_run_says_what_left_a_device_and_what_keeps_it(shell: Shell, tmp_path: P
     assert shell(f"run --json {path} -d HETERO:CPU,OV").document["left"] == ""
 
 
-def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
+def test_run_uses_shapes_for_dynamic_dimensions(shell: Shell, model: Path) -> None:
     (output,) = shell("run --json --shape x=7,3", model).document["outputs"]
     assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
 
 
-def test_a_model_with_states_is_run_measured_and_compared(shell: Shell, tmp_path: Path) -> None:
+def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) -> None:
     path, sums = tmp_path / "sum.onnx", running_sum()
     sums.metadata_props.add(key="hetero.states", value='{"before": "after"}')
     onnx.save_model(sums, path)
@@ -121,7 +119,7 @@ def test_a_model_with_states_is_run_measured_and_compared(shell: Shell, tmp_path
     assert shell("compare", path, "-d", "ORT,CPU").code == 0
 
 
-def test_a_light_model_is_compared_with_what_onnx_ships(
+def test_run_compares_a_light_model_with_onnxs_reference(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
@@ -137,14 +135,14 @@ def test_a_light_model_is_compared_with_what_onnx_ships(
     assert "DIFFERS FROM" in bad.out
 
 
-def test_options_reach_the_devices(shell: Shell, model: Path) -> None:
+def test_config_options_reach_the_devices(shell: Shell, model: Path) -> None:
     two = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
     done = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
     assert done.code == 0
     assert {s["device"] for s in done.document["subgraphs"]} == {"ORT.0", "ORT.1"}
 
 
-def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
+def test_bench_reports_requests_and_stages(shell: Shell, model: Path) -> None:
     done = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
     assert done.code == 0
     assert done.document["one_at_a_time"]["requests"] == 12
@@ -156,7 +154,7 @@ def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
     assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
 
 
-def test_a_plugin_may_lie_in_the_current_folder(
+def test_plugin_in_the_current_folder_is_found(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = ROOT / "hetero" / "examples" / "third_party_plugin.py"
@@ -168,7 +166,7 @@ def test_a_plugin_may_lie_in_the_current_folder(
     assert {s["device"] for s in done.document["subgraphs"]} == {"DENSE", "CPU"}
 
 
-def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
+def test_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "empty.onnx"
     text = '<ir_version: 8, opset_import: ["" : 17]> empty (float[2] x) => (float[2] x) {}'
     onnx.save_model(onnx.parser.parse_model(text), path)
@@ -176,7 +174,7 @@ def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
         assert shell(line, path).code == 0
 
 
-def test_the_version_is_the_packages(shell: Shell) -> None:
+def test_version_is_the_packages(shell: Shell) -> None:
     assert metadata.version("hetero") in shell("--version", ray=True).out
 
 
@@ -190,7 +188,7 @@ def test_the_version_is_the_packages(shell: Shell) -> None:
         if n not in ("profile", "plan", "top") and not n.startswith("pool")
     ],
 )
-def test_the_help_ends_in_an_example_that_runs(
+def test_help_example_runs(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,7 +221,9 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
         pytest.param("bench", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
-def test_interrupted_it_ends_at_once(command: str, number: int, code: int, tmp_path: Path) -> None:
+def test_interrupt_ends_the_process_at_once(
+    command: str, number: int, code: int, tmp_path: Path
+) -> None:
     process = endless(command, tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -259,7 +259,7 @@ ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 @pytest.mark.parametrize(
     "program", [["-c", "from hetero.__main__ import program; program()"], ["-m", "hetero"]]
 )
-def test_a_signal_while_it_is_imported_shows_no_traceback(
+def test_signal_during_import_prints_no_traceback(
     program: list[str], number: int, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(EARLY.format(number=int(number)))
@@ -277,7 +277,7 @@ def test_a_signal_while_it_is_imported_shows_no_traceback(
 @pytest.mark.parametrize(
     ("number", "code"), [ENDS[0], *(pytest.param(*end, marks=pytest.mark.slow) for end in ENDS[1:])]
 )
-def test_a_signal_at_its_end_shows_no_traceback(number: int, code: int) -> None:
+def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LATE, str(int(number))],
         cwd=ROOT,
@@ -288,7 +288,7 @@ def test_a_signal_at_its_end_shows_no_traceback(number: int, code: int) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
-def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
+def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
     """Shells have those ignore Ctrl-C, as which SIGTERM comes otherwise."""
     (tmp_path / "sitecustomize.py").write_text(
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -300,7 +300,7 @@ def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
     assert (process.returncode, err.strip()) == (143, "")
 
 
-def test_a_fork_of_a_command_ends_by_sigterm_without_a_word() -> None:
+def test_forked_process_ends_on_sigterm_silently() -> None:
     program = (
         "import os, signal, time; from hetero.cli.signals import handle_signals; handle_signals()\n"
         "there, here = os.pipe()\n"

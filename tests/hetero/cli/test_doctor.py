@@ -26,7 +26,7 @@ def checks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_versions_devices_and_limits(checks: Any) -> None:
+def test_checks_cover_versions_devices_and_limits(checks: Any) -> None:
     found, code = checks()
     assert code == (0 if all(check["ok"] for check in found.values()) else 1)
     assert found["hetero"]["ok"]
@@ -36,7 +36,7 @@ def test_versions_devices_and_limits(checks: Any) -> None:
     assert int(found["cores"]["found"]) >= 1
 
 
-def test_a_package_of_another_version(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_outside_its_specifier_fails(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
     found, code = checks()
     assert code == 1
@@ -44,7 +44,7 @@ def test_a_package_of_another_version(checks: Any, monkeypatch: pytest.MonkeyPat
     assert "pip install 'numpy" in found["numpy"]["advice"]
 
 
-def test_devices_that_answer_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_with_wrong_results_fails(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_MODEL", doctor._MODEL.replace("Relu", "Neg"))
     found, code = checks()
     assert code == 1
@@ -52,13 +52,13 @@ def test_devices_that_answer_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch)
     assert found["device CPU"]["advice"] == "hetero check-device CPU"
 
 
-def test_a_cluster_that_does_not_answer(checks: Any) -> None:
+def test_unreachable_cluster_fails(checks: Any) -> None:
     found, code = checks("--address", "127.0.0.1:1")
     assert code == 1
     assert "ray status" in found["cluster"]["advice"]
 
 
-def test_people_read_packages_and_absent_devices_in_a_line_each(shell: Shell) -> None:
+def test_good_packages_and_absent_devices_take_one_line_each(shell: Shell) -> None:
     said = " ".join(shell("doctor", ray=True).out.split())
     packages = said.partition(" check ")[0]
     assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)

@@ -49,7 +49,7 @@ def hardlink(path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("link", [itself, symlink, hardlink])
-def test_an_output_that_is_the_model_is_refused(
+def test_output_over_the_model_is_refused(
     shell: Shell, model: Path, line: str, link: Callable[[Path], Path]
 ) -> None:
     before = model.read_bytes()
@@ -60,9 +60,7 @@ def test_an_output_that_is_the_model_is_refused(
     assert model.read_bytes() == before
 
 
-def test_an_output_that_is_an_input_a_pin_or_a_cost_file_is_refused(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_output_over_an_input_file_is_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
     values, pins = tmp_path / "x.npy", tmp_path / "pins.json"
     np.save(values, np.zeros((2, 3), np.float32))
     pins.write_text('{"op:Tanh": "CPU"}')
@@ -75,7 +73,7 @@ def test_an_output_that_is_an_input_a_pin_or_a_cost_file_is_refused(
     assert json.loads(pins.read_text()) == {"op:Tanh": "CPU"}
 
 
-def test_weights_beside_the_model_are_no_output(shell: Shell, tmp_path: Path) -> None:
+def test_output_over_weights_of_the_model_is_refused(shell: Shell, tmp_path: Path) -> None:
     path, data = tmp_path / "m.onnx", tmp_path / "m.bin"
     onnx.save_model(
         branches(), path, save_as_external_data=True, location=data.name, size_threshold=0
@@ -89,7 +87,7 @@ def test_weights_beside_the_model_are_no_output(shell: Shell, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("line", ["compile -o", "profile -o", "query --html", "run -o"])
-def test_a_folder_that_is_not_there_is_told_before_any_work(
+def test_missing_folder_is_reported_before_any_work(
     shell: Shell, model: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(*arguments: Any, **named: Any) -> Any:
@@ -113,7 +111,7 @@ def test_a_folder_that_is_not_there_is_told_before_any_work(
         ("run", "-o", "out.npz"),
     ],
 )
-def test_a_full_disk_names_the_file_and_leaves_nothing(
+def test_full_disk_error_names_the_file_and_leaves_nothing(
     shell: Shell,
     model: Path,
     tmp_path: Path,
@@ -143,7 +141,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(
     assert [p for p in folder.rglob("*") if p.is_file()] == []
 
 
-def test_a_failed_write_leaves_the_file_that_was_there(
+def test_failed_write_keeps_the_old_file(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = tmp_path / "report.html"
@@ -157,7 +155,7 @@ def test_a_failed_write_leaves_the_file_that_was_there(
     assert page.read_text() == "the last one"
 
 
-def test_subgraphs_go_to_a_new_or_empty_folder(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_subgraphs_need_a_new_or_empty_folder(shell: Shell, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
     assert shell("compile", model, *SPLIT, "--subgraphs-dir", folder).code == 0
@@ -168,7 +166,7 @@ def test_subgraphs_go_to_a_new_or_empty_folder(shell: Shell, model: Path, tmp_pa
     assert len(list(folder.iterdir())) == 3
 
 
-def test_run_writes_the_file_that_was_named(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_run_writes_the_named_file(shell: Shell, model: Path, tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     np.save(tmp_path / "x.npy", x)
     out = tmp_path / "out.txt"
@@ -178,7 +176,7 @@ def test_run_writes_the_file_that_was_named(shell: Shell, model: Path, tmp_path:
         np.testing.assert_allclose(outputs["y"], branches_output(x), rtol=1e-6)
 
 
-def test_run_writes_outputs_of_any_name_and_kind(shell: Shell, tmp_path: Path) -> None:
+def test_run_writes_outputs_of_any_name_and_type(shell: Shell, tmp_path: Path) -> None:
     # `file` is an argument of numpy.savez, text an array of objects, a sequence no array at all.
     path, out = tmp_path / "kinds.onnx", tmp_path / "out.npz"
     text = """<ir_version: 8, opset_import: ["" : 17]>
@@ -192,7 +190,7 @@ def test_run_writes_outputs_of_any_name_and_kind(shell: Shell, tmp_path: Path) -
         assert list(outputs["file"]) == ["a", "a"]
 
 
-def test_a_profile_is_named_after_its_model_and_spares_another_ones(
+def test_profile_default_file_is_named_after_its_model(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -212,9 +210,7 @@ def test_a_profile_is_named_after_its_model_and_spares_another_ones(
     assert costs.read_bytes() == before
 
 
-def test_a_folder_in_which_none_can_be_made_is_told_with_what_was_for_it(
-    shell: Shell, model: Path
-) -> None:
+def test_folder_that_cannot_be_created_is_named(shell: Shell, model: Path) -> None:
     done = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
     assert done.code == 1
     assert "cannot write models" in done.err

@@ -53,7 +53,7 @@ KINDS = {
         (load_affinity, "a.yaml", AffinityError),
     ],
 )
-def test_a_cost_or_affinity_file_that_is_none(read, name, error, kind, tmp_path):
+def test_hostile_cost_and_affinity_files_are_refused(read, name, error, kind, tmp_path):
     KINDS[kind](tmp_path / name)
     with pytest.raises(error, match=name):
         read(tmp_path / name)
@@ -101,7 +101,7 @@ def outside(path):
         ("x.pb", outside, "external file 'secret'"),
     ],
 )
-def test_an_input_that_is_none(shell, name, write, says, tmp_path, monkeypatch):
+def test_hostile_input_files_are_refused(shell, name, write, says, tmp_path, monkeypatch):
     onnx.save_model(MODEL, tmp_path / "m.onnx")
     write(tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -111,7 +111,7 @@ def test_an_input_that_is_none(shell, name, write, says, tmp_path, monkeypatch):
     assert says in ran.err
 
 
-def test_a_server_whose_answer_does_not_end(shell, monkeypatch):
+def test_endless_http_response_is_refused(shell, monkeypatch):
     class Endless(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
@@ -133,7 +133,7 @@ def test_a_server_whose_answer_does_not_end(shell, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])
-def test_names_of_models_in_metrics_are_read_again(name):
+def test_model_names_in_metrics_are_unescaped(name):
     metric = Metric("hetero_x", "help", "gauge")
     metric.add_sample("hetero_x", {"model": name}, 1.0)
     text = write_text([metric])

@@ -47,7 +47,7 @@ def named(path: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     "line", ["inspect", "query --nodes", "compile -d CPU", "run -d CPU", "bench -d CPU -n 2"]
 )
-def test_names_cannot_steer_the_terminal(shell: Shell, tmp_path: Path, line: str) -> None:
+def test_names_cannot_control_the_terminal(shell: Shell, tmp_path: Path, line: str) -> None:
     path = named(tmp_path / "evil.onnx", EVIL, "n2")
     done = shell(line, path, ray=line == "inspect")
     assert done.code == 0, done.err
@@ -55,13 +55,13 @@ def test_names_cannot_steer_the_terminal(shell: Shell, tmp_path: Path, line: str
     assert r"\x1b[2J[red]n[/red]\x07" in done.out
 
 
-def test_errors_cannot_steer_the_terminal(shell: Shell, tmp_path: Path) -> None:
+def test_errors_cannot_control_the_terminal(shell: Shell, tmp_path: Path) -> None:
     done = shell("run -a nope=CPU", named(tmp_path / "evil.onnx", EVIL, "n2"))
     assert done.code == 1
     assert "\x1b" not in done.err
 
 
-def test_a_pipe_gets_tables_whole(
+def test_pipe_gets_full_tables(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS")
@@ -72,7 +72,7 @@ def test_a_pipe_gets_tables_whole(
 
 
 @pytest.mark.parametrize("columns", [30, 40, 80])
-def test_a_narrow_terminal_shows_whole_device_names(
+def test_narrow_terminal_shows_whole_device_names(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -83,7 +83,7 @@ def test_a_narrow_terminal_shows_whole_device_names(
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80])
-def test_a_table_cuts_nothing(width: int) -> None:
+def test_table_truncates_nothing(width: int) -> None:
     cells = ("1.31234e-06", "a_name_without_spaces" * 3, "words that may wrap")
     table = Rows("number", "name", "text", "short", wraps=("name", "text", "short"))
     table.add(*cells, "x")
@@ -98,18 +98,18 @@ def test_a_table_cuts_nothing(width: int) -> None:
     assert "short" in shown
 
 
-def test_one_is_not_many(shell: Shell, model: Path) -> None:
+def test_one_item_is_singular(shell: Shell, model: Path) -> None:
     assert "nodes in 1 subgraph\n" in shell("compile -d ORT", model).out
     assert "nodes in 3 subgraphs\n" in shell("compile", model, *SPLIT).out
 
 
-def test_query_and_inspect_tell_inputs_and_outputs(shell: Shell, model: Path) -> None:
+def test_query_and_inspect_show_inputs_and_outputs(shell: Shell, model: Path) -> None:
     for done in (shell("query", model), shell("inspect", model, ray=True)):
         assert "input x: tensor(float) [N, 3]" in done.out
         assert "output y: tensor(float) [N, 4]" in done.out
 
 
-def test_inspect_tells_what_is_in_a_model(shell: Shell, model: Path) -> None:
+def test_inspect_shows_a_model(shell: Shell, model: Path) -> None:
     document = shell("inspect --json", model, ray=True).document
     proto = onnx.load(model)
     assert document["opsets"] == {i.domain or "ai.onnx": i.version for i in proto.opset_import}
@@ -119,7 +119,7 @@ def test_inspect_tells_what_is_in_a_model(shell: Shell, model: Path) -> None:
     assert "MatMul" in shell("inspect", model, ray=True).out
 
 
-def test_inspect_tells_what_is_in_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_inspect_shows_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
     blob = tmp_path / "m.hetero"
     assert shell("compile", model, *SPLIT, "-c", "PERF_COUNT=YES", "-o", blob).code == 0
     done = shell("inspect --verify", blob, ray=True)
@@ -169,7 +169,9 @@ def test_json_has_one_schema_and_one_unit(
     assert wrong == []
 
 
-def test_json_has_files_whose_names_are_no_text(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_json_supports_file_names_that_are_not_text(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "m\udcff.hetero"
     assert shell("compile --json -d CPU", model, "-o", file).document["files"] == [str(file)]
 
@@ -210,7 +212,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("query MODEL --address 127.0.0.1:6379", "ray"),
     ],
 )
-def test_ray_starts_only_for_what_runs_or_measures(
+def test_ray_starts_only_for_commands_that_run_or_measure(
     shell: Shell,
     model: Path,
     tmp_path: Path,
@@ -235,7 +237,7 @@ def test_ray_starts_only_for_what_runs_or_measures(
 
 
 @pytest.mark.parametrize("line", ["devices", "query MODEL", "compile MODEL"])
-def test_a_named_cluster_is_asked(
+def test_named_cluster_is_used(
     shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], line: str
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
@@ -246,7 +248,7 @@ def test_a_named_cluster_is_asked(
 # Bench.
 
 
-def test_seconds_of_the_search_and_of_the_measurement_are_apart(
+def test_plan_seconds_excludes_the_measurement(
     shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, Any] = {}
@@ -283,7 +285,7 @@ class InterruptingPlugin(NullPlugin):
         return CountingProgram(super().compile(model, config))
 
 
-def test_ctrl_c_keeps_what_bench_has_measured(shell: Shell, model: Path) -> None:
+def test_ctrl_c_prints_the_measurements_of_bench(shell: Shell, model: Path) -> None:
     InterruptingPlugin.runs = 0
     plugin = ("--plugin", f"{__name__}:InterruptingPlugin", "-d", "INTERRUPTING")
     done = shell("bench -t 60 --json", model, *plugin)
@@ -294,7 +296,7 @@ def test_ctrl_c_keeps_what_bench_has_measured(shell: Shell, model: Path) -> None
     assert "interrupted" in done.err
 
 
-def test_bench_tells_how_long_a_stage_waited(shell: Shell, model: Path) -> None:
+def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
     slow = ("-d", "NULL", "-c", "NULL_NODE_TIME_US=2000")
     busy = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
     (stage,) = busy["stages"]
@@ -311,9 +313,7 @@ def test_bench_tells_how_long_a_stage_waited(shell: Shell, model: Path) -> None:
         pytest.param(">/dev/full", 1, ["--json"], marks=pytest.mark.slow),
     ],
 )
-def test_an_output_that_takes_nothing_shows_no_traceback(
-    to: str, code: int, more: list[str]
-) -> None:
+def test_full_output_device_prints_no_traceback(to: str, code: int, more: list[str]) -> None:
     words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
     done = subprocess.run(
         ["sh", "-c", f"{shlex.join(words)} {to}"], capture_output=True, text=True, check=False

@@ -42,7 +42,7 @@ def output(shell: Shell, tmp_path: Path, *line: object) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(1, 3, 7, 22), (1, 7, 22, 3), (3, 7, 22), ("batch", 3, 7, 22)])
 @pytest.mark.parametrize("color", ["RGB", "BGR"])
-def test_a_picture_is_resized_and_normalised_for_the_model(
+def test_image_is_resized_and_normalised(
     shell: Shell, tmp_path: Path, cat: Path, shape: tuple[Any, ...], color: str
 ) -> None:
     options = ("--color", color, "--mean", "120,110,100", "--scale", "x=2")
@@ -64,14 +64,14 @@ def test_a_picture_is_resized_and_normalised_for_the_model(
     np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-3)
 
 
-def test_a_picture_becomes_grey_for_a_model_of_one_channel(
+def test_image_becomes_gray_for_a_model_with_one_channel(
     shell: Shell, tmp_path: Path, cat: Path
 ) -> None:
     got = output(shell, tmp_path, saved(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}")
     np.testing.assert_allclose(got[0, 0], formulas.gray(PIXELS), atol=0.501)
 
 
-def test_a_picture_is_turned_as_its_camera_says(shell: Shell, tmp_path: Path) -> None:
+def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "turned.png"
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
@@ -80,9 +80,7 @@ def test_a_picture_is_turned_as_its_camera_says(shell: Shell, tmp_path: Path) ->
     np.testing.assert_array_equal(got[0], np.rot90(PIXELS, -1))
 
 
-def test_a_blob_has_the_preprocessing_that_it_was_compiled_with(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_blob_contains_its_preprocessing(shell: Shell, tmp_path: Path) -> None:
     file, blob = saved(tmp_path, 1, 3, 4, 5), tmp_path / "blob.hetero"
     assert shell("compile", file, "-d", "CPU", "--mean", "1,2,3", "-o", blob).code == 0
     values = tmp_path / "x.npy"
@@ -94,7 +92,7 @@ def test_a_blob_has_the_preprocessing_that_it_was_compiled_with(
     assert "pass them to `hetero compile`" in told
 
 
-def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> None:
+def test_preprocessed_light_model_is_not_compared(shell: Shell) -> None:
     done = shell("run light:squeezenet -d ORT --mean 1 --json")
     assert done.code == 0
     assert done.document["check"] is None
@@ -118,7 +116,7 @@ def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> Non
         ((1, 3, 7, 9), "--mean 1,2", "for each channel"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_invalid_preprocessing_options_are_refused(
     shell: Shell, tmp_path: Path, cat: Path, shape: tuple[int, ...], options: str, words: str
 ) -> None:
     text = tmp_path / "text.png"
@@ -131,9 +129,7 @@ def test_what_cannot_be_is_told(
     assert "Traceback" not in done.err
 
 
-def test_which_input_is_meant_has_to_be_said_where_there_are_two(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_input_name_is_required_for_two_inputs(shell: Shell, tmp_path: Path) -> None:
     two = branches()
     two.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [1]))
     path = tmp_path / "two.onnx"
@@ -142,7 +138,7 @@ def test_which_input_is_meant_has_to_be_said_where_there_are_two(
     assert "the model has several inputs (x, z)" in ambiguous.err
 
 
-def test_without_pillow_it_says_what_to_install(
+def test_missing_pillow_error_names_the_extra(
     shell: Shell, tmp_path: Path, cat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)

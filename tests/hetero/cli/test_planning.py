@@ -43,7 +43,9 @@ def model(tmp_path: Path) -> Path:
 APART = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
 
 
-def test_profile_plan_bench_and_learn(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_profile_plan_and_bench_share_a_cost_file(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "costs.json"
     document = shell("profile -t 0.4 --json", model, *DEVICES, "-o", path).document
     assert document["file"] == str(path)
@@ -71,7 +73,7 @@ def test_bench_without_a_plan_has_no_prediction(shell: Shell, model: Path) -> No
     assert shell("bench -n 5 --json", model, *DEVICES).document["prediction"] is None
 
 
-def test_tables_for_people(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_tables_show_plan_and_prediction(shell: Shell, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     text = shell("profile -t 0.3", model, *DEVICES, "-o", path).out
     assert "NULL.0" in text
@@ -85,7 +87,7 @@ def test_tables_for_people(shell: Shell, model: Path, tmp_path: Path) -> None:
     assert "predicted by costs in process at 20" in " ".join(text.split())
 
 
-def test_a_search_that_the_clock_ended_is_told(
+def test_search_ended_by_its_time_limit_is_reported(
     shell: Shell, model: Path, tmp_path: Path, core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "costs.json"
@@ -101,7 +103,7 @@ def test_a_search_that_the_clock_ended_is_told(
         assert "the time limit ended" in " ".join(shell(command, *options).out.split())
 
 
-def test_costs_of_other_devices_are_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_cost_file_of_other_devices_is_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     shell("profile -t 0.3", model, *DEVICES, "-o", path)
     other = [part.replace("500", "100") for part in DEVICES]
@@ -110,7 +112,7 @@ def test_costs_of_other_devices_are_refused(shell: Shell, model: Path, tmp_path:
     assert "NULL_NODE_TIME_US 100.0, measured with 500.0" in " ".join(refused.err.split())
 
 
-def test_pins_are_no_part_of_a_profile(shell: Shell, model: Path) -> None:
+def test_profile_refuses_pins(shell: Shell, model: Path) -> None:
     assert shell("profile", model, *DEVICES, "-a", "n0=NULL.1").code == 2
 
 
@@ -127,7 +129,7 @@ class Interrupting(NullPlugin):
         return super().compile(model, config)
 
 
-def test_ctrl_c_keeps_what_was_measured(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_measured_costs(shell: Shell, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     Interrupting.compiled = 0
     plugin = ("--plugin", f"{__name__}:Interrupting", "-d", "HETERO:INTERRUPTING,NULL")

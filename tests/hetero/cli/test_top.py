@@ -32,7 +32,7 @@ def served() -> Iterator[str]:
         yield metrics.url
 
 
-def test_programs_get_devices_stages_and_rates(shell: Shell, served: str) -> None:
+def test_json_has_devices_stages_and_rates(shell: Shell, served: str) -> None:
     port = served.rpartition(":")[2].partition("/")[0]
     done = shell(f"top {port} --once --json", ray=True)
     assert done.code == 0
@@ -60,14 +60,14 @@ def test_programs_get_devices_stages_and_rates(shell: Shell, served: str) -> Non
     assert devices["ORT"]["utilisation"] == pytest.approx(of_ort)
 
 
-def test_people_get_tables(shell: Shell, served: str) -> None:
+def test_once_prints_tables(shell: Shell, served: str) -> None:
     done = shell("top --once", served, ray=True)
     assert done.code == 0
     for word in ("branches", "ORT", "CPU", "local", "up", "in flight"):
         assert word in done.out
 
 
-def test_people_see_it_live_until_they_have_seen_enough(
+def test_live_view_updates_until_interrupted(
     shell: Shell, served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps = iter([0.5, 0.5])
@@ -85,7 +85,7 @@ def test_people_see_it_live_until_they_have_seen_enough(
     assert "branches" in done.out
 
 
-def test_a_process_that_ends_ends_it(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("hetero.cli.top")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with hetero.Core(executor="inprocess") as core, core.serve_metrics() as metrics:
@@ -104,15 +104,13 @@ def test_a_process_that_ends_ends_it(shell: Shell, monkeypatch: pytest.MonkeyPat
         ("no such host", "cannot read metrics"),
     ],
 )
-def test_an_address_without_figures_is_told_what_to_do(
-    shell: Shell, address: str, words: str
-) -> None:
+def test_address_without_metrics_is_refused(shell: Shell, address: str, words: str) -> None:
     done = shell("top --once", address, ray=True)
     assert done.code in (1, 2)
     assert words in done.err
 
 
-def test_rates_are_of_the_time_between_two_looks() -> None:
+def test_rates_cover_the_time_between_snapshots() -> None:
     def look(uptime: float, runs: float, busy: float, quick: float, slow: float) -> MetricsSnapshot:
         stage = {"model": "m", "stage": "0", "device": "A"}
         model = {"model": "m"}

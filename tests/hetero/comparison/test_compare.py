@@ -88,7 +88,7 @@ def graph(*lines: str, size: int = 4, outputs: str = "y") -> onnx.ModelProto:
 X = {"x": np.array([-1.0, 0.25, 2.0, 3.0], np.float32)}
 
 
-def test_devices_that_agree(core: hetero.Core) -> None:
+def test_agreeing_devices_have_no_node(core: hetero.Core) -> None:
     model = graph("a: p = Tanh(x)", "b: y = Add(p, x)")
     found = compare(core, model, ("CPU", "WRONG"), X)
     assert found.agrees
@@ -97,7 +97,7 @@ def test_devices_that_agree(core: hetero.Core) -> None:
     assert found.sentence().startswith("CPU and WRONG agree: largest difference ")
 
 
-def test_the_wrong_node_is_named_with_its_numbers(core: hetero.Core) -> None:
+def test_wrong_node_is_named_with_its_differences(core: hetero.Core) -> None:
     model = graph(
         "a: p = Tanh(x)",
         "b: q = Neg(x)",
@@ -125,7 +125,7 @@ def test_the_wrong_node_is_named_with_its_numbers(core: hetero.Core) -> None:
     )
 
 
-def test_the_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
+def test_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
     lines = ["n0: v0 = Tanh(x)"]
     for i in range(1, 12):
         lines.append(f"{'off' if i in (4, 7, 9) else 'n'}{i}: v{i} = Add(v{i - 1}, v{i - 1})")
@@ -135,7 +135,7 @@ def test_the_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
     assert found.runs <= 4
 
 
-def test_a_node_is_wrong_in_one_of_its_outputs(core: hetero.Core) -> None:
+def test_node_with_one_wrong_output_is_found(core: hetero.Core) -> None:
     model = graph("off: p, q = Split(x)", "a: y = Neg(p)", "b: z = Neg(q)", outputs="y, z")
     found = compare(core, model, ("CPU", "WRONG"), X)
     assert found.node == "off"
@@ -159,14 +159,14 @@ def test_nan_on_both_devices_agrees(core: hetero.Core) -> None:
     assert found.agrees
 
 
-def test_a_difference_that_does_not_reach_an_output_is_none(core: hetero.Core) -> None:
+def test_difference_that_reaches_no_output_is_ignored(core: hetero.Core) -> None:
     down = np.full(4, -100, np.float32)
     model = graph("off: p = Tanh(x)", "a: q = Add(p, w)", "b: y = Relu(q)")
     model.graph.initializer.append(numpy_helper.from_array(down, "w"))
     assert compare(core, model, ("CPU", "WRONG"), X).agrees
 
 
-def test_a_node_that_is_right_alone_is_said_to_be(core: hetero.Core) -> None:
+def test_node_that_agrees_alone_is_reported(core: hetero.Core) -> None:
     model = graph("a: p = Tanh(x)", "fused: q = Neg(p)", "b: y = Add(q, q)")
     found = compare(core, model, ("CPU", "WRONG"), X)
     assert found.node == "fused"
@@ -176,7 +176,7 @@ def test_a_node_that_is_right_alone_is_said_to_be(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("devices", [("CPU", "HETERO:WRONG,CPU"), ("HETERO:WRONG,CPU", "CPU")])
-def test_a_split_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str, str]) -> None:
+def test_device_list_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str, str]) -> None:
     model = graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: r = Neg(q)", "off2: y = Add(r, x)")
     found = compare(core, model, devices, X, affinity={"off2": "CPU"})
     assert (found.agrees, found.node) == (False, "off")
@@ -193,7 +193,7 @@ def test_tolerances_decide(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_graphs_with_a_wrong_node_anywhere(core: hetero.Core, seed: int) -> None:
+def test_wrong_node_of_random_graphs_is_found(core: hetero.Core, seed: int) -> None:
     rng = random.Random(seed)
     count, wrong = 24, rng.randrange(24)
     # Every value reaches the one output, and no operator hides half a unit.
@@ -209,7 +209,7 @@ def test_random_graphs_with_a_wrong_node_anywhere(core: hetero.Core, seed: int) 
     assert found.suspects == (f"off{wrong}",)
 
 
-def test_bad_requests(core: hetero.Core) -> None:
+def test_invalid_arguments_are_refused(core: hetero.Core) -> None:
     model = graph("a: y = Tanh(x)")
     with pytest.raises(DeviceError, match="two devices"):
         compare(core, model, ("CPU",), X)
@@ -260,7 +260,7 @@ def test_sequences_are_compared_element_by_element() -> None:
 WRONG = ("--plugin", f"{__name__}:WrongPlugin")
 
 
-def test_the_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path) -> None:
+def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     np.save(tmp_path / "x.npy", X["x"])
@@ -276,13 +276,13 @@ def test_the_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: P
     assert shell("compare --atol 2", *given).code == 0
 
 
-def test_the_command_wants_two_devices(shell: Shell, model: Path) -> None:
+def test_command_needs_two_devices(shell: Shell, model: Path) -> None:
     result = shell("compare -d CPU", model)
     assert (result.code, "expected two devices" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("devices", ["-d CPU,HETERO:WRONG,CPU", "-d CPU -d HETERO:WRONG,CPU"])
-def test_the_command_compares_splits(shell: Shell, tmp_path: Path, devices: str) -> None:
+def test_command_compares_device_lists(shell: Shell, tmp_path: Path, devices: str) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     result = shell(f"compare --json {devices}", path, *WRONG)
@@ -292,7 +292,7 @@ def test_the_command_compares_splits(shell: Shell, tmp_path: Path, devices: str)
     assert shell(f"compare {devices} -a off=CPU", path, *WRONG).code == 0
 
 
-def test_it_is_part_of_the_public_surface() -> None:
+def test_compare_is_public() -> None:
     assert hetero.compare is compare
 
 
@@ -315,7 +315,7 @@ def test_integers_may_differ_by_a_tolerance_of_one_or_more() -> None:
     assert differences_of("q", a, b, atol=1.0)[0].agrees
 
 
-def test_the_model_is_read_as_the_core_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_read_with_the_cores_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a value that a custom operator makes has no type, and no prefix can end there."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "org.example": 1]>
@@ -335,7 +335,7 @@ def test_the_model_is_read_as_the_core_reads_it(monkeypatch: pytest.MonkeyPatch)
     assert typed == ["tensor(float)"]
 
 
-def test_only_hetero_is_a_split(core: hetero.Core) -> None:
+def test_pins_need_a_device_list(core: hetero.Core) -> None:
     x = {"x": np.ones(4, np.float32)}
     with pytest.raises(AffinityError, match="single devices"):
         compare(core, graph("n: y = Neg(x)"), ["CPU", "HETEROX"], x, affinity={"op:Neg": "CPU"})

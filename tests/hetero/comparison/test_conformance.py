@@ -20,11 +20,11 @@ def subject(request):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("check", subject_checks(), ids=lambda check: check.__name__)
-def test_devices_of_this_process(subject, check):
+def test_inprocess_devices_pass_every_check(subject, check):
     check(subject)
 
 
-def test_what_is_checked_is_cut_between_neighbours():
+def test_checked_models_are_split_between_neighbours():
     with hetero.Core("inprocess") as core:
         model = core.read_model(branches())
         compiled = CoreSubject(core, "HETERO:CPU,ORT").compile_model(model)
@@ -51,6 +51,6 @@ def test_every_kind_of_tensor_crosses():
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_devices_of_a_cluster():
+def test_cluster_devices_pass_every_check():
     with hetero.Core(devices={"CPU": 2}) as core:
         check_device(CoreSubject(core, "HETERO:CPU.0,ORT,CPU.1"))

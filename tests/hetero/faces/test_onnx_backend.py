@@ -15,7 +15,7 @@ from tests.support.models import branches, branches_output
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
 
-def test_it_has_the_interface() -> None:
+def test_module_has_the_backend_interface() -> None:
     assert issubclass(hetero.backend.HeteroBackend, onnx.backend.base.Backend)
     for name in ("prepare", "run_model", "run_node", "supports_device"):
         assert callable(getattr(hetero.backend, name))
@@ -23,7 +23,7 @@ def test_it_has_the_interface() -> None:
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
 @pytest.mark.parametrize("inputs", [[X], (X,), X, {"x": X}], ids=["list", "tuple", "array", "map"])
-def test_a_prepared_model_runs_again_and_again(device: str, inputs: object) -> None:
+def test_prepared_model_runs_repeatedly(device: str, inputs: object) -> None:
     prepared = hetero.backend.prepare(branches(), device)
     for _ in range(2):
         (got,) = prepared.run(inputs)
@@ -33,13 +33,13 @@ def test_a_prepared_model_runs_again_and_again(device: str, inputs: object) -> N
     np.testing.assert_allclose(got, branches_output(X), rtol=1e-6)
 
 
-def test_pins_go_to_the_compilation() -> None:
+def test_keywords_reach_compile_model() -> None:
     prepared = hetero.backend.prepare(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
     assert prepared.compiled.affinity["tanh"] == "CPU"
     prepared.close()
 
 
-def test_one_node() -> None:
+def test_run_node_equals_the_reference() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
     (new,) = hetero.backend.run_node(node, [X])
     np.testing.assert_allclose(new, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-6)
@@ -49,7 +49,7 @@ def test_one_node() -> None:
     np.testing.assert_allclose(old, np.exp(X) / np.exp(X).sum(), rtol=1e-6)
 
 
-def test_a_node_with_an_absent_input_and_an_absent_output() -> None:
+def test_run_node_with_absent_input_and_output() -> None:
     clip = helper.make_node("Clip", ["x", "", "top"], ["y"])
     (got,) = hetero.backend.run_node(clip, [X, np.float32(0.5)])
     np.testing.assert_array_equal(got, np.minimum(X, np.float32(0.5)))
@@ -58,7 +58,7 @@ def test_a_node_with_an_absent_input_and_an_absent_output() -> None:
     np.testing.assert_array_equal(got, X[None])
 
 
-def test_a_node_of_several_outputs_and_types() -> None:
+def test_run_node_with_several_outputs_and_types() -> None:
     node = helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=-1)
     values, places = hetero.backend.run_node(node, [X, np.array([2], np.int64)])
     np.testing.assert_array_equal(values, X[:, :0:-1])
@@ -66,14 +66,14 @@ def test_a_node_of_several_outputs_and_types() -> None:
     assert places.dtype == np.int64
 
 
-def test_which_devices_it_supports() -> None:
+def test_supports_device_knows_available_devices() -> None:
     for device in ("CPU", "ORT", "HETERO", "HETERO:ORT,CPU", "CPU.0"):
         assert hetero.backend.supports_device(device)
     for device in ("CUDA", "HETERO:CPU,CUDA", "CPU.9", "", "cpu:0"):
         assert not hetero.backend.supports_device(device)
 
 
-def test_what_no_device_takes_is_an_error_and_not_a_wrong_answer() -> None:
+def test_unsupported_node_raises() -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="org.example")
     with pytest.raises(errors.UnsupportedNodesError, match="Frobnicate"):
         hetero.backend.run_node(node, [X], opset_version=1)
@@ -84,7 +84,7 @@ def test_too_many_inputs_are_refused() -> None:
         hetero.backend.run_model(branches(), [X, X])
 
 
-def test_outputs_come_in_the_models_order_and_as_often_as_it_says() -> None:
+def test_outputs_keep_the_models_order_and_repetitions() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         twice (float[2, 3] x) => (float[2, 3] z, float[2, 3] y, float[2, 3] z, float[2, 3] x)

@@ -28,7 +28,7 @@ def sessions():
         yield ours, ort.InferenceSession(data, providers=["CPUExecutionProvider"])
 
 
-def test_ports(sessions):
+def test_ports_equal_onnx_runtimes(sessions):
     for ports in ("get_inputs", "get_outputs"):
         ours, theirs = ([(p.name, p.type, p.shape) for p in getattr(s, ports)()] for s in sessions)
         assert ours == theirs
@@ -37,7 +37,7 @@ def test_ports(sessions):
         assert getattr(ours, name) == getattr(theirs, name)
 
 
-def test_runs(sessions):
+def test_run_equals_onnx_runtimes(sessions):
     ours, theirs = sessions
     for names in (None, [], ["z"], ["z", "y"]):
         for got, want in zip(
@@ -52,7 +52,7 @@ def test_runs(sessions):
         ours.run(["nope"], {"x": X, "b": B})
 
 
-def test_run_async(sessions):
+def test_run_async_calls_back_with_results_or_error(sessions):
     for session in sessions:
         ended, told = threading.Event(), []
 
@@ -67,7 +67,7 @@ def test_run_async(sessions):
         assert (user, error) == ("mine", "")
 
 
-def test_bindings(sessions):
+def test_io_binding_reads_and_writes_bound_values(sessions):
     for module, session in zip((hetero, ort), sessions, strict=True):
         held = np.zeros((1, 3), np.float32)
         binding = session.io_binding()
@@ -86,7 +86,7 @@ def test_bindings(sessions):
         assert (value.shape(), value.data_type()) == ([1, 3], "tensor(float)")
 
 
-def test_providers_are_devices(sessions):
+def test_providers_select_devices(sessions):
     data = PROTO.SerializeToString()
     for given in (["CPUExecutionProvider"], [("CPUExecutionProvider", {"a": 1})]):
         session = hetero.InferenceSession(data, providers=given)
@@ -105,14 +105,14 @@ def test_providers_are_devices(sessions):
         hetero.OrtValue.ortvalue_from_numpy(X, "cuda")
 
 
-def test_arrays_of_another_type_are_refused(sessions):
+def test_arrays_of_other_types_are_refused(sessions):
     """OpenVINO's calls convert them; ONNX Runtime's do not."""
     for session in sessions:
         with pytest.raises(Exception, match=r"float64|double"):
             session.run(None, {"x": X.astype(np.float64), "b": B})
 
 
-def test_options_of_runs_and_names_of_modules(sessions):
+def test_run_options_and_module_functions_work(sessions):
     for module, session in zip((hetero, ort), sessions, strict=True):
         options = module.RunOptions()
         options.logid = "mine"
@@ -124,7 +124,7 @@ def test_options_of_runs_and_names_of_modules(sessions):
         assert module.get_available_providers()[0] in module.get_all_providers()
 
 
-def test_options_of_sessions_as_published_packages_set_them():
+def test_session_options_of_published_packages_are_accepted():
     """Readers of texts, voices and file types do so before they make a session."""
     data = PROTO.SerializeToString()
     for module, more in ((hetero, {"devices": "CPU"}), (ort, {})):
@@ -146,7 +146,7 @@ def test_options_of_sessions_as_published_packages_set_them():
             hetero.SessionOptions().optimized_model_filepath = "elsewhere"
 
 
-def test_the_severity_of_the_log_is_that_of_all_packages():
+def test_log_severity_applies_to_all_packages():
     logger = logging.getLogger("hetero")
     level_before = logger.level
     try:

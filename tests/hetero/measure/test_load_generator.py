@@ -13,7 +13,7 @@ from hetero.measure.load_generator import keep_in_flight
 ANSWER = Response({}, ())
 
 
-def test_so_many_at_a_time_and_all_are_answered() -> None:
+def test_number_in_flight_is_limited_and_all_are_awaited() -> None:
     waiting: list[Future[Response]] = []
     most, told = [0], []
 
@@ -41,7 +41,7 @@ def test_so_many_at_a_time_and_all_are_answered() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_the_first_failure_ends_it(jobs: int) -> None:
+def test_first_failed_request_ends_the_load(jobs: int) -> None:
     sent: list[int] = []
 
     def submit() -> Future[Response]:
@@ -58,7 +58,7 @@ def test_the_first_failure_ends_it(jobs: int) -> None:
     assert len(sent) == 5
 
 
-def test_a_fault_of_the_listener_is_raised_and_no_wait_for_ever() -> None:
+def test_error_in_the_callback_is_raised() -> None:
     def answered(*told: Any) -> None:
         raise LookupError("by hand")
 

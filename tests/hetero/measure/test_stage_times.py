@@ -16,7 +16,7 @@ def run(stage: int, start_s: float, end_s: float, queued_s: float = 0.0) -> Stag
 RUNS = (run(0, 11, 12), run(1, 13, 15, 0.25), run(2, 12.5, 14), run(3, 16, 17))
 
 
-def test_a_stage_waits_from_when_its_last_input_was_made() -> None:
+def test_stage_wait_starts_with_its_last_producers_end() -> None:
     found = StageTimes(LINKS)
     found.add(10, 18, RUNS)
     assert dict(found.waits_s) == {(0, "D"): [1], (1, "D"): [1], (2, "D"): [0.5], (3, "D"): [1]}
@@ -24,7 +24,7 @@ def test_a_stage_waits_from_when_its_last_input_was_made() -> None:
     assert dict(found.gaps_s) == {(0, 1): [1], (0, 2): [0.5], (1, 3): [1], (2, 3): [2]}
 
 
-def test_a_batchs_run_counts_once_and_each_requests_wait() -> None:
+def test_batch_run_counts_once_and_every_wait_counts() -> None:
     found = StageTimes(LINKS)
     for sent_s in (10, 10.5):
         found.add(sent_s, 18, RUNS)
@@ -32,7 +32,7 @@ def test_a_batchs_run_counts_once_and_each_requests_wait() -> None:
     assert found.waits_s[0, "D"] == [1, 0.5]
 
 
-def test_a_foreign_clock_says_nothing_but_how_long() -> None:
+def test_run_by_another_clock_counts_its_duration_only() -> None:
     found = StageTimes(LINKS)
     found.add(10, 18, (RUNS[0], run(1, 1000, 1002), *RUNS[2:]))
     assert [r.ended_s - r.started_s for r in found.runs_of(1)] == [2]
@@ -40,6 +40,6 @@ def test_a_foreign_clock_says_nothing_but_how_long() -> None:
     assert found.gaps_s.keys() == {(0, 2), (2, 3)}
 
 
-def test_the_median_of_nothing_is_not_known() -> None:
+def test_median_of_nothing_is_none() -> None:
     assert median_of([]) is None
     assert median_of([3, 1, 2]) == 2

@@ -26,7 +26,7 @@ def model_name() -> str:
     return ended(RequestState.ANSWERED, 1.0).route.plan.name
 
 
-def test_requests_are_counted_by_their_end() -> None:
+def test_requests_are_counted_by_outcome() -> None:
     families = counted(
         ended(RequestState.ANSWERED, 2.0),
         ended(RequestState.ANSWERED, 4.0, attempts=3),
@@ -43,7 +43,7 @@ def test_requests_are_counted_by_their_end() -> None:
 
 
 @pytest.mark.parametrize("latency_s", [5e-5, 1e-4, 1.01e-4, 0.7, 60.0, 61.0])
-def test_a_latency_is_counted_in_each_bucket_that_holds_it(latency_s: float) -> None:
+def test_latency_counts_in_cumulative_buckets(latency_s: float) -> None:
     request = ended(RequestState.ANSWERED, 0.0)
     request.record.submitted = events.Submitted(0.0, 1, 24, 99.0)
     request.record.ended_s = latency_s
@@ -70,7 +70,7 @@ def test_stages_are_counted_by_device() -> None:
     assert found["hetero_stage_output_bytes_total"].value(**first) == 16
 
 
-def test_what_waits_and_runs_is_told_as_it_is() -> None:
+def test_waiting_and_running_requests_are_gauges() -> None:
     found = exposition.read(write_text(counted().families()))
     assert found["hetero_requests_waiting"].value(model="m") == 3
     assert found["hetero_requests_in_flight"].value(model="m") == 4
@@ -83,7 +83,7 @@ def test_what_waits_and_runs_is_told_as_it_is() -> None:
     assert found["hetero_device_heartbeat_age_seconds"].value(device="B", node="n2") == 1.5
 
 
-def test_devices_that_go_and_come_are_counted() -> None:
+def test_device_losses_and_returns_are_counted() -> None:
     metrics = counted()
     metrics.device(events.DeviceLost(1.0, "A", "n1", "silent"))
     metrics.device(events.DeviceReturned(2.0, "A"))
@@ -97,7 +97,7 @@ def test_devices_that_go_and_come_are_counted() -> None:
     assert found["hetero_device_up"].value(device="B", node="n2") == 1
 
 
-def test_names_with_signs_of_the_format_come_through() -> None:
+def test_names_with_special_characters_are_escaped() -> None:
     request = ended(RequestState.ANSWERED, 1.0)
     plan = request.route.plan
     name = 'a "b" \\ {c="d"}, \n e'
@@ -109,6 +109,6 @@ def test_names_with_signs_of_the_format_come_through() -> None:
     assert ours == [{"model": name, "state": "answered"}]
 
 
-def test_text_of_another_kind_is_refused() -> None:
+def test_other_text_is_refused() -> None:
     with pytest.raises(ValueError, match="metric"):
         list(read_text("<html>\n"))

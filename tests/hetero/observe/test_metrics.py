@@ -37,7 +37,7 @@ def scrape(url: str) -> dict[str, exposition.Family]:
         return exposition.read(response.read().decode())
 
 
-def test_what_is_served_agrees_with_what_answers_tell(core: hetero.Core) -> None:
+def test_metrics_agree_with_request_times(core: hetero.Core) -> None:
     with (
         core.serve_metrics() as metrics,
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
@@ -64,7 +64,7 @@ def test_what_is_served_agrees_with_what_answers_tell(core: hetero.Core) -> None
         assert found["hetero_device_up"].value(device=device, node="local") == 1
 
 
-def test_what_waits_and_what_runs_is_seen_while_it_does(core: hetero.Core, tmp_path: Path) -> None:
+def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with (
@@ -100,7 +100,7 @@ def test_metrics_are_served_only_in_the_block(core: hetero.Core) -> None:
         urllib.request.urlopen(metrics.url, timeout=60)
 
 
-def test_a_core_that_has_started_nothing_has_figures_too() -> None:
+def test_core_without_devices_has_metrics() -> None:
     with hetero.Core("inprocess") as idle, idle.serve_metrics() as metrics:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
 
@@ -129,7 +129,7 @@ def test_openmetrics_is_served_to_scrapers_that_accept_it(core: hetero.Core) -> 
             assert response.read().endswith(b"# EOF\n")
 
 
-def test_a_command_says_where_its_figures_are(shell: Shell, model: Path) -> None:
+def test_command_prints_the_metrics_url(shell: Shell, model: Path) -> None:
     done = shell("run --metrics-port 0 -d CPU", model)
     assert done.code == 0
     assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)

@@ -32,7 +32,7 @@ def words(story: tuple[str, ...]) -> list[str]:
     return [line.partition(" ms, ")[2] for line in story]
 
 
-def test_the_times_of_a_request_over_two_devices_add_up(core: hetero.Core) -> None:
+def test_request_times_add_up(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
         request = compiled.create_infer_request()
         request.infer(X)
@@ -47,7 +47,7 @@ def test_the_times_of_a_request_over_two_devices_add_up(core: hetero.Core) -> No
         assert times.postprocess_s > 0
 
 
-def test_the_story_of_a_request_over_two_devices_names_each_stage(core: hetero.Core) -> None:
+def test_story_names_each_stage(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
         request = compiled.create_infer_request()
         assert request.story() == ()
@@ -65,7 +65,7 @@ def test_the_story_of_a_request_over_two_devices_names_each_stage(core: hetero.C
         assert times_ms[0] == 0
 
 
-def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: Path) -> None:
+def test_admission_wait_is_timed(core: hetero.Core, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with core.compile_model(branches(), "WAITING", config) as compiled:
@@ -85,7 +85,7 @@ def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: P
     assert hung.story()[-1].event == "cancelled"
 
 
-def test_times_are_of_a_run_that_has_ended(core: hetero.Core) -> None:
+def test_times_need_a_finished_run(core: hetero.Core) -> None:
     with core.compile_model(branches(), "CPU") as compiled:
         request = compiled.create_infer_request()
         with pytest.raises(errors.RequestNotStartedError, match="times"):

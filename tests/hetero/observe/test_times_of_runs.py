@@ -44,15 +44,13 @@ def test_profiled_runs_time_the_nodes_of_every_subgraph(
         assert timed(compiled.get_runtime_model()) == {"subgraph0", "subgraph1"}
 
 
-def test_runs_that_are_not_profiled_have_no_times(core: hetero.Core) -> None:
+def test_unprofiled_runs_have_no_node_times(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         compiled(X)
         assert timed(compiled.get_runtime_model()) == set()
 
 
-def test_every_plan_that_shares_requests_covers_the_model(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_runtime_model_covers_every_variant(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.placements) == 2
@@ -68,7 +66,7 @@ def test_every_plan_that_shares_requests_covers_the_model(
             assert {"y"} <= {name for n in rows for name in n.outputs}
 
 
-def test_the_counters_of_a_cut_model_add_up_over_its_stages(core: hetero.Core) -> None:
+def test_profiling_info_adds_up_over_stages(core: hetero.Core) -> None:
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
         request = compiled.create_infer_request()

@@ -86,7 +86,7 @@ def traced(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Trace
     return events_of(path), runs
 
 
-def test_every_stage_is_a_slice_with_the_times_that_the_answer_tells(traced: Traced) -> None:
+def test_stage_slices_have_the_requests_times(traced: Traced) -> None:
     events, runs = traced
     stages = {(e["args"]["request"], e["args"]["stage"]): e for e in of(events, "X", "stage")}
     assert stages.keys() == {(number, run.stage) for number in runs for run in runs[number]}
@@ -106,7 +106,7 @@ def of_name(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event["name"] == name]
 
 
-def test_stages_lie_within_their_requests_time_in_flight(traced: Traced) -> None:
+def test_stage_slices_lie_within_their_request(traced: Traced) -> None:
     events, runs = traced
     requests = {e["args"]["request"]: e for e in of(events, "X", "request") if "args" in e}
     assert requests.keys() == runs.keys()
@@ -118,7 +118,7 @@ def test_stages_lie_within_their_requests_time_in_flight(traced: Traced) -> None
     assert {e["args"]["state"] for e in requests.values()} == {"answered"}
 
 
-def test_what_waits_in_a_queue_does_so_until_its_stage_starts(traced: Traced) -> None:
+def test_queue_wait_ends_with_the_stages_start(traced: Traced) -> None:
     events, runs = traced
     begins = {e["id"]: e for e in of(events, "b", "queue")}
     ends = {e["id"]: e for e in of(events, "e", "queue")}
@@ -133,7 +133,7 @@ def test_what_waits_in_a_queue_does_so_until_its_stage_starts(traced: Traced) ->
         assert lasts_s == pytest.approx(waited[who].queued_s, abs=2e-9)
 
 
-def test_flows_follow_the_wires_from_slice_to_slice(traced: Traced) -> None:
+def test_flows_connect_slices_along_wires(traced: Traced) -> None:
     events, runs = traced
     arrivals = {(e["cat"], e["id"]): e for e in events if e["ph"] == "f"}
     departures = [e for e in events if e["ph"] == "s"]
@@ -173,7 +173,7 @@ def interrupted(block: Trace, run: Callable[[], object]) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_trace_is_whole_when_its_block_is_interrupted(core: hetero.Core, tmp_path: Path) -> None:
+def test_interrupted_block_writes_a_complete_trace(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with pytest.raises(KeyboardInterrupt):
         interrupted(core.trace(path), lambda: core.compile_model(branches(), "CPU")(X))
@@ -181,7 +181,7 @@ def test_a_trace_is_whole_when_its_block_is_interrupted(core: hetero.Core, tmp_p
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
 
 
-def test_requests_that_have_not_ended_are_there_too(core: hetero.Core, tmp_path: Path) -> None:
+def test_unfinished_requests_are_traced(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
         with pytest.raises(KeyboardInterrupt):
@@ -192,9 +192,7 @@ def test_requests_that_have_not_ended_are_there_too(core: hetero.Core, tmp_path:
     assert [e["name"] for e in of(events, "i", "request")] == ["submitted with 24 bytes", "started"]
 
 
-def test_the_last_requests_are_kept_and_the_others_counted(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "CPU") as compiled:
         compiled(X)  # before the block: not traced
@@ -210,7 +208,7 @@ def test_the_last_requests_are_kept_and_the_others_counted(
         core.trace(path, requests=0)
 
 
-def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path) -> None:
+def test_failed_request_has_its_story(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     config = {"NULL_FAULT": "fail@1"}
     with (
@@ -230,7 +228,7 @@ def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
-def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Path) -> None:
+def test_interrupted_command_writes_a_complete_trace(command: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     process = endless(command, tmp_path, "--trace", path)
     process.send_signal(signal.SIGINT)
@@ -253,7 +251,7 @@ def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, comman
     assert "--trace" in refused.err
 
 
-def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
+def test_runs_by_an_unknown_clock_are_omitted() -> None:
     runs = (StageTiming(0, "A", 0.5, 11.0, 12.0), StageTiming(1, "B", 0.5, 90011.0, 90012.0))
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
     events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
@@ -262,9 +260,7 @@ def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
     assert max(e.get("ts", 0) for e in events) < 3e6
 
 
-def test_plans_that_share_requests_are_traced_each_by_its_stages(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_variants_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "trace.json"
     with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
@@ -278,7 +274,7 @@ def test_plans_that_share_requests_are_traced_each_by_its_stages(
     assert {e["args"]["stage"]: e["args"]["device"] for e in stages} == devices
 
 
-def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_route() -> None:
+def test_wires_follow_the_requests_route() -> None:
     placement = replicate(chain("A", "B", "A")[0], {1: {"B": 1.0, "C": 1.0}})
     requests = [
         ended(
@@ -297,7 +293,7 @@ def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_rout
     assert len(set(wires)) == 4
 
 
-def test_without_a_block_closing_ends_it_and_a_path_that_cannot_be_is_refused_first(
+def test_close_writes_the_trace_and_an_unwritable_path_is_refused(
     tmp_path: Path,
 ) -> None:
     core = hetero.Core(executor="inprocess")

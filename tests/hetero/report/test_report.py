@@ -65,7 +65,7 @@ def found(document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(golden_documents()))
-def test_documents_are_what_they_were(name: str) -> None:
+def test_documents_equal_the_golden_files(name: str) -> None:
     expected = json.loads((GOLDEN / name).read_text())
     assert json.loads(json.dumps(golden_documents()[name])) == expected
 
@@ -75,7 +75,7 @@ def test_golden_documents_fit_the_schema(name: str) -> None:
     validate(json.loads((GOLDEN / name).read_text()))
 
 
-def test_the_schema_refuses_what_it_does_not_know(document: dict[str, Any]) -> None:
+def test_schema_refuses_unknown_and_missing_fields(document: dict[str, Any]) -> None:
     with pytest.raises(jsonschema.ValidationError, match="surprise"):
         validate(document | {"surprise": 1})
     with pytest.raises(jsonschema.ValidationError, match="verdict"):
@@ -85,7 +85,7 @@ def test_the_schema_refuses_what_it_does_not_know(document: dict[str, Any]) -> N
 # What it counts.
 
 
-def test_each_node_is_listed_once_and_in_one_subgraph(document: dict[str, Any]) -> None:
+def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
     names = [node["name"] for node in document["nodes"]]
     assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
     listed = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
@@ -96,7 +96,7 @@ def test_each_node_is_listed_once_and_in_one_subgraph(document: dict[str, Any]) 
         assert node["device"] == subgraph["device"]
 
 
-def test_sizes_count_open_dimensions_as_one_and_say_so(document: dict[str, Any]) -> None:
+def test_sizes_count_open_dimensions_as_one(document: dict[str, Any]) -> None:
     # Between the parts: N x 4 float32, so that 16 bytes a row cross three times.
     assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
         ("positive", 16, True),
@@ -109,7 +109,7 @@ def test_sizes_count_open_dimensions_as_one_and_say_so(document: dict[str, Any])
     assert "48 B per request plus open dimensions" in document["verdict"]["sentence"]
 
 
-def test_the_matrix_counts_every_node_on_every_device(document: dict[str, Any]) -> None:
+def test_support_matrix_counts_every_node_on_every_device(document: dict[str, Any]) -> None:
     rows = {row["op_type"]: row for row in document["support_matrix"]}
     assert sum(row["total"] for row in rows.values()) == 6
     for device in document["devices"]:
@@ -128,7 +128,7 @@ def test_the_matrix_counts_every_node_on_every_device(document: dict[str, Any]) 
     }
 
 
-def test_refusals_that_differ_in_names_are_of_one_cause() -> None:
+def test_refusals_that_differ_in_names_have_one_cause() -> None:
     refusals = [
         *(("dynamic_shape", f"'{name}' has an open shape") for name in "abc"),
         ("dynamic_shape", "'d' has no shape"),
@@ -158,13 +158,13 @@ def test_refusals_that_differ_in_names_are_of_one_cause() -> None:
     assert sorted(lint["nodes"]) == sorted(document["fallback"]["nodes"])
 
 
-def test_devices_are_asked_about_nodes_that_others_take(document: dict[str, Any]) -> None:
+def test_every_device_is_queried_about_every_node(document: dict[str, Any]) -> None:
     relu = document["nodes"][1]
     assert (relu["device"], relu["supported_on"]) == ("ORT", ["ORT", "CPU"])
     assert list(relu["refusals"]) == ["NULL"]
 
 
-def test_the_verdict_says_requested_and_used(document: dict[str, Any]) -> None:
+def test_verdict_names_requested_and_used_devices(document: dict[str, Any]) -> None:
     assert document["verdict"]["sentence"].startswith(
         "REQUESTED ORT,CPU,NULL | USED ORT (4 nodes) CPU (2 nodes) | FALLBACK 1 node, 1 reason | "
         "3 cuts, "
@@ -180,7 +180,7 @@ def test_the_verdict_says_requested_and_used(document: dict[str, Any]) -> None:
     }
 
 
-def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
+def test_plan_adds_affinity_times_and_alternatives() -> None:
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
     assert document["kind"] == "plan"
@@ -200,14 +200,14 @@ def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
     assert "ORT (3 nodes, 75 % of the time)" in document["verdict"]["sentence"]
 
 
-def test_the_placement_has_a_digest() -> None:
+def test_placement_digest_depends_on_the_placement() -> None:
     survey = branches_survey()
     one, same = build_report(survey), build_report(branches_survey(), command="again")
     other = build_report(survey, branches_plan(survey))
     assert one["placement"] == same["placement"] != other["placement"]
 
 
-def test_variants_that_share_the_requests_count_as_used() -> None:
+def test_devices_of_every_variant_count_as_used() -> None:
     survey = branches_survey()
     plan = branches_plan(survey)
     alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
@@ -225,7 +225,7 @@ def test_variants_that_share_the_requests_count_as_used() -> None:
     assert "2 variants share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
 
 
-def test_counterfactuals_say_what_is_not_possible() -> None:
+def test_impossible_alternatives_are_marked() -> None:
     rows = {r["name"]: r for r in build_report(branches_survey())["counterfactuals"]}
     alone = rows["single ORT, unpinned"]
     assert (alone["possible"], alone["missing"]) == (False, 1)
@@ -237,7 +237,7 @@ def test_counterfactuals_say_what_is_not_possible() -> None:
     assert rows["chosen"]["cuts"] == 3
 
 
-def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
+def test_model_that_cannot_be_partitioned_is_reported() -> None:
     proto = unknown_ops()
     document = build_report(survey_of(proto, {"CPU": ["Relu", "Frobnicate"], "ORT": ["Relu"]}))
     validate(document)
@@ -248,7 +248,7 @@ def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
     assert "cannot be partitioned" in document["verdict"]["sentence"]
 
 
-def test_a_model_without_nodes() -> None:
+def test_model_without_nodes_is_reported() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> nothing (float[1] x) => (float[1] x) {}'
     document = build_report(survey_of(onnx.parser.parse_model(text), {"CPU": None}))
     validate(document)
@@ -258,7 +258,7 @@ def test_a_model_without_nodes() -> None:
 # Lints.
 
 
-def test_a_lint_for_a_round_trip_and_none_for_the_way_there() -> None:
+def test_ping_pong_lint_needs_a_round_trip() -> None:
     model = chain("Abs", "Abs", "Neg", "Abs", "Abs", "Abs", "Abs")
     lints = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))["lints"]
     (ping,) = [lint for lint in lints if lint["code"] == "ping-pong"]
@@ -268,7 +268,7 @@ def test_a_lint_for_a_round_trip_and_none_for_the_way_there() -> None:
     assert "ping-pong" not in found(oneway)
 
 
-def test_a_lint_for_a_device_that_others_leave_nothing() -> None:
+def test_unused_device_lint_names_the_devices_before_it() -> None:
     document = build_report(survey_of(chain("Abs"), {"ORT": None, "CPU": None}))
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "unused-device"]
     assert lint["devices"] == ["CPU"]
@@ -286,7 +286,7 @@ def test_lints_of_a_plan() -> None:
     )
 
 
-def test_a_widening_cast_before_a_cut_is_on_the_wrong_side() -> None:
+def test_wide_wire_lint_for_a_widening_cast() -> None:
     half, single = TensorProto.FLOAT16, TensorProto.FLOAT
     late = chain("Abs", "Cast", "Neg", cast={"Cast1": single}, dtype=half)
     document = build_report(survey_of(late, {"ORT": ["Abs", "Cast"], "CPU": None}))
@@ -300,20 +300,20 @@ def test_a_widening_cast_before_a_cut_is_on_the_wrong_side() -> None:
     assert "wide-wire" in found(document)
 
 
-def test_a_lint_for_double_precision_that_crosses() -> None:
+def test_double_wire_lint_for_crossing_doubles() -> None:
     model = chain("Abs", "Neg", dtype=TensorProto.DOUBLE)
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     assert "double-wire" in found(document)
 
 
-def test_many_lints_of_a_kind_are_counted() -> None:
+def test_many_lints_of_one_code_are_counted() -> None:
     model = chain(*["Abs", "Neg"] * 40, "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     assert Counter(found(document))["ping-pong"] == 13
     assert any(lint["message"] == "28 more of ping-pong." for lint in document["lints"])
 
 
-def test_every_code_is_in_the_schema_and_in_the_table_of_codes() -> None:
+def test_every_lint_code_is_in_the_schema_and_the_docstring() -> None:
     from hetero.report import lints
 
     assert lints.__doc__ is not None
@@ -321,7 +321,7 @@ def test_every_code_is_in_the_schema_and_in_the_table_of_codes() -> None:
     assert sorted(listed) == sorted(CODES)
 
 
-def test_strict_lets_only_clean_placements_pass() -> None:
+def test_strict_passes_clean_placements() -> None:
     assert strict_problems(build_report(survey_of(chain("Abs"), {"CPU": None}))) == []
     problems = strict_problems(build_report(branches_survey()))
     assert {p["code"] for p in problems} == {"fallback", "unused-device"}
@@ -330,7 +330,7 @@ def test_strict_lets_only_clean_placements_pass() -> None:
 # Forms.
 
 
-def test_the_annotated_model_says_it_all_and_compiles_to_the_same_placement() -> None:
+def test_annotated_model_compiles_to_the_same_placement() -> None:
     survey = branches_survey()
     document = build_report(survey)
     model = annotated_model(survey.model, document)
@@ -361,7 +361,7 @@ def test_the_annotated_model_says_it_all_and_compiles_to_the_same_placement() ->
     assert again.SerializeToString() == proto.SerializeToString()
 
 
-def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
+def test_terminal_report_has_every_part() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     document = build_report(branches_survey())
     console.print(report_table(document, nodes=True))
@@ -374,7 +374,7 @@ def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
     assert "warning [ping-pong]" in text
 
 
-def test_texts_of_sizes_and_times() -> None:
+def test_sizes_and_times_have_units() -> None:
     assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9, 1.5e12)] == [
         "?",
         "0 B",
@@ -400,7 +400,7 @@ def test_texts_of_sizes_and_times() -> None:
 # The command line.
 
 
-def test_query_prints_the_document_and_writes_every_form(
+def test_query_prints_json_and_writes_every_format(
     shell: Shell, model: Path, tmp_path: Path
 ) -> None:
     files = {"--html": "r.html", "--annotate": "a.onnx"}
@@ -416,7 +416,7 @@ def test_query_prints_the_document_and_writes_every_form(
     assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
 
 
-def test_strict_fails_with_the_lint_that_says_why(shell: Shell, model: Path) -> None:
+def test_strict_prints_the_lint_and_fails(shell: Shell, model: Path) -> None:
     assert shell("query -d HETERO:CPU,ORT", model).code == 0
     strict = shell("query -d HETERO:CPU,ORT --strict", model)
     assert strict.code == 1
@@ -424,7 +424,7 @@ def test_strict_fails_with_the_lint_that_says_why(shell: Shell, model: Path) -> 
     assert shell("query -d CPU --strict", model).code == 0
 
 
-def test_a_model_with_a_node_left_over_exits_with_one(shell: Shell, tmp_path: Path) -> None:
+def test_unsupported_node_exits_with_one(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "unknown.onnx"
     onnx.save(unknown_ops(), str(path))
     result = shell("query -d CPU --json", path)
@@ -440,7 +440,7 @@ def test_repeated_blocks_keep_their_nodes_in_the_document() -> None:
 
 
 @pytest.mark.parametrize("maker", ["RandomNormal <shape = [2]> ()", "Bernoulli (k)"])
-def test_random_numbers_are_no_constants(maker: str) -> None:
+def test_random_nodes_are_not_constant(maker: str) -> None:
     model = read_model(
         onnx.parser.parse_model(
             f"""<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y)

@@ -71,7 +71,7 @@ def densenet() -> dict[str, Any]:
     return build_report(survey_of(read_model("light:densenet121"), {"ORT": None, "CPU": None}))
 
 
-def test_the_page_holds_the_whole_document(densenet: dict[str, Any]) -> None:
+def test_page_embeds_the_whole_document(densenet: dict[str, Any]) -> None:
     page = parse(report_html(densenet))
     data = json.loads(page.data)
     assert data["report"] == json.loads(json.dumps(densenet))
@@ -80,7 +80,7 @@ def test_the_page_holds_the_whole_document(densenet: dict[str, Any]) -> None:
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_page_loads_no_other_resource() -> None:
     text = report_html(build_report(branches_survey()))
     page = parse(text)
     assert page.loads == []
@@ -213,7 +213,7 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_the_page_runs_without_errors(densenet: dict[str, Any], tmp_path: Path) -> None:
+def test_page_runs_without_errors_in_a_browser(densenet: dict[str, Any], tmp_path: Path) -> None:
     survey = branches_survey()
     for name, document in (
         ("densenet", densenet),
@@ -274,7 +274,7 @@ CLICKS = """
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
+def test_page_controls_work_in_a_browser(tmp_path: Path) -> None:
     survey = branches_survey()
     text = report_html(build_report(survey, branches_plan(survey)))
     page = tmp_path / "used.html"
@@ -315,7 +315,7 @@ FIRST_SIGHT = """
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("nodes", [30, pytest.param(2000, marks=pytest.mark.slow)])
-def test_the_graph_is_first_and_readable_at_once(nodes: int, tmp_path: Path) -> None:
+def test_page_opens_with_a_readable_drawing(nodes: int, tmp_path: Path) -> None:
     model = chain(*("Tanh" if i % 3 else "Relu" for i in range(nodes)))
     survey = survey_of(model, {"ORT": None, "CPU": None}, {"op:Relu": "CPU"})
     page = tmp_path / "first.html"

@@ -37,7 +37,7 @@ def fusing() -> onnx.ModelProto:
     return model
 
 
-def test_every_node_of_every_subgraph_has_its_time(shell: Shell, model: Path) -> None:
+def test_every_node_of_every_subgraph_is_timed(shell: Shell, model: Path) -> None:
     done = shell("run --profile --json", model, *SPLIT)
     profile = done.document["profile"]
     covered = [name for row in profile["nodes"] for name in row["covers"]]
@@ -55,7 +55,7 @@ def test_every_node_of_every_subgraph_has_its_time(shell: Shell, model: Path) ->
         assert row["predicted_s"] is None
 
 
-def test_fused_and_folded_nodes_are_named_with_what_runs_them(shell: Shell, tmp_path: Path) -> None:
+def test_fused_and_folded_nodes_are_named(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "fusing.onnx"
     onnx.save_model(fusing(), path)
     rows = shell("run --profile --json -d ORT", path).document["profile"]["nodes"]
@@ -67,7 +67,7 @@ def test_fused_and_folded_nodes_are_named_with_what_runs_them(shell: Shell, tmp_
     assert "ORT: each node was timed once" in shown
 
 
-def test_a_device_that_was_told_not_to_time_has_no_times(shell: Shell, model: Path) -> None:
+def test_device_with_perf_count_off_has_no_node_times(shell: Shell, model: Path) -> None:
     quiet = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
     profile = shell("run --profile --json", model, *quiet).document["profile"]
     timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
@@ -75,7 +75,7 @@ def test_a_device_that_was_told_not_to_time_has_no_times(shell: Shell, model: Pa
     assert [row["nodes_s"] is None for row in profile["stages"]] == [False, True, False]
 
 
-def test_a_cost_files_expectation_stands_beside_and_in_the_page(
+def test_profile_shows_predictions_of_a_cost_file(
     shell: Shell, model: Path, tmp_path: Path
 ) -> None:
     with hetero.Core(executor="inprocess") as core:
@@ -99,7 +99,7 @@ def test_a_cost_files_expectation_stands_beside_and_in_the_page(
     }
 
 
-def test_a_page_or_a_cost_file_without_a_profile_of_a_model_is_refused(
+def test_html_and_costs_need_a_profile_of_a_model(
     shell: Shell, model: Path, tmp_path: Path
 ) -> None:
     blob, page = tmp_path / "a.hetero", ("--html", tmp_path / "page.html")

@@ -43,7 +43,7 @@ def expected(case: Case) -> tuple[Any, Any]:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_ports_and_answers_are_openvinos(case: Case) -> None:
+def test_ports_and_results_equal_openvinos(case: Case) -> None:
     theirs, compiled = expected(case)
     ppp = hetero.PrePostProcessor(model(case.takes))
     case.describe(ppp, hetero)
@@ -61,7 +61,7 @@ def test_ports_and_answers_are_openvinos(case: Case) -> None:
             assert np.mean(np.abs(got.astype(float) - want) > 0.01) < 0.02
 
 
-def test_twenty_pictures_are_as_openvino_has_them_on_two_devices() -> None:
+def test_twenty_images_equal_openvinos_on_two_devices() -> None:
     case = next(case for case in CASES if case.describe is camera)
     _, compiled = expected(case)
     ppp = hetero.PrePostProcessor(model(case.takes))
@@ -140,7 +140,7 @@ def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
 
 
 @pytest.mark.slow
-def test_steps_at_random_are_refused_or_right_where_openvino_does_so() -> None:
+def test_random_steps_equal_openvinos_or_are_refused() -> None:
     agreed, core = 0, hetero.Core("inprocess")
     for seed in range(150):
         takes, describe = chain(seed)
@@ -166,7 +166,7 @@ def test_steps_at_random_are_refused_or_right_where_openvino_does_so() -> None:
     assert agreed > 30
 
 
-def test_the_layout_that_a_model_states_counts() -> None:
+def test_layout_in_the_model_is_used() -> None:
     """Also a model's that a processor has made."""
     names, data = OpenVINO(), model([1, 3, 4, 6]).SerializeToString()
     source = openvino.Core().read_model(data)
@@ -191,7 +191,7 @@ def test_the_layout_that_a_model_states_counts() -> None:
 
 
 @pytest.mark.parametrize("color", ["RGB", "BGR"])
-def test_a_picture_without_a_layout_is_nhwc(color: str) -> None:
+def test_image_without_a_layout_is_nhwc(color: str) -> None:
     names, data = OpenVINO(), model([1, 4, 6, 1]).SerializeToString()
     image = np.random.default_rng(0).random((1, 4, 6, 3), np.float32)
     answers = []

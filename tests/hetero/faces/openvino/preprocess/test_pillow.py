@@ -19,7 +19,7 @@ image = pytest.importorskip("PIL.Image", reason="needs pip install 'hetero[pictu
         (ResizeAlgorithm.RESIZE_BICUBIC_PILLOW, "BICUBIC"),
     ],
 )
-def test_pillows_resizes(device, size, algorithm, filter_):
+def test_resizes_equal_pillows(device, size, algorithm, filter_):
     height, width = size
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]>'

@@ -40,7 +40,7 @@ def answers(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.parametrize("opset", [9, 11, 13, 18, 23])
-def test_every_step_is_valid_onnx_at_the_models_opset(case: Case, opset: int) -> None:
+def test_steps_are_valid_onnx_at_the_models_opset(case: Case, opset: int) -> None:
     ppp = PrePostProcessor(model(case.takes, opset))
     case.describe(ppp, hetero)
     source = ppp.build()
@@ -56,7 +56,7 @@ def test_every_step_is_valid_onnx_at_the_models_opset(case: Case, opset: int) ->
 @pytest.mark.parametrize("algorithm", ["RESIZE_NEAREST", "RESIZE_LINEAR", "RESIZE_CUBIC"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("size", [(7, 31), (29, 9)])
-def test_resizing_is_the_formula(
+def test_resizing_equals_the_formula(
     core: hetero.Core, algorithm: str, layout: str, size: tuple[int, int]
 ) -> None:
     def describe(ppp: PrePostProcessor) -> None:
@@ -76,7 +76,7 @@ def test_resizing_is_the_formula(
     ("algorithm", "filtered"),
     [("RESIZE_LINEAR", Image.Resampling.BILINEAR), ("RESIZE_NEAREST", Image.Resampling.NEAREST)],
 )
-def test_bytes_are_enlarged_as_pillow_does(
+def test_enlarged_bytes_equal_pillows(
     core: hetero.Core, algorithm: str, filtered: Image.Resampling
 ) -> None:
     def describe(ppp: PrePostProcessor) -> None:
@@ -96,7 +96,7 @@ def test_bytes_are_enlarged_as_pillow_does(
     "source", ["NV12_SINGLE_PLANE", "NV12_TWO_PLANES", "I420_THREE_PLANES", "I420_SINGLE_PLANE"]
 )
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_yuv_becomes_the_colours_of_the_formula(
+def test_yuv_conversion_equals_the_formula(
     core: hetero.Core, source: str, target: str, layout: str
 ) -> None:
     y, u, v = picture((10, 14)), picture((5, 7), seed=1), picture((5, 7), seed=2)
@@ -123,7 +123,9 @@ def test_yuv_becomes_the_colours_of_the_formula(
 
 @pytest.mark.parametrize("source", ["RGB", "BGR", "RGBX", "BGRX"])
 @pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
-def test_channels_are_put_in_order_and_summed(core: hetero.Core, source: str, target: str) -> None:
+def test_color_conversions_reorder_and_sum_channels(
+    core: hetero.Core, source: str, target: str
+) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format(source)
         ppp.input().preprocess().convert_color(ColorFormat[target])
@@ -137,7 +139,7 @@ def test_channels_are_put_in_order_and_summed(core: hetero.Core, source: str, ta
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
-def test_padding_is_numpys(core: hetero.Core, mode: str) -> None:
+def test_padding_equals_numpys(core: hetero.Core, mode: str) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_shape([1, 6, 8, 3])
         ppp.input().preprocess().pad([0, 1, 2, 0], [0, 3, 5, 0], 7.5 * (mode == "constant"), mode)
@@ -148,7 +150,7 @@ def test_padding_is_numpys(core: hetero.Core, mode: str) -> None:
     np.testing.assert_array_equal(answers(core, built((1, 10, 15, 3), describe), x), want)
 
 
-def test_sizes_that_are_open_are_each_requests_own(core: hetero.Core) -> None:
+def test_dynamic_sizes_differ_between_requests(core: hetero.Core) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
         tensor.set_spatial_dynamic_shape()
@@ -163,13 +165,13 @@ def test_sizes_that_are_open_are_each_requests_own(core: hetero.Core) -> None:
         np.testing.assert_allclose(answers(core, source, x), want, atol=2e-3)
 
 
-def test_the_steps_run_in_the_order_in_which_they_are_written(core: hetero.Core) -> None:
+def test_steps_run_in_the_order_of_their_calls(core: hetero.Core) -> None:
     source = built((4,), lambda ppp: ppp.input().preprocess().mean(2).scale(4).mean(-1).scale(0.5))
     x = np.float32([0, 1, 2, 6])
     np.testing.assert_array_equal(answers(core, source, x), ((x - 2) / 4 + 1) / 0.5)
 
 
-def test_half_precision_stays_half_until_the_model(core: hetero.Core) -> None:
+def test_float16_stays_float16_until_the_model(core: hetero.Core) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_element_type("f16")
         ppp.input().preprocess().scale(3)
@@ -180,7 +182,7 @@ def test_half_precision_stays_half_until_the_model(core: hetero.Core) -> None:
     np.testing.assert_array_equal(answers(core, source, x), (x / np.float16(3)).astype(np.float32))
 
 
-def test_steps_behind_the_model_change_its_output(core: hetero.Core) -> None:
+def test_postprocessing_changes_the_output(core: hetero.Core) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         ppp.output("y").model().set_layout("NCHW")
         ppp.output("y").postprocess().convert_layout("NHWC").convert_element_type("i32")
@@ -194,7 +196,7 @@ def test_steps_behind_the_model_change_its_output(core: hetero.Core) -> None:
     np.testing.assert_array_equal(got, x.transpose(0, 2, 3, 1).astype(np.int64))
 
 
-def test_the_model_that_is_given_stays_as_it_is(core: hetero.Core) -> None:
+def test_build_does_not_change_the_model(core: hetero.Core) -> None:
     source = core.read_model(model((1, 3, 10, 22)))
     before, digest = source.to_bytes(), source.content_hash
     ppp = PrePostProcessor(source)

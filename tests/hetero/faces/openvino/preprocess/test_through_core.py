@@ -28,7 +28,7 @@ def answer(x: np.ndarray) -> np.ndarray:
 X = picture((2, 6, 8, 3))
 
 
-def test_its_nodes_are_asked_about_and_cut_like_any(core: hetero.Core) -> None:
+def test_preprocessing_nodes_are_queried_and_split(core: hetero.Core) -> None:
     support = core.query_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
     assert dict(support) == {"x/cast": "CPU", "x/sub": "CPU", "x/transpose": "CPU", "model": "ORT"}
     compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
@@ -36,7 +36,7 @@ def test_its_nodes_are_asked_about_and_cut_like_any(core: hetero.Core) -> None:
     np.testing.assert_array_equal(compiled(X)[0], answer(X))
 
 
-def test_a_blob_has_the_steps_and_the_layouts(core: hetero.Core) -> None:
+def test_blob_contains_steps_and_layouts(core: hetero.Core) -> None:
     blob = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"}).export_model()
     compiled = core.import_model(blob)
     assert compiled.input().layout == "NHWC"
@@ -47,7 +47,7 @@ def test_a_blob_has_the_steps_and_the_layouts(core: hetero.Core) -> None:
         request.set_tensors("x", [X, X])
 
 
-def test_an_onnx_file_has_the_layouts(core: hetero.Core, tmp_path: Path) -> None:
+def test_onnx_file_contains_layouts(core: hetero.Core, tmp_path: Path) -> None:
     source().save(tmp_path / "model.onnx")
     again = core.read_model(tmp_path / "model.onnx")
     assert (again.inputs, again.outputs) == (source().inputs, source().outputs)
@@ -58,9 +58,7 @@ def test_an_onnx_file_has_the_layouts(core: hetero.Core, tmp_path: Path) -> None
     )  # what ONNX calls a batch
 
 
-def test_another_step_or_layout_is_another_entry_of_the_cache(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_steps_and_layouts_change_the_cache_key(core: hetero.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
     hits = [
         core.compile_model(given, "CPU", config).get_property("LOADED_FROM_CACHE")
@@ -74,9 +72,7 @@ def test_another_step_or_layout_is_another_entry_of_the_cache(
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
 @pytest.mark.parametrize("layout", ["NHWC", "HWNC"])
-def test_tensors_make_a_batch_along_the_layouts_n(
-    core: hetero.Core, device: str, layout: str
-) -> None:
+def test_set_tensors_joins_along_axis_n(core: hetero.Core, device: str, layout: str) -> None:
     request = core.compile_model(source(layout=layout), device).create_infer_request()
     items = [item[None].transpose(["NHWC".index(x) for x in layout]) for item in X]
     request.set_tensors("x", items)
@@ -87,7 +83,7 @@ def test_tensors_make_a_batch_along_the_layouts_n(
         request.set_tensors("x", [np.concatenate([item, item], axis) for item in items])
 
 
-def test_a_layout_without_a_batch_takes_no_tensors(core: hetero.Core) -> None:
+def test_set_tensors_needs_a_batch_in_the_layout(core: hetero.Core) -> None:
     request = core.compile_model(source(layout="HWC", batch=1), "CPU").create_infer_request()
     with pytest.raises(TensorShapeError, match=r"HWC.*expected a port with a batch axis"):
         request.set_tensors("x", [X[0], X[1]])
@@ -98,7 +94,7 @@ def test_a_layout_without_a_batch_takes_no_tensors(core: hetero.Core) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_it_runs_on_ray(local_ray: None) -> None:
+def test_preprocessing_runs_on_ray(local_ray: None) -> None:
     with hetero.Core() as core:
         compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
         np.testing.assert_array_equal(compiled(X)[0], answer(X))

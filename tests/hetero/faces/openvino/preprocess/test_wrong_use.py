@@ -25,7 +25,7 @@ def refusal(describe: Callable[[Any], object], takes: tuple[Any, ...] = PICTURES
 
 
 @pytest.mark.parametrize("text", ["", "NHHW", "N...C...", "N-C", "[N, , C]", "[mouse, C]"])
-def test_a_layout_that_is_none(text: str) -> None:
+def test_invalid_layout_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="layout"):
         Layout(text)
 
@@ -34,31 +34,31 @@ def test_a_layout_that_is_none(text: str) -> None:
     ("text", "meant"),
     [("nhwc", "NHWC"), ("[batch, ?, height, WIDTH]", "N?HW"), ("[N,...,channels]", "N...C")],
 )
-def test_a_layout_may_be_written_in_several_ways(text: str, meant: str) -> None:
+def test_layout_accepts_several_forms(text: str, meant: str) -> None:
     assert Layout(text) == Layout(meant) == meant
 
 
 @pytest.mark.parametrize("kind", ["u7", "float128x", None, "O,O"])
-def test_an_element_type_that_is_none(kind: str | None) -> None:
+def test_invalid_element_type_is_refused(kind: str | None) -> None:
     ppp = PrePostProcessor(model(PICTURES))
     with pytest.raises(ArgumentError, match=r"expected one of .*u8"):
         ppp.input().tensor().set_element_type(kind)
 
 
 @pytest.mark.parametrize("method", ["resize", "convert_color"])
-def test_a_mode_that_is_none_lists_those_that_are(method: str) -> None:
+def test_invalid_mode_error_lists_the_modes(method: str) -> None:
     ppp = PrePostProcessor(model(PICTURES))
     with pytest.raises(ArgumentError, match=r"wanted one of .*(RGB|LINEAR)"):
         getattr(ppp.input().preprocess(), method)("bilinear-ish")
 
 
-def test_a_layout_of_another_rank_than_the_shape() -> None:
+def test_layout_of_another_rank_is_refused() -> None:
     assert "has 3 dimensions, but the tensor has 4" in refusal(
         lambda ppp: ppp.input().model().set_layout("CHW")
     )
 
 
-def test_layouts_that_contradict_each_other() -> None:
+def test_contradictory_layouts_are_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NHWD")
         ppp.input().model().set_layout("NCHW")
@@ -66,7 +66,7 @@ def test_layouts_that_contradict_each_other() -> None:
     assert "input 'x': cannot convert layout NCHW to NHWD: it has no D" in refusal(describe)
 
 
-def test_a_batch_that_is_left_out_and_is_not_one() -> None:
+def test_layout_without_a_batch_larger_than_one_is_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("HWC")
         ppp.input().model().set_layout("NCHW")
@@ -74,13 +74,13 @@ def test_a_batch_that_is_left_out_and_is_not_one() -> None:
     assert "has no N, which has size 4 in the model" in refusal(describe, (4, 3, 10, 12))
 
 
-def test_a_resize_of_what_is_no_picture() -> None:
+def test_resize_without_height_and_width_is_refused() -> None:
     told = refusal(lambda ppp: ppp.input().preprocess().resize("linear"), (5, 7))
     assert "a layout with H" in told
     assert "set_layout" in told
 
 
-def test_a_resize_to_a_size_that_is_open() -> None:
+def test_resize_to_a_dynamic_size_is_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW")
         ppp.input().preprocess().resize("linear")
@@ -88,7 +88,7 @@ def test_a_resize_to_a_size_that_is_open() -> None:
     assert "set one: resize(" in refusal(describe, (1, 3, "h", "w"))
 
 
-def test_a_size_that_is_not_the_models_without_a_resize() -> None:
+def test_other_size_without_resize_is_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NHWC").set_spatial_static_shape(20, 30)
         ppp.input().model().set_layout("NCHW")
@@ -99,7 +99,7 @@ def test_a_size_that_is_not_the_models_without_a_resize() -> None:
 
 
 @pytest.mark.parametrize("step", ["mean", "scale"])
-def test_arithmetic_on_integers(step: str) -> None:
+def test_arithmetic_on_integers_is_refused(step: str) -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_element_type("u8")
         getattr(ppp.input().preprocess(), step)(2.0)
@@ -108,7 +108,7 @@ def test_arithmetic_on_integers(step: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", [[1, 2], "red", [None]])
-def test_numbers_that_are_not_those_of_the_channels(numbers: Any) -> None:
+def test_wrong_number_of_channel_values_is_refused(numbers: Any) -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW")
         ppp.input().preprocess().mean(numbers)
@@ -116,7 +116,7 @@ def test_numbers_that_are_not_those_of_the_channels(numbers: Any) -> None:
     assert "for each channel" in refusal(describe)
 
 
-def test_a_scale_of_nothing() -> None:
+def test_scale_by_zero_is_refused() -> None:
     assert "expected numbers other than 0" in refusal(
         lambda ppp: ppp.input().preprocess().scale([1, 0, 2])
     )
@@ -134,9 +134,7 @@ def test_a_scale_of_nothing() -> None:
         ("reverse_channels", (), "a layout with C"),
     ],
 )
-def test_steps_that_do_not_fit_the_tensor(
-    step: str, arguments: tuple[Any, ...], words: str
-) -> None:
+def test_invalid_steps_are_refused(step: str, arguments: tuple[Any, ...], words: str) -> None:
     import re
 
     told = refusal(lambda ppp: getattr(ppp.input().preprocess(), step)(*arguments))
@@ -148,7 +146,7 @@ def test_steps_that_do_not_fit_the_tensor(
     ("source", "target"),
     [("UNDEFINED", "RGB"), ("GRAY", "RGB"), ("RGB", "NV12_SINGLE_PLANE"), ("RGB", "RGBX")],
 )
-def test_colours_that_cannot_become_others(source: str, target: str) -> None:
+def test_unsupported_color_conversion_is_refused(source: str, target: str) -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format(source)
         ppp.input().preprocess().convert_color(target)
@@ -157,14 +155,14 @@ def test_colours_that_cannot_become_others(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("color", ["NV12_TWO_PLANES", "I420_SINGLE_PLANE", "BGRX"])
-def test_colours_that_no_model_takes(color: str) -> None:
+def test_unconverted_color_format_is_refused(color: str) -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format(color)
 
     assert f"cannot process {color}; add .preprocess().convert_color" in refusal(describe)
 
 
-def test_planes_in_a_step_that_takes_one() -> None:
+def test_planes_in_a_single_tensor_step_are_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format("NV12_TWO_PLANES")
         ppp.input().preprocess().resize("nearest", 4, 4)
@@ -172,7 +170,7 @@ def test_planes_in_a_step_that_takes_one() -> None:
     assert "convert_color(ColorFormat.RGB) first" in refusal(describe)
 
 
-def test_planes_of_odd_size() -> None:
+def test_planes_of_odd_size_are_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format("NV12_SINGLE_PLANE")
         ppp.input().preprocess().convert_color("RGB")
@@ -180,13 +178,13 @@ def test_planes_of_odd_size() -> None:
     assert "expected even height and width" in refusal(describe, (1, 3, 9, 12))
 
 
-def test_names_of_planes_that_are_not_theirs() -> None:
+def test_wrong_plane_names_are_refused() -> None:
     assert "expected one name for each" in refusal(
         lambda ppp: ppp.input().tensor().set_color_format("NV12_TWO_PLANES", ["y"])
     )
 
 
-def test_ports_that_are_not_there() -> None:
+def test_unknown_ports_are_refused() -> None:
     ppp = PrePostProcessor(model(PICTURES))
     for key in ("z", 1):
         with pytest.raises(TensorNameError):
@@ -204,7 +202,7 @@ def two_ports() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_values_that_are_input_and_output_cannot_change() -> None:
+def test_input_that_is_an_output_is_refused() -> None:
     ppp = PrePostProcessor(two_ports())
     ppp.input().preprocess().mean(1)
     with pytest.raises(ArgumentError, match="input 'x' is also an output of the model"):
@@ -216,12 +214,12 @@ def test_values_that_are_input_and_output_cannot_change() -> None:
             ppp.build()
 
 
-def test_several_ports_want_a_name() -> None:
+def test_name_is_required_for_several_ports() -> None:
     with pytest.raises(TensorNameError, match="because the model has 4: 'x', 'y', 'c', 'x'"):
         PrePostProcessor(two_ports()).output()
 
 
-def test_a_sequence_is_not_preprocessed() -> None:
+def test_sequence_input_is_refused() -> None:
     value = helper.make_value_info(
         "s", helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, [2]))
     )
@@ -236,7 +234,7 @@ def test_a_sequence_is_not_preprocessed() -> None:
         ppp.build()
 
 
-def test_an_opset_that_cannot_be_raised() -> None:
+def test_opset_that_cannot_be_upgraded_is_refused() -> None:
     old = model(PICTURES, opset=6)
     # onnx's converter knows no way from this GRU to a newer one.
     old.graph.node.append(helper.make_node("GRU", ["s", "w", "r"], ["states"]))
