@@ -55,7 +55,7 @@ class Shell:
         return Ended(code, out, err)
 
 
-def endless(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:
+def start_endless_command(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:
     """Start a command whose model does not end, in a process; return it once the model runs.
 
     `folder`: for the model, and first in the process's path.

@@ -22,14 +22,14 @@ from tests.support.models import branches, unknown_ops
 X = np.ones((2, 3), np.float32)
 
 
-def check_refusal(ended: Ended, kind: type[Exception] | None, *words: str) -> None:
+def check_refusal(result: Ended, error_type: type[Exception] | None, *words: str) -> None:
     """Check for an error of ours, or of usage where `kind` is None: a message, no traceback."""
-    assert ended.code == (1 if kind else 2), ended.err
-    assert ended.out == ""
-    assert "Traceback" not in ended.err
-    assert (f"hetero: {kind.__name__}: " if kind else "Error: ") in ended.err
+    assert result.code == (1 if error_type else 2), result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    assert (f"hetero: {error_type.__name__}: " if error_type else "Error: ") in result.err
     for word in words:
-        assert word in ended.err
+        assert word in result.err
 
 
 # Files that are no models.
@@ -91,9 +91,9 @@ def test_invalid_model_files_are_refused(
     write(path)
     if name == "huge":
         monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    with pytest.raises(kind) as caught:
+    with pytest.raises(kind) as error:
         core.read_model(path)
-    assert all(word in str(caught.value) for word in (*words, str(path)))
+    assert all(word in str(error.value) for word in (*words, str(path)))
     for command in ("run", "query", "compile", "bench"):
         check_refusal(shell(command, path), kind, *words)
 
@@ -137,8 +137,8 @@ def test_external_data_behind_links_of_a_download_cache_is_read(
     folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
     (blobs / "more").mkdir(parents=True)
     folder.mkdir(parents=True)
-    for where in (blobs, blobs / "more", tmp_path / "snapshots"):
-        WEIGHT.tofile(where / "weight")
+    for parent in (blobs, blobs / "more", tmp_path / "snapshots"):
+        WEIGHT.tofile(parent / "weight")
     path = write_external(folder, location="model.onnx_data")
     path.rename(blobs / "model")
     path.symlink_to("../../blobs/model")
@@ -180,12 +180,12 @@ def test_unsupported_nodes_are_listed_with_each_devices_reason(
     path.write_bytes(unknown_ops().SerializeToString())
     words = ("'first'", "Frobnicate", "'second'", "Defenestrate", "ORT:", "CPU:", "no kernel")
     for command in ("run", "compile", "bench"):
-        refused = shell(command, path, "-d", "HETERO:ORT,CPU")
-        check_refusal(refused, errors.UnsupportedNodesError, *words)
-    asked = shell("query", path, "-d", "HETERO:ORT,CPU")
-    assert asked.code == 1
-    assert "Frobnicate" in asked.out
-    assert "Defenestrate" in asked.out
+        result = shell(command, path, "-d", "HETERO:ORT,CPU")
+        check_refusal(result, errors.UnsupportedNodesError, *words)
+    query = shell("query", path, "-d", "HETERO:ORT,CPU")
+    assert query.code == 1
+    assert "Frobnicate" in query.out
+    assert "Defenestrate" in query.out
     document = shell("query", path, "-d", "HETERO:ORT,CPU", "--json")
     assert document.code == 1
     assert document.document["kind"] == "query"
@@ -206,8 +206,8 @@ def test_pins_without_matching_nodes_are_refused(
     shell: Shell, core: hetero.Core, model: Path, pin: str
 ) -> None:
     word, more = PINS[pin]
-    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-a", pin)
-    check_refusal(refused, errors.AffinityError, word, *more)
+    result = shell("run", model, "-d", "HETERO:ORT,CPU", "-a", pin)
+    check_refusal(result, errors.AffinityError, word, *more)
     with pytest.raises(errors.AffinityError, match=word):
         core.compile_model(model, "HETERO:ORT,CPU", affinity=[pin])
 
@@ -258,11 +258,11 @@ DEVICES = {
 def test_invalid_device_strings_are_refused(
     core: hetero.Core, shell: Shell, model: Path, device: str
 ) -> None:
-    refused = shell("run", model, "-d", device)
-    check_refusal(refused, errors.UnknownDeviceError, DEVICES[device])
-    with pytest.raises(errors.UnknownDeviceError) as caught:
+    result = shell("run", model, "-d", device)
+    check_refusal(result, errors.UnknownDeviceError, DEVICES[device])
+    with pytest.raises(errors.UnknownDeviceError) as error:
         core.query_model(model, device)
-    assert DEVICES[device] in str(caught.value)
+    assert DEVICES[device] in str(error.value)
 
 
 def test_device_lists_ignore_spaces_and_repetitions(
@@ -295,9 +295,9 @@ INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
 def test_inputs_of_other_shapes_or_types_are_refused(core: hetero.Core, name: str) -> None:
     inputs, kind, words = INPUTS[name]
     with core.compile_model(branches(), "CPU") as compiled:
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind) as error:
             compiled(inputs)
-        assert all(word in str(caught.value) for word in words)
+        assert all(word in str(error.value) for word in words)
         assert compiled(X)[0].shape == (2, 4)
 
 
@@ -332,9 +332,9 @@ def test_invalid_input_files_are_refused(
     write, file, kind, words = INPUT_FILES[name]
     path = tmp_path / file
     write(path)
-    refused = shell("run", model, "--input", path)
-    check_refusal(refused, kind, words)
-    assert "allow_pickle" not in refused.err
+    result = shell("run", model, "--input", path)
+    check_refusal(result, kind, words)
+    assert "allow_pickle" not in result.err
 
 
 # Properties.
@@ -363,15 +363,15 @@ def test_invalid_properties_are_refused(
         core.compile_model(model, "CPU", config)
     assert core.get_property("CPU", "NUM_STREAMS") == before
     ((key, value),) = config.items()
-    refused = shell("run", model, "-d", "CPU", "-c", f"{key}={value}")
-    check_refusal(refused, kind, words)
+    result = shell("run", model, "-d", "CPU", "-c", f"{key}={value}")
+    check_refusal(result, kind, words)
 
 
 def test_properties_of_an_unused_device_are_validated(shell: Shell, model: Path) -> None:
-    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
-    check_refusal(refused, errors.PropertyError, "expected an integer")
-    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
-    check_refusal(refused, errors.UnknownPropertyError, "TPU", "ORT, CPU")
+    result = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
+    check_refusal(result, errors.PropertyError, "expected an integer")
+    result = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
+    check_refusal(result, errors.UnknownPropertyError, "TPU", "ORT, CPU")
 
 
 def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
@@ -404,16 +404,16 @@ def test_plugin_that_fails_to_load_is_listed_and_raises_when_used(
 ) -> None:
     # Plugins that are known but want a wheel that is not here are rows as well.
     installed = {row["plugin"] for row in shell("devices --json").document["devices"]}
-    listed = shell("devices --json", "--plugin", spec)
-    assert listed.code == 0
-    (row,) = [row for row in listed.document["devices"] if row["plugin"] not in installed]
+    result = shell("devices --json", "--plugin", spec)
+    assert result.code == 0
+    (row,) = [row for row in result.document["devices"] if row["plugin"] not in installed]
     assert words in row["error"]
     assert words in shell("devices", "--plugin", spec).out
-    refused = shell("run", model, "-d", "CPU", "--plugin", spec)
-    check_refusal(refused, None, spec, words)
+    result = shell("run", model, "-d", "CPU", "--plugin", spec)
+    check_refusal(result, None, spec, words)
 
 
-class Broken(DensePlugin):
+class PluginWithoutBackend(DensePlugin):
     """A plugin whose backend is not there."""
 
     name = "BROKEN"
@@ -422,7 +422,7 @@ class Broken(DensePlugin):
         raise ImportError("no libbroken here; pip install broken-runtime")
 
 
-class Absent(DensePlugin):
+class PluginWithoutDriver(DensePlugin):
     """A plugin that starts, and fails when it looks for its devices."""
 
     name = "BROKEN"
@@ -431,7 +431,7 @@ class Absent(DensePlugin):
         raise OSError("the driver does not answer; pip install broken-runtime")
 
 
-@pytest.mark.parametrize("plugin", [Broken, Absent])
+@pytest.mark.parametrize("plugin", [PluginWithoutBackend, PluginWithoutDriver])
 def test_broken_plugin_named_explicitly_raises_its_error(
     model: Path, plugin: type[DensePlugin]
 ) -> None:
@@ -446,12 +446,12 @@ def test_broken_plugin_named_explicitly_raises_its_error(
 def test_device_list_skips_a_broken_plugin_with_a_warning(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with hetero.Core("inprocess", plugins=[Broken]) as core:
+    with hetero.Core("inprocess", plugins=[PluginWithoutBackend]) as core:
         compiled = core.compile_model(model, "HETERO:BROKEN,CPU")
         assert compiled(X)[0].shape == (2, 4)
-        (told,) = caplog.messages
-        assert told.startswith("BROKEN: removed from HETERO:BROKEN,CPU: ")
-        assert "pip install broken-runtime" in told
+        (message,) = caplog.messages
+        assert message.startswith("BROKEN: removed from HETERO:BROKEN,CPU: ")
+        assert "pip install broken-runtime" in message
         with pytest.raises(errors.UnknownDeviceError, match="BROKN"):
             core.compile_model(model, "HETERO:BROKN,CPU")
 
@@ -461,15 +461,15 @@ def test_cluster_node_with_a_broken_plugin_starts(
 ) -> None:
     point = metadata.EntryPoint("BROKEN", f"{__name__}:Absent", "hetero.plugins")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
-    probed = shell("probe", ray=True)
-    assert probed.code == 0
-    assert probed.out == "\n"
-    assert "BROKEN is not offered: OSError: the driver does not answer" in probed.err
+    result = shell("probe", ray=True)
+    assert result.code == 0
+    assert result.out == "\n"
+    assert "BROKEN is not offered: OSError: the driver does not answer" in result.err
 
 
 def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path) -> None:
-    refused = shell("run", model, "--devices", "TPU=2")
-    check_refusal(refused, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
+    result = shell("run", model, "--devices", "TPU=2")
+    check_refusal(result, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
 
 
 # Closed things.

@@ -20,9 +20,9 @@ def check(shell: Shell, line: str) -> Ended:
 def test_conforming_plugin_passes_every_check(shell: Shell) -> None:
     done = check(shell, DENSE)
     assert done.code == 0
-    passed, _, total = done.out.partition("passes ")[2].split()[:3]
-    assert passed == total
-    assert int(passed) > 30
+    num_passed, _, total = done.out.partition("passes ")[2].split()[:3]
+    assert num_passed == total
+    assert int(num_passed) > 30
 
 
 def test_failed_check_is_described(shell: Shell) -> None:
@@ -57,7 +57,7 @@ def test_operators_option_runs_supported_cases_of_onnx() -> None:
     names = [result.name for result in check_operators(DensePlugin())]
     assert {"node/test_add", "node/test_relu", "node/test_matmul_2d"} <= set(names)
     assert "node/test_conv_with_autopad_same" not in names
-    with pytest.raises(AssertionError, match=r"fails 1 of .* suite:\n  node/test_relu: ") as failed:
+    with pytest.raises(AssertionError, match=r"fails 1 of .* suite:\n  node/test_relu: ") as error:
         check_operators(CarelessPlugin())
-    assert "node/test_add" not in str(failed.value)
+    assert "node/test_add" not in str(error.value)
     check_operators(CarelessPlugin(), expected_failures={"node/test_relu": "a slope"})

@@ -43,9 +43,9 @@ def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
 def test_unknown_plugin_is_a_usage_error(
     shell: Shell, model: Path, command: str, plugin: str
 ) -> None:
-    done = shell(command, model, "--plugin", plugin)
-    assert done.code == 2
-    assert f"--plugin {plugin}: " in done.err
+    result = shell(command, model, "--plugin", plugin)
+    assert result.code == 2
+    assert f"--plugin {plugin}: " in result.err
 
 
 def test_plugin_without_its_backend_is_a_usage_error(
@@ -59,15 +59,15 @@ def test_plugin_without_its_backend_is_a_usage_error(
         "    def __init__(self):\n        raise ImportError('no libbroken here')\n"
     )
     plugin = ("--plugin", "broken_plugin_here:Broken")
-    done = shell("run -d CPU", model, *plugin)
-    assert (done.code, "no libbroken here" in done.err) == (2, True)
+    result = shell("run -d CPU", model, *plugin)
+    assert (result.code, "no libbroken here" in result.err) == (2, True)
     assert "no libbroken here" in shell("devices", *plugin).out
 
 
 def test_devices_lists_a_plugin_that_fails_to_load(shell: Shell) -> None:
-    done = shell("devices --json --plugin nope:X")
-    assert done.code == 0
-    assert "nope:X" in {row["name"] for row in done.document["devices"] if row["error"]}
+    result = shell("devices --json --plugin nope:X")
+    assert result.code == 0
+    assert "nope:X" in {row["name"] for row in result.document["devices"] if row["error"]}
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,18 @@ def test_devices_lists_a_plugin_that_fails_to_load(shell: Shell) -> None:
 )
 def test_usage_errors_name_the_fix(shell: Shell, model: Path, line: str, words: str) -> None:
     command, *more = line.replace("MODEL", str(model)).split()
-    done = shell(command, *more, ray=command in ("inspect", "cache"))
-    assert words in " ".join(done.err.split())
-    ours = "AffinityError" in done.err or "UnknownDeviceError" in done.err
-    assert (done.code, done.out) == (1 if ours else 2, "")
-    assert "Traceback" not in done.err
-    assert ours or "Error: " in done.err
+    result = shell(command, *more, ray=command in ("inspect", "cache"))
+    assert words in " ".join(result.err.split())
+    ours = "AffinityError" in result.err or "UnknownDeviceError" in result.err
+    assert (result.code, result.out) == (1 if ours else 2, "")
+    assert "Traceback" not in result.err
+    assert ours or "Error: " in result.err
 
 
 def test_suggestion_needs_more_than_a_similar_spelling(shell: Shell, model: Path) -> None:
-    done = shell("run", model, "-d", "GPU")
-    assert done.code == 1
-    assert "Did you mean" not in done.err
+    result = shell("run", model, "-d", "GPU")
+    assert result.code == 1
+    assert "Did you mean" not in result.err
     assert "Did you mean ORT" in shell("run", model, "-d", "ort").err
 
 
@@ -142,9 +142,9 @@ def test_symbolic_dimension_has_one_size_in_all_inputs(
     given = ("-i", f"p={tmp_path / 'p.npy'}")
     (output,) = shell("run --json", two_inputs, *given).document["outputs"]
     assert output["shape"] == [2, 3]
-    unlike = shell("run --shape p=4,5 --shape q=4,6", two_inputs)
-    assert unlike.code == 2
-    assert "dimension 's' is 6, but 5 in another input" in unlike.err
+    result = shell("run --shape p=4,5 --shape q=4,6", two_inputs)
+    assert result.code == 2
+    assert "dimension 's' is 6, but 5 in another input" in result.err
 
 
 def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
@@ -152,15 +152,15 @@ def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Pa
     given = ("-i", f"p={tmp_path / 'p.npy'}")
     twice = shell("run", two_inputs, *given, *given)
     assert (twice.code, "set twice" in twice.err) == (2, True)
-    both = shell("run --shape p=2,3", two_inputs, *given)
-    assert (both.code, "p also comes from a file" in both.err) == (2, True)
+    result = shell("run --shape p=2,3", two_inputs, *given)
+    assert (result.code, "p also comes from a file" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["query", "plan", "compile", "profile", "compare -d CPU,ORT"])
 def test_commands_for_models_refuse_a_blob(shell: Shell, blob: Path, command: str) -> None:
-    done = shell(command, blob)
-    assert done.code == 2
-    assert "is a compiled model (a blob)" in done.err
+    result = shell(command, blob)
+    assert result.code == 2
+    assert "is a compiled model (a blob)" in result.err
 
 
 @pytest.mark.parametrize("command", ["run", "bench"])
@@ -170,8 +170,8 @@ def test_commands_for_models_refuse_a_blob(shell: Shell, blob: Path, command: st
 def test_placement_options_are_refused_for_a_blob(
     shell: Shell, blob: Path, command: str, options: str
 ) -> None:
-    done = shell(f"{command} {options}", blob)
-    assert (done.code, "a blob's placement is fixed" in done.err) == (2, True)
+    result = shell(f"{command} {options}", blob)
+    assert (result.code, "a blob's placement is fixed" in result.err) == (2, True)
 
 
 def test_bench_accepts_a_blob(shell: Shell, blob: Path) -> None:
@@ -180,18 +180,18 @@ def test_bench_accepts_a_blob(shell: Shell, blob: Path) -> None:
 
 @pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
 def test_blob_of_another_format_version_is_refused(shell: Shell, blob: Path, command: str) -> None:
-    written = blob.read_bytes()
-    blob.write_bytes(written[:8] + b"\x09" + written[9:])
-    done = shell(command, blob, ray=command == "inspect")  # which takes no executor
-    assert done.code == 1
-    assert "format version 9" in done.err
-    assert "ompile" in done.err  # what to do about it
+    contents = blob.read_bytes()
+    blob.write_bytes(contents[:8] + b"\x09" + contents[9:])
+    result = shell(command, blob, ray=command == "inspect")  # which takes no executor
+    assert result.code == 1
+    assert "format version 9" in result.err
+    assert "ompile" in result.err  # what to do about it
 
 
 def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -> None:
-    done = shell("run -d NULL", model)
-    assert done.code == 0
-    assert "NULL computes nothing" in done.err
+    result = shell("run -d NULL", model)
+    assert result.code == 0
+    assert "NULL computes nothing" in result.err
     assert "computes nothing" not in shell("run -d CPU", model).err
 
 
@@ -207,17 +207,17 @@ def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -
     ],
 )
 def test_errors_are_json_with_the_json_option(
-    shell: Shell, model: Path, tmp_path: Path, line: str, code: int, kind: str
+    shell: Shell, model: Path, tmp_path: Path, line: str, code: int, error_type: str
 ) -> None:
     unknown = tmp_path / "unknown.onnx"
     onnx.save_model(unknown_ops(), unknown)
     line = line.replace("MODEL", str(model)).replace("UNKNOWN", str(unknown))
-    done = shell(f"{line} --json", ray=line.startswith(("inspect", "cache")))
-    assert done.code == code
-    assert done.err == ""
-    assert done.document["schema"] == {"name": "hetero.error", "version": 2}
-    error = done.document["error"]
-    assert error["type"] == kind
+    result = shell(f"{line} --json", ray=line.startswith(("inspect", "cache")))
+    assert result.code == code
+    assert result.err == ""
+    assert result.document["schema"] == {"name": "hetero.error", "version": 2}
+    error = result.document["error"]
+    assert error["type"] == error_type
     assert error["message"]
 
 
@@ -227,10 +227,10 @@ def test_unexpected_error_is_also_json(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken(*arguments: Any, **named: Any) -> Any:
+    def raise_error(*arguments: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("by hand")
 
-    monkeypatch.setattr(Core, "compile_model", broken)
+    monkeypatch.setattr(Core, "compile_model", raise_error)
     with pytest.raises(ZeroDivisionError):
         shell("run --json", model)
     error = json.loads(capsys.readouterr().out)["error"]
@@ -240,41 +240,44 @@ def test_unexpected_error_is_also_json(
 def test_memory_error_is_one_line(
     shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*arguments: Any, **named: Any) -> Any:
+    def raise_memory_error(*arguments: Any, **kwargs: Any) -> Any:
         raise MemoryError("Unable to allocate 1.46 TiB")
 
-    monkeypatch.setattr(Core, "compile_model", full)
-    done = shell("run", model)
-    assert (done.code, done.err) == (1, "hetero: not enough memory: Unable to allocate 1.46 TiB\n")
+    monkeypatch.setattr(Core, "compile_model", raise_memory_error)
+    result = shell("run", model)
+    assert (result.code, result.err) == (
+        1,
+        "hetero: not enough memory: Unable to allocate 1.46 TiB\n",
+    )
 
 
 def test_ascii_locale_prints_escapes(model: Path) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
         capture_output=True,
         env=environment,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert b"Traceback" not in done.stderr
-    assert b"\\u2026" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert b"Traceback" not in result.stderr
+    assert b"\\u2026" in result.stdout
 
 
 def test_closed_pipe_prints_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
     environment = os.environ | HERE
-    done = subprocess.run(
+    result = subprocess.run(
         command, shell=True, capture_output=True, env=environment, timeout=300, check=False
     )
-    assert done.stderr == b""
+    assert result.stderr == b""
 
 
 @pytest.mark.parametrize("command", ["", "cache"])
 def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> None:
-    done = shell(command, ray=True)
-    assert done.code == 2
-    assert done.err.count("Usage:") == 1
-    assert "Error:" not in done.err
-    assert "Commands:" in done.err
+    result = shell(command, ray=True)
+    assert result.code == 2
+    assert result.err.count("Usage:") == 1
+    assert "Error:" not in result.err
+    assert "Commands:" in result.err

@@ -15,7 +15,7 @@ import pytest
 from onnx import numpy_helper
 
 from hetero.cli.help_examples import EXAMPLES
-from tests.support.command_line import ROOT, Shell, endless
+from tests.support.command_line import ROOT, Shell, start_endless_command
 from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum
 
@@ -30,9 +30,9 @@ SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 
 def test_devices_lists_names_and_threads(shell: Shell) -> None:
     rows = shell("devices --json --devices ORT=2").document["devices"]
-    here = {"CPU", "ORT.0", "ORT.1", "NULL"}
-    assert here <= {row["name"] for row in rows}
-    assert all(row["threads"] >= 1 and not row["error"] for row in rows if row["name"] in here)
+    names = {"CPU", "ORT.0", "ORT.1", "NULL"}
+    assert names <= {row["name"] for row in rows}
+    assert all(row["threads"] >= 1 and not row["error"] for row in rows if row["name"] in names)
     assert "ONNX Runtime" in shell("devices").out
 
 
@@ -47,10 +47,10 @@ def test_devices_all_shows_install_commands(shell: Shell) -> None:
 
 
 def test_query_shows_the_device_of_each_node(shell: Shell, model: Path) -> None:
-    asked = shell("query", model, *SPLIT)
-    assert asked.code == 0
+    result = shell("query", model, *SPLIT)
+    assert result.code == 0
     for word in ("branches", "ORT", "CPU", "Tanh"):
-        assert word in asked.out
+        assert word in result.out
     nodes = shell("query --json", model, *SPLIT).document["nodes"]
     placed = {node["name"]: node["device"] for node in nodes}
     assert placed == dict.fromkeys(placed, "ORT") | {"tanh": "CPU"}
@@ -58,10 +58,10 @@ def test_query_shows_the_device_of_each_node(shell: Shell, model: Path) -> None:
 
 def test_compile_writes_valid_subgraph_models(shell: Shell, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "parts"
-    done = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
-    assert done.code == 0
-    assert sorted(done.document["files"]) == sorted(map(str, folder.iterdir()))
-    assert len(done.document["files"]) == len(done.document["subgraphs"]) == 3
+    result = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
+    assert result.code == 0
+    assert sorted(result.document["files"]) == sorted(map(str, folder.iterdir()))
+    assert len(result.document["files"]) == len(result.document["subgraphs"]) == 3
     for file in folder.iterdir():
         onnx.checker.check_model(onnx.load(file), full_check=True)
 
@@ -70,27 +70,27 @@ def test_compile_writes_valid_subgraph_models(shell: Shell, model: Path, tmp_pat
 def test_run_reads_input_files_and_writes_outputs(
     shell: Shell, model: Path, tmp_path: Path, suffix: str
 ) -> None:
-    given, made = tmp_path / f"x{suffix}", tmp_path / "made.npz"
+    input_path, output_path = tmp_path / f"x{suffix}", tmp_path / "made.npz"
     if suffix == ".pb":
-        onnx.save_tensor(numpy_helper.from_array(X, "any"), str(given))
+        onnx.save_tensor(numpy_helper.from_array(X, "any"), str(input_path))
     else:
-        np.save(given, X) if suffix == ".npy" else np.savez(given, x=X)
-    assert shell("run", model, *SPLIT, "--input", given, "--output", made).code == 0
-    with np.load(made) as outputs:
+        np.save(input_path, X) if suffix == ".npy" else np.savez(input_path, x=X)
+    assert shell("run", model, *SPLIT, "--input", input_path, "--output", output_path).code == 0
+    with np.load(output_path) as outputs:
         np.testing.assert_allclose(outputs["y"], branches_output(X), rtol=1e-6)
-    assert shell("run", model, *SPLIT, "--input", f"x={given}").code == 0
+    assert shell("run", model, *SPLIT, "--input", f"x={input_path}").code == 0
 
 
 def test_run_explains_fallbacks_and_options_against_them(shell: Shell, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     path = tmp_path / "sums.onnx"
     onnx.save(onnx.parser.parse_model(SUMS), path)
-    alone = shell(f"run {path} -d HETERO:OV,CPU")
+    result = shell(f"run {path} -d HETERO:OV,CPU")
     line = (
         "OV.CPU refused 2 nodes; fallback to CPU; for example 'z' (Cast): 'i' is tensor(int64): "
         "OpenVINO computes int64 in 32 bits; -c OV_NARROW_INTEGERS=CHECKED keeps 1 on OV.CPU"
     )
-    assert line in alone.out.replace("\n", " ")
+    assert line in result.out.replace("\n", " ")
     checked = "-d HETERO:OV,CPU -c OV_NARROW_INTEGERS=CHECKED"
     document = shell(f"run --json {path} {checked}").document
     assert document["left"].startswith(
@@ -110,8 +110,10 @@ def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) 
     sums.metadata_props.add(key="hetero.states", value='{"before": "after"}')
     onnx.save_model(sums, path)
     np.save(tmp_path / "x.npy", np.ones(3, np.float32))
-    ran = shell("run", path, "-d", "CPU", "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
-    assert ran.code == 0
+    result = shell(
+        "run", path, "-d", "CPU", "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz"
+    )
+    assert result.code == 0
     with np.load(tmp_path / "y.npz") as outputs:
         assert {name: list(y) for name, y in outputs.items()} == {"y": [2, 2, 2]}
     assert "no input before; expected x" in shell("run", path, "--shape", "before=3").err
@@ -130,27 +132,27 @@ def test_run_compares_a_light_model_with_onnxs_reference(
     # By its module's name: the package's attribute of that name is the command.
     module = sys.modules["hetero.cli.run"]
     monkeypatch.setattr(module, "light_model_outputs", lambda name: wrong)
-    bad = shell("run light:shufflenet -d ORT")
-    assert bad.code == 1
-    assert "DIFFERS FROM" in bad.out
+    mismatch = shell("run light:shufflenet -d ORT")
+    assert mismatch.code == 1
+    assert "DIFFERS FROM" in mismatch.out
 
 
 def test_config_options_reach_the_devices(shell: Shell, model: Path) -> None:
     two = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
-    done = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
-    assert done.code == 0
-    assert {s["device"] for s in done.document["subgraphs"]} == {"ORT.0", "ORT.1"}
+    result = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
+    assert result.code == 0
+    assert {s["device"] for s in result.document["subgraphs"]} == {"ORT.0", "ORT.1"}
 
 
 def test_bench_reports_requests_and_stages(shell: Shell, model: Path) -> None:
-    done = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
-    assert done.code == 0
-    assert done.document["one_at_a_time"]["requests"] == 12
-    busy = done.document["in_flight"]
-    assert (busy["jobs"], busy["requests"]) == (3, 12)
-    cuts = [busy["latency_s"][p] for p in ("50", "90", "95", "99")]
-    assert cuts == sorted(cuts)
-    assert [row["device"] for row in busy["stages"]] == ["ORT", "CPU", "ORT"]
+    result = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
+    assert result.code == 0
+    assert result.document["one_at_a_time"]["requests"] == 12
+    in_flight = result.document["in_flight"]
+    assert (in_flight["jobs"], in_flight["requests"]) == (3, 12)
+    percentiles = [in_flight["latency_s"][p] for p in ("50", "90", "95", "99")]
+    assert percentiles == sorted(percentiles)
+    assert [row["device"] for row in in_flight["stages"]] == ["ORT", "CPU", "ORT"]
     assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
 
 
@@ -162,8 +164,8 @@ def test_plugin_in_the_current_folder_is_found(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     plugin = ("--plugin", "plugin_of_mine:DensePlugin", "-d", "HETERO:DENSE,CPU")
-    done = shell("run --json", model, *plugin)
-    assert {s["device"] for s in done.document["subgraphs"]} == {"DENSE", "CPU"}
+    result = shell("run --json", model, *plugin)
+    assert {s["device"] for s in result.document["subgraphs"]} == {"DENSE", "CPU"}
 
 
 def test_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
@@ -200,11 +202,11 @@ def test_help_example_runs(
             subprocess.run([sys.executable, *line.split()[1:]], check=True, timeout=300)
             continue
         assert program == "hetero"
-        done = shell(
+        result = shell(
             line.removeprefix("hetero "),
             ray=command in ("inspect", "cache", "probe", "check-device", "doctor"),
         )
-        assert done.code == 0, done.err
+        assert result.code == 0, result.err
 
 
 def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
@@ -224,14 +226,14 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
 def test_interrupt_ends_the_process_at_once(
     command: str, number: int, code: int, tmp_path: Path
 ) -> None:
-    process = endless(command, tmp_path)
+    process = start_endless_command(command, tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err.strip()) == (code, "", "hetero: interrupted")
 
 
 #: A process whose first import of numpy is when a signal comes.
-EARLY = """
+SIGNAL_DURING_IMPORT = """
 import os, sys
 
 class Finder:
@@ -241,7 +243,7 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 """
-LATE = """
+SIGNAL_AT_EXIT = """
 import atexit, os, signal, sys
 from hetero.scheduler.processes.process_end import run_and_exit
 
@@ -252,18 +254,18 @@ run_and_exit(program)
 """
 
 
-ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
-@pytest.mark.parametrize(("number", "code"), ENDS)
+@pytest.mark.parametrize(("number", "code"), EXIT_CODES)
 @pytest.mark.parametrize(
     "program", [["-c", "from hetero.__main__ import program; program()"], ["-m", "hetero"]]
 )
 def test_signal_during_import_prints_no_traceback(
     program: list[str], number: int, code: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(EARLY.format(number=int(number)))
-    done = subprocess.run(
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL_DURING_IMPORT.format(number=int(number)))
+    result = subprocess.run(
         [sys.executable, *program],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
@@ -271,30 +273,31 @@ def test_signal_during_import_prints_no_traceback(
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "hetero: interrupted\n")
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "hetero: interrupted\n")
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [ENDS[0], *(pytest.param(*end, marks=pytest.mark.slow) for end in ENDS[1:])]
+    ("number", "code"),
+    [EXIT_CODES[0], *(pytest.param(*end, marks=pytest.mark.slow) for end in EXIT_CODES[1:])],
 )
 def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LATE, str(int(number))],
+    result = subprocess.run(
+        [sys.executable, "-c", SIGNAL_AT_EXIT, str(int(number))],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
 
 
 def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
     """Shells have those ignore Ctrl-C, as which SIGTERM comes otherwise."""
     (tmp_path / "sitecustomize.py").write_text(
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        + EARLY.format(number=int(signal.SIGINT))
+        + SIGNAL_DURING_IMPORT.format(number=int(signal.SIGINT))
     )
-    process = endless("run", tmp_path)
+    process = start_endless_command("run", tmp_path)
     process.terminate()
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err.strip()) == (143, "")
@@ -310,7 +313,7 @@ def test_forked_process_ends_on_sigterm_silently() -> None:
         "os.read(there, 1)  # before, Python drops what comes\n"
         "os.kill(child, signal.SIGTERM); print(os.waitpid(child, 0)[1])"
     )
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
         capture_output=True,
@@ -318,4 +321,4 @@ def test_forked_process_ends_on_sigterm_silently() -> None:
         timeout=300,
         check=False,
     )
-    assert (ran.stdout, ran.stderr) == (f"{int(signal.SIGTERM)}\n", "")
+    assert (result.stdout, result.stderr) == (f"{int(signal.SIGTERM)}\n", "")

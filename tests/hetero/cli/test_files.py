@@ -54,9 +54,9 @@ def test_output_over_the_model_is_refused(
 ) -> None:
     before = model.read_bytes()
     command, *option = line.split()
-    done = shell(command, model, *option, link(model))
-    assert done.code == 2
-    assert "choose another" in done.err
+    result = shell(command, model, *option, link(model))
+    assert result.code == 2
+    assert "choose another" in result.err
     assert model.read_bytes() == before
 
 
@@ -81,8 +81,8 @@ def test_output_over_weights_of_the_model_is_refused(shell: Shell, tmp_path: Pat
     before = data.read_bytes()
     for line in ("compile -o", "query --annotate", "run -o"):
         command, option = line.split()
-        done = shell(command, path, "-d", "CPU", option, data)
-        assert (done.code, "weights of the model" in done.err) == (2, True), line
+        result = shell(command, path, "-d", "CPU", option, data)
+        assert (result.code, "weights of the model" in result.err) == (2, True), line
     assert data.read_bytes() == before
 
 
@@ -90,15 +90,15 @@ def test_output_over_weights_of_the_model_is_refused(shell: Shell, tmp_path: Pat
 def test_missing_folder_is_reported_before_any_work(
     shell: Shell, model: Path, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(*arguments: Any, **named: Any) -> Any:
+    def fail(*arguments: Any, **kwargs: Any) -> Any:
         raise AssertionError("work was begun")
 
     for name in ("compile_model", "profile_model", "survey_model"):
-        monkeypatch.setattr(Core, name, work)
+        monkeypatch.setattr(Core, name, fail)
     command, option = line.split()
-    done = shell(command, model, option, "/nope/x")
-    assert done.code == 2
-    assert "the folder /nope does not exist" in done.err
+    result = shell(command, model, option, "/nope/x")
+    assert result.code == 2
+    assert "the folder /nope does not exist" in result.err
 
 
 @pytest.mark.parametrize(
@@ -123,21 +123,21 @@ def test_full_disk_error_names_the_file_and_leaves_nothing(
     folder = tmp_path / "full"
     folder.mkdir()
 
-    def full(*arguments: Any) -> None:
+    def raise_disk_full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_disk_full)
     save = Model.save
 
     def save_half(self: Model, path: Path) -> None:
         save(self, path)
-        full()
+        raise_disk_full()
 
     monkeypatch.setattr(Model, "save", save_half)
-    done = shell(command, model, *SPLIT, option, folder / name)
-    assert done.code == 1
-    assert "No space left on device" in done.err
-    assert str(folder) in done.err
+    result = shell(command, model, *SPLIT, option, folder / name)
+    assert result.code == 1
+    assert "No space left on device" in result.err
+    assert str(folder) in result.err
     assert [p for p in folder.rglob("*") if p.is_file()] == []
 
 
@@ -147,10 +147,10 @@ def test_failed_write_keeps_the_old_file(
     page = tmp_path / "report.html"
     page.write_text("the last one")
 
-    def full(descriptor: int) -> None:
+    def raise_disk_full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_disk_full)
     assert shell("query", model, "--html", page).code == 1
     assert page.read_text() == "the last one"
 
@@ -160,9 +160,9 @@ def test_subgraphs_need_a_new_or_empty_folder(shell: Shell, model: Path, tmp_pat
     folder.mkdir()
     assert shell("compile", model, *SPLIT, "--subgraphs-dir", folder).code == 0
     assert len(list(folder.iterdir())) == 3
-    again = shell("compile", model, "-d", "ORT", "--subgraphs-dir", folder)
-    assert again.code == 2
-    assert "is not empty" in again.err
+    result = shell("compile", model, "-d", "ORT", "--subgraphs-dir", folder)
+    assert result.code == 2
+    assert "is not empty" in result.err
     assert len(list(folder.iterdir())) == 3
 
 
@@ -183,8 +183,8 @@ def test_run_writes_outputs_of_any_name_and_type(shell: Shell, tmp_path: Path) -
         kinds (string[2] kept) => (string[2] file, seq(string[2]) listed)
         { file = Identity(kept) listed = SequenceConstruct(kept, kept) }"""
     onnx.save_model(onnx.parser.parse_model(text), path)
-    done = shell("run", path, "-d", "CPU", "-o", out)
-    assert done.code == 0, done.err
+    result = shell("run", path, "-d", "CPU", "-o", out)
+    assert result.code == 0, result.err
     with np.load(out) as outputs:
         assert set(outputs) == {"file", "listed[0]", "listed[1]"}
         assert list(outputs["file"]) == ["a", "a"]
@@ -204,14 +204,14 @@ def test_profile_default_file_is_named_after_its_model(
         assert shell(line, model).code == 0
     costs = tmp_path / "branches.costs.json"
     before = costs.read_bytes()
-    refused = shell(line, other)
-    assert refused.code == 2
-    assert "costs of another model" in refused.err
+    result = shell(line, other)
+    assert result.code == 2
+    assert "costs of another model" in result.err
     assert costs.read_bytes() == before
 
 
 def test_folder_that_cannot_be_created_is_named(shell: Shell, model: Path) -> None:
-    done = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
-    assert done.code == 1
-    assert "cannot write models" in done.err
-    assert "/proc/parts" in done.err
+    result = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
+    assert result.code == 1
+    assert "cannot write models" in result.err
+    assert "/proc/parts" in result.err

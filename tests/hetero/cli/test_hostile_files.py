@@ -25,7 +25,7 @@ MODEL = onnx.parser.parse_model(
 )
 
 
-def sparse(path):
+def write_sparse(path):
     with path.open("wb") as file:
         file.truncate(2**40)
 
@@ -33,7 +33,7 @@ def sparse(path):
 KINDS = {
     "pipe": os.mkfifo,
     "device": lambda path: path.symlink_to("/dev/zero"),
-    "terabyte": sparse,
+    "terabyte": write_sparse,
     "deep": lambda path: path.write_text("[" * 20_000),
     "digits": lambda path: path.write_text("9" * 5_000),
     "infinity": lambda path: path.write_text(
@@ -59,7 +59,7 @@ def test_hostile_cost_and_affinity_files_are_refused(read, name, error, kind, tm
         read(tmp_path / name)
 
 
-def bomb(path):
+def write_zip_bomb(path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": (2**23,)}
@@ -73,19 +73,19 @@ def bomb(path):
             entry.write(bytes(2**20))
 
 
-def cut(path):
+def write_truncated(path):
     np.save(path, np.zeros(4, np.float32))
     path.write_bytes(path.read_bytes()[:70])
 
 
-def huge(path):
+def write_huge(path):
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(
             file, {"descr": "<f4", "fortran_order": False, "shape": (2**58,)}
         )
 
 
-def outside(path):
+def write_external_tensor(path):
     np.float32([7, 7, 7, 7]).tofile(path.with_name("secret"))
     tensor = onnx.TensorProto(name="x", dims=[4], data_type=1, data_location=1)
     tensor.external_data.add(key="location", value="secret")
@@ -95,20 +95,20 @@ def outside(path):
 @pytest.mark.parametrize(
     ("name", "write", "says"),
     [
-        ("x.npz", bomb, "unpacks to"),
-        ("x.npy", cut, "is not a .npy file"),
-        ("x.npy", huge, "is not a .npy file"),
-        ("x.pb", outside, "external file 'secret'"),
+        ("x.npz", write_zip_bomb, "unpacks to"),
+        ("x.npy", write_truncated, "is not a .npy file"),
+        ("x.npy", write_huge, "is not a .npy file"),
+        ("x.pb", write_external_tensor, "external file 'secret'"),
     ],
 )
-def test_hostile_input_files_are_refused(shell, name, write, says, tmp_path, monkeypatch):
+def test_hostile_input_files_are_refused(shell, name, write, message, tmp_path, monkeypatch):
     onnx.save_model(MODEL, tmp_path / "m.onnx")
     write(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inputs, "_MAX_UNPACKED_NBYTES", 2**20)
-    ran = shell("run m.onnx -d CPU", "-i", name)
-    assert ran.code == 2, ran.err
-    assert says in ran.err
+    result = shell("run m.onnx -d CPU", "-i", name)
+    assert result.code == 2, result.err
+    assert message in result.err
 
 
 def test_endless_http_response_is_refused(shell, monkeypatch):
@@ -126,10 +126,10 @@ def test_endless_http_response_is_refused(shell, monkeypatch):
     monkeypatch.setattr(sys.modules["hetero.cli.top"], "_RESPONSE_NBYTES", 2**22)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        ran = shell(f"top {server.server_port} --once", ray=True)
+        result = shell(f"top {server.server_port} --once", ray=True)
         server.shutdown()
-    assert ran.code == 1
-    assert "the response does not end" in ran.err
+    assert result.code == 1
+    assert "the response does not end" in result.err
 
 
 @pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])

@@ -29,16 +29,16 @@ SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 EVIL = "\x1b[2J[red]n[/red]\x07"
 
 
-def named(path: Path, *names: str) -> Path:
+def write_model(path: Path, *names: str) -> Path:
     """Write a chain of Relu nodes with these names, of a graph with the first of them."""
     values = ["x", *(f"value {name}" for name in names)]
     nodes = [
         helper.make_node("Relu", [values[i]], [values[i + 1]], name) for i, name in enumerate(names)
     ]
-    ends = [
+    ports = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in (values[0], values[-1])
     ]
-    graph = helper.make_graph(nodes, names[0], ends[:1], ends[1:])
+    graph = helper.make_graph(nodes, names[0], ports[:1], ports[1:])
     opset = [helper.make_opsetid("", 17)]
     onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
     return path
@@ -48,26 +48,26 @@ def named(path: Path, *names: str) -> Path:
     "line", ["inspect", "query --nodes", "compile -d CPU", "run -d CPU", "bench -d CPU -n 2"]
 )
 def test_names_cannot_control_the_terminal(shell: Shell, tmp_path: Path, line: str) -> None:
-    path = named(tmp_path / "evil.onnx", EVIL, "n2")
-    done = shell(line, path, ray=line == "inspect")
-    assert done.code == 0, done.err
-    assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.out + done.err)
-    assert r"\x1b[2J[red]n[/red]\x07" in done.out
+    path = write_model(tmp_path / "evil.onnx", EVIL, "n2")
+    result = shell(line, path, ray=line == "inspect")
+    assert result.code == 0, result.err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", result.out + result.err)
+    assert r"\x1b[2J[red]n[/red]\x07" in result.out
 
 
 def test_errors_cannot_control_the_terminal(shell: Shell, tmp_path: Path) -> None:
-    done = shell("run -a nope=CPU", named(tmp_path / "evil.onnx", EVIL, "n2"))
-    assert done.code == 1
-    assert "\x1b" not in done.err
+    result = shell("run -a nope=CPU", write_model(tmp_path / "evil.onnx", EVIL, "n2"))
+    assert result.code == 1
+    assert "\x1b" not in result.err
 
 
 def test_pipe_gets_full_tables(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS")
-    long = "layer_" * 60
-    done = shell("query --nodes", named(tmp_path / "long.onnx", long, "n2"))
-    (row,) = [text for text in done.out.splitlines() if text.startswith(f" {long}")]
+    long_name = "layer_" * 60
+    result = shell("query --nodes", write_model(tmp_path / "long.onnx", long_name, "n2"))
+    (row,) = [text for text in result.out.splitlines() if text.startswith(f" {long_name}")]
     assert "Relu" in row
 
 
@@ -76,10 +76,10 @@ def test_narrow_terminal_shows_whole_device_names(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    done = shell("devices --devices NULL=12")
-    assert "…" not in done.out
+    result = shell("devices --devices NULL=12")
+    assert "…" not in result.out
     for name in ("CPU", "ORT", "NULL.0", "NULL.11"):
-        assert re.search(rf"^ {re.escape(name)}\s", done.out, re.MULTILINE), done.out
+        assert re.search(rf"^ {re.escape(name)}\s", result.out, re.MULTILINE), result.out
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80])
@@ -90,12 +90,12 @@ def test_table_truncates_nothing(width: int) -> None:
     console = Console(width=width, file=io.StringIO())
     console.print(table, crop=False)
     assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
+    text = console.file.getvalue()
     for cell in cells:
         for letter, count in Counter(cell.replace(" ", "")).items():
-            assert shown.count(letter) >= count, cell
-    assert cells[0] in shown
-    assert "short" in shown
+            assert text.count(letter) >= count, cell
+    assert cells[0] in text
+    assert "short" in text
 
 
 def test_one_item_is_singular(shell: Shell, model: Path) -> None:
@@ -104,9 +104,9 @@ def test_one_item_is_singular(shell: Shell, model: Path) -> None:
 
 
 def test_query_and_inspect_show_inputs_and_outputs(shell: Shell, model: Path) -> None:
-    for done in (shell("query", model), shell("inspect", model, ray=True)):
-        assert "input x: tensor(float) [N, 3]" in done.out
-        assert "output y: tensor(float) [N, 4]" in done.out
+    for result in (shell("query", model), shell("inspect", model, ray=True)):
+        assert "input x: tensor(float) [N, 3]" in result.out
+        assert "output y: tensor(float) [N, 4]" in result.out
 
 
 def test_inspect_shows_a_model(shell: Shell, model: Path) -> None:
@@ -122,11 +122,11 @@ def test_inspect_shows_a_model(shell: Shell, model: Path) -> None:
 def test_inspect_shows_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
     blob = tmp_path / "m.hetero"
     assert shell("compile", model, *SPLIT, "-c", "PERF_COUNT=YES", "-o", blob).code == 0
-    done = shell("inspect --verify", blob, ray=True)
-    assert done.code == 0
-    assert "all checksums match" in done.out
-    (wrapped,) = re.findall(r"^options: (.*(?:\n *[\w.]+=.*)*)", done.out, re.MULTILINE)
-    options = " ".join(wrapped.split())
+    result = shell("inspect --verify", blob, ray=True)
+    assert result.code == 0
+    assert "all checksums match" in result.out
+    (options_line,) = re.findall(r"^options: (.*(?:\n *[\w.]+=.*)*)", result.out, re.MULTILINE)
+    options = " ".join(options_line.split())
     assert "PERF_COUNT=True" in options
     assert not re.search(r"=(\[\]|\(\)|\{\}|0|None|)(,|$)", options)
 
@@ -160,13 +160,15 @@ def test_json_has_one_schema_and_one_unit(
     shell: Shell, model: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    alone = line.startswith(("inspect", "cache"))
-    done = shell(line.replace("MODEL", str(model)) + " --json", ray=alone)
-    assert done.code == 0, done.err
-    assert re.fullmatch(r"hetero\.[a-z]+", done.document["schema"]["name"])
-    assert done.document["schema"]["version"] == 2
-    wrong = [k for k in keys(done.document) if k.endswith(("_ms", "_us")) or "segment" in k]
-    assert wrong == []
+    no_executor = line.startswith(("inspect", "cache"))
+    result = shell(line.replace("MODEL", str(model)) + " --json", ray=no_executor)
+    assert result.code == 0, result.err
+    assert re.fullmatch(r"hetero\.[a-z]+", result.document["schema"]["name"])
+    assert result.document["schema"]["version"] == 2
+    keys_with_units = [
+        k for k in keys(result.document) if k.endswith(("_ms", "_us")) or "segment" in k
+    ]
+    assert keys_with_units == []
 
 
 def test_json_supports_file_names_that_are_not_text(
@@ -180,7 +182,7 @@ def test_json_supports_file_names_that_are_not_text(
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started_executors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the executors that are asked for; Ray does not start."""
     kinds: list[str] = []
 
@@ -217,7 +219,7 @@ def test_ray_starts_only_for_commands_that_run_or_measure(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    asked: list[str],
+    started_executors: list[str],
     line: str,
     kind: str,
 ) -> None:
@@ -227,22 +229,26 @@ def test_ray_starts_only_for_commands_that_run_or_measure(
         assert shell("profile -t 0.1 -d NULL", model, "-o", costs).code == 0
         # As if measured on Ray, whose nodes have names.
         costs.write_text(costs.read_text().replace('"local"', '"10.0.0.1"'))
-        asked.clear()
+        started_executors.clear()
     replaced = {"MODEL": model, "FILE": tmp_path / "file", "COSTS": costs}
     for word, path in replaced.items():
         line = line.replace(word, str(path))
-    done = shell(line, *(("-d", "NULL") if costs.exists() else ()), ray=True)
-    assert asked == [kind]
-    assert kind == "ray" or done.code == 0, done.err
+    result = shell(line, *(("-d", "NULL") if costs.exists() else ()), ray=True)
+    assert started_executors == [kind]
+    assert kind == "ray" or result.code == 0, result.err
 
 
 @pytest.mark.parametrize("line", ["devices", "query MODEL", "compile MODEL"])
 def test_named_cluster_is_used(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], line: str
+    shell: Shell,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    started_executors: list[str],
+    line: str,
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     shell(line.replace("MODEL", str(model)), ray=True)
-    assert asked == ["ray"]
+    assert started_executors == ["ray"]
 
 
 # Bench.
@@ -251,15 +257,15 @@ def test_named_cluster_is_used(
 def test_plan_seconds_excludes_the_measurement(
     shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
 
-    def compile_model(self: Any, *arguments: Any, **named: Any) -> Any:
-        found.update(arguments[2])
+    def compile_model(self: Any, *arguments: Any, **kwargs: Any) -> Any:
+        config.update(arguments[2])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hetero.core.Core, "compile_model", compile_model)
     shell("bench --hint LATENCY -t 5 --plan-seconds 0.5", model)
-    assert found["PLAN_SECONDS"] == 0.5
+    assert config["PLAN_SECONDS"] == 0.5
 
 
 class CountingProgram(Program):
@@ -288,18 +294,18 @@ class InterruptingPlugin(NullPlugin):
 def test_ctrl_c_prints_the_measurements_of_bench(shell: Shell, model: Path) -> None:
     InterruptingPlugin.runs = 0
     plugin = ("--plugin", f"{__name__}:InterruptingPlugin", "-d", "INTERRUPTING")
-    done = shell("bench -t 60 --json", model, *plugin)
-    assert done.code == 130
-    assert done.document["interrupted"] is True
-    assert done.document["in_flight"] is None
-    assert 20 <= done.document["one_at_a_time"]["requests"] <= 30
-    assert "interrupted" in done.err
+    result = shell("bench -t 60 --json", model, *plugin)
+    assert result.code == 130
+    assert result.document["interrupted"] is True
+    assert result.document["in_flight"] is None
+    assert 20 <= result.document["one_at_a_time"]["requests"] <= 30
+    assert "interrupted" in result.err
 
 
 def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
     slow = ("-d", "NULL", "-c", "NULL_NODE_TIME_US=2000")
-    busy = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
-    (stage,) = busy["stages"]
+    in_flight = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
+    (stage,) = in_flight["stages"]
     # Four in flight on one device: each waits for about three others.
     assert stage["wait_s"] > stage["run_s"]
 
@@ -315,9 +321,9 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
 )
 def test_full_output_device_prints_no_traceback(to: str, code: int, more: list[str]) -> None:
     words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
-    done = subprocess.run(
+    result = subprocess.run(
         ["sh", "-c", f"{shlex.join(words)} {to}"], capture_output=True, text=True, check=False
     )
-    assert done.returncode == code
-    assert "Traceback" not in done.stderr
-    assert not code or more or "No space left on device" in done.stderr
+    assert result.returncode == code
+    assert "Traceback" not in result.stderr
+    assert not code or more or "No space left on device" in result.stderr

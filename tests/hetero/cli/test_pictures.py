@@ -26,18 +26,18 @@ def cat(tmp_path: Path) -> Path:
     return path
 
 
-def saved(tmp_path: Path, *shape: Any) -> Path:
+def save_model(tmp_path: Path, *shape: Any) -> Path:
     path = tmp_path / "model.onnx"
     onnx.save_model(model(shape), path)
     return path
 
 
-def output(shell: Shell, tmp_path: Path, *line: object) -> np.ndarray:
+def run_model(shell: Shell, tmp_path: Path, *line: object) -> np.ndarray:
     file = tmp_path / "out.npz"
-    done = shell("run", *line, "-o", file)
-    assert done.code == 0, done.err
-    found: np.ndarray = np.load(file)["y"]
-    return found
+    result = shell("run", *line, "-o", file)
+    assert result.code == 0, result.err
+    values: np.ndarray = np.load(file)["y"]
+    return values
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 7, 22), (1, 7, 22, 3), (3, 7, 22), ("batch", 3, 7, 22)])
@@ -46,10 +46,10 @@ def test_image_is_resized_and_normalised(
     shell: Shell, tmp_path: Path, cat: Path, shape: tuple[Any, ...], color: str
 ) -> None:
     options = ("--color", color, "--mean", "120,110,100", "--scale", "x=2")
-    got = output(
+    output = run_model(
         shell,
         tmp_path,
-        saved(tmp_path, *shape),
+        save_model(tmp_path, *shape),
         "-d",
         "HETERO:ORT,CPU",
         "-a",
@@ -59,16 +59,18 @@ def test_image_is_resized_and_normalised(
         *options,
     )
     pixels = PIXELS[..., ::-1] if color == "BGR" else PIXELS
-    want = (formulas.resize(pixels, "RESIZE_LINEAR", 7, 22) - [120, 110, 100]) / 2
-    want = want if shape[-1] == 3 else want.transpose(2, 0, 1)
-    np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-3)
+    expected = (formulas.resize(pixels, "RESIZE_LINEAR", 7, 22) - [120, 110, 100]) / 2
+    expected = expected if shape[-1] == 3 else expected.transpose(2, 0, 1)
+    np.testing.assert_allclose(output.reshape(expected.shape), expected, atol=1e-3)
 
 
 def test_image_becomes_gray_for_a_model_with_one_channel(
     shell: Shell, tmp_path: Path, cat: Path
 ) -> None:
-    got = output(shell, tmp_path, saved(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}")
-    np.testing.assert_allclose(got[0, 0], formulas.gray(PIXELS), atol=0.501)
+    output = run_model(
+        shell, tmp_path, save_model(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}"
+    )
+    np.testing.assert_allclose(output[0, 0], formulas.gray(PIXELS), atol=0.501)
 
 
 def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) -> None:
@@ -76,26 +78,28 @@ def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) 
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 90 degrees
     Image.fromarray(PIXELS).save(path, exif=exif)
-    got = output(shell, tmp_path, saved(tmp_path, 1, "h", "w", 3), "-d", "CPU", "-i", path)
-    np.testing.assert_array_equal(got[0], np.rot90(PIXELS, -1))
+    output = run_model(
+        shell, tmp_path, save_model(tmp_path, 1, "h", "w", 3), "-d", "CPU", "-i", path
+    )
+    np.testing.assert_array_equal(output[0], np.rot90(PIXELS, -1))
 
 
 def test_blob_contains_its_preprocessing(shell: Shell, tmp_path: Path) -> None:
-    file, blob = saved(tmp_path, 1, 3, 4, 5), tmp_path / "blob.hetero"
+    file, blob = save_model(tmp_path, 1, 3, 4, 5), tmp_path / "blob.hetero"
     assert shell("compile", file, "-d", "CPU", "--mean", "1,2,3", "-o", blob).code == 0
     values = tmp_path / "x.npy"
     x = picture((1, 3, 4, 5), np.float32)
     np.save(values, x)
-    got = output(shell, tmp_path, blob, "-i", values)
-    np.testing.assert_array_equal(got, x - np.reshape([1, 2, 3], (3, 1, 1)).astype(np.float32))
-    told = shell("run", blob, "--mean", "1").err
-    assert "pass them to `hetero compile`" in told
+    output = run_model(shell, tmp_path, blob, "-i", values)
+    np.testing.assert_array_equal(output, x - np.reshape([1, 2, 3], (3, 1, 1)).astype(np.float32))
+    error = shell("run", blob, "--mean", "1").err
+    assert "pass them to `hetero compile`" in error
 
 
 def test_preprocessed_light_model_is_not_compared(shell: Shell) -> None:
-    done = shell("run light:squeezenet -d ORT --mean 1 --json")
-    assert done.code == 0
-    assert done.document["check"] is None
+    result = shell("run light:squeezenet -d ORT --mean 1 --json")
+    assert result.code == 0
+    assert result.document["check"] is None
 
 
 @pytest.mark.parametrize(
@@ -121,12 +125,16 @@ def test_invalid_preprocessing_options_are_refused(
 ) -> None:
     text = tmp_path / "text.png"
     text.write_text("no picture")
-    done = shell(
-        "run", saved(tmp_path, *shape), "-d", "CPU", *options.format(cat=cat, text=text).split()
+    result = shell(
+        "run",
+        save_model(tmp_path, *shape),
+        "-d",
+        "CPU",
+        *options.format(cat=cat, text=text).split(),
     )
-    assert done.code in (1, 2)
-    assert words in " ".join(done.err.split())
-    assert "Traceback" not in done.err
+    assert result.code in (1, 2)
+    assert words in " ".join(result.err.split())
+    assert "Traceback" not in result.err
 
 
 def test_input_name_is_required_for_two_inputs(shell: Shell, tmp_path: Path) -> None:
@@ -134,14 +142,14 @@ def test_input_name_is_required_for_two_inputs(shell: Shell, tmp_path: Path) -> 
     two.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [1]))
     path = tmp_path / "two.onnx"
     onnx.save_model(two, path)
-    ambiguous = shell("run", path, "-d", "CPU", "--mean", "1")
-    assert "the model has several inputs (x, z)" in ambiguous.err
+    result = shell("run", path, "-d", "CPU", "--mean", "1")
+    assert "the model has several inputs (x, z)" in result.err
 
 
 def test_missing_pillow_error_names_the_extra(
     shell: Shell, tmp_path: Path, cat: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    done = shell("run", saved(tmp_path, 1, 3, 7, 9), "-d", "CPU", "-i", cat)
-    assert done.code == 2
-    assert "pip install 'hetero[pictures]'" in done.err
+    result = shell("run", save_model(tmp_path, 1, 3, 7, 9), "-d", "CPU", "-i", cat)
+    assert result.code == 2
+    assert "pip install 'hetero[pictures]'" in result.err

@@ -40,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 #: However little a cut pays on a busy machine.
-APART = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
+PINS = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
 
 
 def test_profile_plan_and_bench_share_a_cost_file(
@@ -53,20 +53,20 @@ def test_profile_plan_and_bench_share_a_cost_file(
     before = read_costs(path)
     assert {(CLIENT, "NULL.0"), ("NULL.0", CLIENT)} < set(before.transfers)
 
-    options = (*DEVICES, *APART, "--costs", path, "--plan-seconds", "0.3")
-    planned = shell("plan --json", model, *options).document
-    assert planned["plan"] is not None
-    assert planned["request"]["policy"] == "AUTO"
-    used = {node["device"] for node in planned["nodes"]}
+    options = (*DEVICES, *PINS, "--costs", path, "--plan-seconds", "0.3")
+    plan = shell("plan --json", model, *options).document
+    assert plan["plan"] is not None
+    assert plan["request"]["policy"] == "AUTO"
+    used = {node["device"] for node in plan["nodes"]}
     assert used == {"NULL.0", "NULL.1"}
 
-    benched = shell("bench --hint THROUGHPUT -n 20 --json", model, *options).document
-    found = benched["prediction"]
-    assert found["period"]["measured_s"] > 0
-    assert found["latency"]["measured_s"] > 0
-    assert not found["cut_short"]
-    assert len(found["stages"]) == len(benched["subgraphs"]) == 2
-    assert all(row["ratio"] is not None for row in (*found["stages"], *found["wires"]))
+    bench = shell("bench --hint THROUGHPUT -n 20 --json", model, *options).document
+    prediction = bench["prediction"]
+    assert prediction["period"]["measured_s"] > 0
+    assert prediction["latency"]["measured_s"] > 0
+    assert not prediction["cut_short"]
+    assert len(prediction["stages"]) == len(bench["subgraphs"]) == 2
+    assert all(row["ratio"] is not None for row in (*prediction["stages"], *prediction["wires"]))
 
 
 def test_bench_without_a_plan_has_no_prediction(shell: Shell, model: Path) -> None:
@@ -93,10 +93,12 @@ def test_search_ended_by_its_time_limit_is_reported(
     path = tmp_path / "costs.json"
     monkeypatch.setattr(search, "DEADLINE_FRACTIONS", (0.0, 0.0))
     source = read_model(model)
-    given = costs(source, {d: dict.fromkeys(source.node_names, 1e-3) for d in ("CPU", "NULL")})
-    of = {d.name: identify_device(d, {}) for d in core.device_descriptors}
-    devices = {n: replace(d, identity=of[n]) for n, d in given.devices.items()}
-    write_costs(replace(given, devices=devices), path)
+    model_costs = costs(
+        source, {d: dict.fromkeys(source.node_names, 1e-3) for d in ("CPU", "NULL")}
+    )
+    identities = {d.name: identify_device(d, {}) for d in core.device_descriptors}
+    devices = {n: replace(d, identity=identities[n]) for n, d in model_costs.devices.items()}
+    write_costs(replace(model_costs, devices=devices), path)
     options = (model, "-d", "HETERO:CPU,NULL", "--costs", path)
     assert shell("plan --json", *options).document["plan"]["cut_short"] is True
     for command in ("plan", "bench --hint THROUGHPUT -n 2"):
@@ -106,10 +108,10 @@ def test_search_ended_by_its_time_limit_is_reported(
 def test_cost_file_of_other_devices_is_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     shell("profile -t 0.3", model, *DEVICES, "-o", path)
-    other = [part.replace("500", "100") for part in DEVICES]
-    refused = shell("plan", model, *other, "--costs", path)
-    assert "hetero: PlanError: " in refused.err
-    assert "NULL_NODE_TIME_US 100.0, measured with 500.0" in " ".join(refused.err.split())
+    other_config = [part.replace("500", "100") for part in DEVICES]
+    result = shell("plan", model, *other_config, "--costs", path)
+    assert "hetero: PlanError: " in result.err
+    assert "NULL_NODE_TIME_US 100.0, measured with 500.0" in " ".join(result.err.split())
 
 
 def test_profile_refuses_pins(shell: Shell, model: Path) -> None:
@@ -133,9 +135,9 @@ def test_ctrl_c_writes_the_measured_costs(shell: Shell, model: Path, tmp_path: P
     path = tmp_path / "costs.json"
     Interrupting.compiled = 0
     plugin = ("--plugin", f"{__name__}:Interrupting", "-d", "HETERO:INTERRUPTING,NULL")
-    ended = shell("profile -t 60", model, *plugin, "-o", path)
-    assert ended.code == 130, ended.err
-    assert "interrupted" in ended.out
+    result = shell("profile -t 60", model, *plugin, "-o", path)
+    assert result.code == 130, result.err
+    assert "interrupted" in result.out
     costs = read_costs(path)
     assert costs.interrupted
     assert {t.source for t in costs.devices["INTERRUPTING"].nodes.values()} == {"measured"}

@@ -20,7 +20,7 @@ CUT = {"op:Tanh": "CPU"}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[str]:
+def metrics_url() -> Iterator[str]:
     """Have four requests answered over two devices, and return where that is told."""
     with (
         hetero.Core(executor="inprocess") as core,
@@ -32,13 +32,13 @@ def served() -> Iterator[str]:
         yield metrics.url
 
 
-def test_json_has_devices_stages_and_rates(shell: Shell, served: str) -> None:
-    port = served.rpartition(":")[2].partition("/")[0]
-    done = shell(f"top {port} --once --json", ray=True)
-    assert done.code == 0
-    document = done.document
+def test_json_has_devices_stages_and_rates(shell: Shell, metrics_url: str) -> None:
+    port = metrics_url.rpartition(":")[2].partition("/")[0]
+    result = shell(f"top {port} --once --json", ray=True)
+    assert result.code == 0
+    document = result.document
     assert document["schema"]["name"] == "hetero.top"
-    assert document["address"] == served
+    assert document["address"] == metrics_url
     (model,) = document["models"]
     assert model["model"] == "branches"
     assert model["answered_per_s"] * document["seconds"] == pytest.approx(4)
@@ -60,15 +60,15 @@ def test_json_has_devices_stages_and_rates(shell: Shell, served: str) -> None:
     assert devices["ORT"]["utilisation"] == pytest.approx(of_ort)
 
 
-def test_once_prints_tables(shell: Shell, served: str) -> None:
-    done = shell("top --once", served, ray=True)
-    assert done.code == 0
+def test_once_prints_tables(shell: Shell, metrics_url: str) -> None:
+    result = shell("top --once", metrics_url, ray=True)
+    assert result.code == 0
     for word in ("branches", "ORT", "CPU", "local", "up", "in flight"):
-        assert word in done.out
+        assert word in result.out
 
 
 def test_live_view_updates_until_interrupted(
-    shell: Shell, served: str, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, metrics_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeps = iter([0.5, 0.5])
 
@@ -80,9 +80,9 @@ def test_live_view_updates_until_interrupted(
     module = importlib.import_module("hetero.cli.top")
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    done = shell("top --interval 0.5", served, ray=True)
-    assert done.code == 0
-    assert "branches" in done.out
+    result = shell("top --interval 0.5", metrics_url, ray=True)
+    assert result.code == 0
+    assert "branches" in result.out
 
 
 def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +91,9 @@ def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.Mo
     with hetero.Core(executor="inprocess") as core, core.serve_metrics() as metrics:
         end = SimpleNamespace(sleep=lambda seconds: metrics.close(), monotonic=time.monotonic)
         monkeypatch.setattr(module, "time", end)
-        done = shell("top", metrics.url, ray=True)
-    assert (done.code, "has ended" in done.err) == (0, True)
-    assert "--metrics-port" not in done.err
+        result = shell("top", metrics.url, ray=True)
+    assert (result.code, "has ended" in result.err) == (0, True)
+    assert "--metrics-port" not in result.err
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,15 @@ def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.Mo
     ],
 )
 def test_address_without_metrics_is_refused(shell: Shell, address: str, words: str) -> None:
-    done = shell("top --once", address, ray=True)
-    assert done.code in (1, 2)
-    assert words in done.err
+    result = shell("top --once", address, ray=True)
+    assert result.code in (1, 2)
+    assert words in result.err
 
 
 def test_rates_cover_the_time_between_snapshots() -> None:
-    def look(uptime: float, runs: float, busy: float, quick: float, slow: float) -> MetricsSnapshot:
+    def snapshot(
+        uptime: float, runs: float, busy: float, quick: float, slow: float
+    ) -> MetricsSnapshot:
         stage = {"model": "m", "stage": "0", "device": "A"}
         model = {"model": "m"}
         bucket = "hetero_request_duration_seconds_bucket"
@@ -128,11 +130,11 @@ def test_rates_cover_the_time_between_snapshots() -> None:
             ]
         )
 
-    found = summarize_metrics(look(30.0, 50, 12.0, 50, 100), look(10.0, 10, 2.0, 40, 50))
-    assert found["seconds"] == 20
-    (stage,) = found["stages"]
+    summary = summarize_metrics(snapshot(30.0, 50, 12.0, 50, 100), snapshot(10.0, 10, 2.0, 40, 50))
+    assert summary["seconds"] == 20
+    (stage,) = summary["stages"]
     assert (stage["runs_per_s"], stage["run_s"], stage["utilisation"]) == (2, 0.25, 0.5)
-    (model,) = found["models"]
+    (model,) = summary["models"]
     assert model["answered_per_s"] == 2.5
     # Of 50 answers 10 took up to 0.1 s, the others are spread from there to 0.5 s.
     assert model["latency_s"] == {
@@ -140,4 +142,4 @@ def test_rates_cover_the_time_between_snapshots() -> None:
         "90": pytest.approx(0.1 + 0.4 * 35 / 40),
         "99": pytest.approx(0.1 + 0.4 * 39.5 / 40),
     }
-    assert found["devices"][0]["up"] is False
+    assert summary["devices"][0]["up"] is False

@@ -45,8 +45,8 @@ class WrongProgram(Program):
         names = self.model.node_names
         for node in self.model.nodes:
             with np.errstate(invalid="ignore"):
-                given = OPERATORS[node.op_type](*(values[name] for name in node.inputs))
-            results = [np.array(r) for r in (given if isinstance(given, list) else [given])]
+                result = OPERATORS[node.op_type](*(values[name] for name in node.inputs))
+            results = [np.array(r) for r in (result if isinstance(result, list) else [result])]
             if node.name.startswith("off"):
                 results[-1] += np.float32(0.5)
             elif node.name.startswith("nan"):
@@ -90,11 +90,11 @@ X = {"x": np.array([-1.0, 0.25, 2.0, 3.0], np.float32)}
 
 def test_agreeing_devices_have_no_node(core: hetero.Core) -> None:
     model = graph("a: p = Tanh(x)", "b: y = Add(p, x)")
-    found = compare(core, model, ("CPU", "WRONG"), X)
-    assert found.agrees
-    assert (found.node, found.runs, found.values) == (None, 0, ())
-    assert found.outputs[0].max_abs < 1e-6
-    assert found.sentence().startswith("CPU and WRONG agree: largest difference ")
+    comparison = compare(core, model, ("CPU", "WRONG"), X)
+    assert comparison.agrees
+    assert (comparison.node, comparison.runs, comparison.values) == (None, 0, ())
+    assert comparison.outputs[0].max_abs < 1e-6
+    assert comparison.sentence().startswith("CPU and WRONG agree: largest difference ")
 
 
 def test_wrong_node_is_named_with_its_differences(core: hetero.Core) -> None:
@@ -106,21 +106,21 @@ def test_wrong_node_is_named_with_its_differences(core: hetero.Core) -> None:
         "d: t = Sub(s, p)",
         "e: y = Tanh(t)",
     )
-    found = compare(core, model, ("CPU", "WRONG"), X)
-    assert not found.agrees
-    assert (found.node, found.op_type, found.suspects) == ("off", "Mul", ("off",))
-    (value,) = found.values
+    comparison = compare(core, model, ("CPU", "WRONG"), X)
+    assert not comparison.agrees
+    assert (comparison.node, comparison.op_type, comparison.suspects) == ("off", "Mul", ("off",))
+    (value,) = comparison.values
     assert (value.name, value.differing, value.size) == ("r", 4, 4)
     assert value.max_abs == pytest.approx(0.5, abs=1e-6)
     x = X["x"].astype(np.float64)
-    right = np.tanh(x) * -x
-    assert value.max_rel == pytest.approx(np.max(0.5 / np.abs(right)), rel=1e-5)
-    worst = int(np.argmin(np.abs(right)))
+    expected = np.tanh(x) * -x
+    assert value.max_rel == pytest.approx(np.max(0.5 / np.abs(expected)), rel=1e-5)
+    worst = int(np.argmin(np.abs(expected)))
     assert value.position == (worst,)
-    assert value.values == pytest.approx((right[worst], right[worst] + 0.5), abs=1e-6)
-    assert found.alone is not None
-    assert [d.agrees for d in found.alone] == [False]
-    assert found.sentence() == (
+    assert value.values == pytest.approx((expected[worst], expected[worst] + 0.5), abs=1e-6)
+    assert comparison.alone is not None
+    assert [d.agrees for d in comparison.alone] == [False]
+    assert comparison.sentence() == (
         "CPU and WRONG differ in 1 of 1 outputs; first at node 'off' (Mul), also when it runs alone"
     )
 
@@ -129,61 +129,61 @@ def test_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
     lines = ["n0: v0 = Tanh(x)"]
     for i in range(1, 12):
         lines.append(f"{'off' if i in (4, 7, 9) else 'n'}{i}: v{i} = Add(v{i - 1}, v{i - 1})")
-    found = compare(core, graph(*lines, outputs="v11"), ("CPU", "WRONG"), X)
-    assert found.node == "off4"
+    comparison = compare(core, graph(*lines, outputs="v11"), ("CPU", "WRONG"), X)
+    assert comparison.node == "off4"
     # 12 nodes: the whole model, then no more prefixes than halving takes.
-    assert found.runs <= 4
+    assert comparison.runs <= 4
 
 
 def test_node_with_one_wrong_output_is_found(core: hetero.Core) -> None:
     model = graph("off: p, q = Split(x)", "a: y = Neg(p)", "b: z = Neg(q)", outputs="y, z")
-    found = compare(core, model, ("CPU", "WRONG"), X)
-    assert found.node == "off"
-    assert [d.name for d in found.values] == ["q"]
-    assert [d.agrees for d in found.outputs] == [True, False]
-    assert "differ in 1 of 2 outputs" in found.sentence()
+    comparison = compare(core, model, ("CPU", "WRONG"), X)
+    assert comparison.node == "off"
+    assert [d.name for d in comparison.values] == ["q"]
+    assert [d.agrees for d in comparison.outputs] == [True, False]
+    assert "differ in 1 of 2 outputs" in comparison.sentence()
 
 
 def test_nan_on_one_device_is_a_difference(core: hetero.Core) -> None:
     model = graph("a: p = Tanh(x)", "nan: q = Neg(p)", "b: y = Add(q, q)")
-    found = compare(core, model, ("CPU", "WRONG"), X)
-    assert found.node == "nan"
-    assert found.values[0].nans == (0, 1)
-    assert found.values[0].position == (2,)
-    assert found.values[0].max_abs < 1e-6
+    comparison = compare(core, model, ("CPU", "WRONG"), X)
+    assert comparison.node == "nan"
+    assert comparison.values[0].nans == (0, 1)
+    assert comparison.values[0].position == (2,)
+    assert comparison.values[0].max_abs < 1e-6
 
 
 def test_nan_on_both_devices_agrees(core: hetero.Core) -> None:
-    found = compare(core, graph("a: y = Sqrt(x)"), ("CPU", "WRONG"), X)
-    assert found.outputs[0].nans == (1, 1)
-    assert found.agrees
+    comparison = compare(core, graph("a: y = Sqrt(x)"), ("CPU", "WRONG"), X)
+    assert comparison.outputs[0].nans == (1, 1)
+    assert comparison.agrees
 
 
 def test_difference_that_reaches_no_output_is_ignored(core: hetero.Core) -> None:
-    down = np.full(4, -100, np.float32)
+    offset = np.full(4, -100, np.float32)
     model = graph("off: p = Tanh(x)", "a: q = Add(p, w)", "b: y = Relu(q)")
-    model.graph.initializer.append(numpy_helper.from_array(down, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(offset, "w"))
     assert compare(core, model, ("CPU", "WRONG"), X).agrees
 
 
 def test_node_that_agrees_alone_is_reported(core: hetero.Core) -> None:
     model = graph("a: p = Tanh(x)", "fused: q = Neg(p)", "b: y = Add(q, q)")
-    found = compare(core, model, ("CPU", "WRONG"), X)
-    assert found.node == "fused"
-    assert found.alone is not None
-    assert [d.agrees for d in found.alone] == [True]
-    assert "alone it agrees" in found.sentence()
+    comparison = compare(core, model, ("CPU", "WRONG"), X)
+    assert comparison.node == "fused"
+    assert comparison.alone is not None
+    assert [d.agrees for d in comparison.alone] == [True]
+    assert "alone it agrees" in comparison.sentence()
 
 
 @pytest.mark.parametrize("devices", [("CPU", "HETERO:WRONG,CPU"), ("HETERO:WRONG,CPU", "CPU")])
 def test_device_list_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str, str]) -> None:
     model = graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: r = Neg(q)", "off2: y = Add(r, x)")
-    found = compare(core, model, devices, X, affinity={"off2": "CPU"})
-    assert (found.agrees, found.node) == (False, "off")
-    pinned = {"off*": "CPU"}
-    assert compare(core, model, devices, X, affinity=pinned).agrees
+    comparison = compare(core, model, devices, X, affinity={"off2": "CPU"})
+    assert (comparison.agrees, comparison.node) == (False, "off")
+    pins = {"off*": "CPU"}
+    assert compare(core, model, devices, X, affinity=pins).agrees
     with pytest.raises(AffinityError, match="pins need a device list"):
-        compare(core, model, ("CPU", "WRONG"), X, affinity=pinned)
+        compare(core, model, ("CPU", "WRONG"), X, affinity=pins)
 
 
 def test_tolerances_decide(core: hetero.Core) -> None:
@@ -195,18 +195,20 @@ def test_tolerances_decide(core: hetero.Core) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_wrong_node_of_random_graphs_is_found(core: hetero.Core, seed: int) -> None:
     rng = random.Random(seed)
-    count, wrong = 24, rng.randrange(24)
+    count, wrong_index = 24, rng.randrange(24)
     # Every value reaches the one output, and no operator hides half a unit.
     lines, values = [], ["x"]
     for i in range(count):
         a, b = values[-1], rng.choice(values[:4])
         call = rng.choice([f"Add({a}, {b})", f"Sub({a}, x)", f"Add({a}, x)"])
-        lines.append(f"{'off' if i == wrong else 'n'}{i}: v{i} = {call}")
+        lines.append(f"{'off' if i == wrong_index else 'n'}{i}: v{i} = {call}")
         values.append(f"v{i}")
     x = {"x": np.ones(4, np.float32)}
-    found = compare(core, graph(*lines, outputs=values[-1]), ("CPU", "WRONG"), x, rtol=0, atol=0.1)
-    assert found.node == f"off{wrong}"
-    assert found.suspects == (f"off{wrong}",)
+    comparison = compare(
+        core, graph(*lines, outputs=values[-1]), ("CPU", "WRONG"), x, rtol=0, atol=0.1
+    )
+    assert comparison.node == f"off{wrong_index}"
+    assert comparison.suspects == (f"off{wrong_index}",)
 
 
 def test_invalid_arguments_are_refused(core: hetero.Core) -> None:
@@ -250,8 +252,8 @@ def test_integers_strings_truth_values_scalars_and_nothing() -> None:
 
 def test_sequences_are_compared_element_by_element() -> None:
     one, two = np.zeros(2, np.float32), np.ones(2, np.float32)
-    found = differences_of("v", [one, one], [one, two])
-    assert [(d.name, d.agrees) for d in found] == [("v[0]", True), ("v[1]", False)]
+    comparison = differences_of("v", [one, one], [one, two])
+    assert [(d.name, d.agrees) for d in comparison] == [("v[0]", True), ("v[1]", False)]
     assert not differences_of("v", [one], [one, one])[0].agrees
 
 
@@ -264,16 +266,16 @@ def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path)
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     np.save(tmp_path / "x.npy", X["x"])
-    given = (path, *WRONG, "-d", "CPU,WRONG", "-i", tmp_path / "x.npy")
-    result = shell("compare --json", *given)
+    result = (path, *WRONG, "-d", "CPU,WRONG", "-i", tmp_path / "x.npy")
+    result = shell("compare --json", *result)
     assert result.code == 1, result.err
     document = result.document
     assert (document["agrees"], document["node"], document["op_type"]) == (False, "off", "Neg")
     assert document["values"][0]["max_abs"] == pytest.approx(0.5)
-    shown = shell("compare", *given)
-    assert shown.code == 1
-    assert "first at node 'off' (Neg)" in " ".join(shown.out.split())
-    assert shell("compare --atol 2", *given).code == 0
+    result = shell("compare", *result)
+    assert result.code == 1
+    assert "first at node 'off' (Neg)" in " ".join(result.out.split())
+    assert shell("compare --atol 2", *result).code == 0
 
 
 def test_command_needs_two_devices(shell: Shell, model: Path) -> None:
@@ -299,8 +301,8 @@ def test_compare_is_public() -> None:
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
 def test_integers_are_compared_exactly(dtype: type) -> None:
     first = np.array([1000, 50000], np.int64).astype(dtype)
-    found = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
-    assert (found.differing, found.position, found.max_abs) == (1, (1,), 49)
+    comparison = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
+    assert (comparison.differing, comparison.position, comparison.max_abs) == (1, (1,), 49)
     assert differences_of("ids", first, first)[0].agrees
 
 
@@ -323,16 +325,16 @@ def test_model_is_read_with_the_cores_extensions(monkeypatch: pytest.MonkeyPatch
     )
     with hetero.Core(executor="inprocess", plugins=[WrongPlugin]) as core:
         core.add_extension(squeak)
-        typed: list[str] = []
+        types: list[str] = []
         run = _Search.run
 
-        def noted(search: _Search, part: Model, inputs: Any) -> Any:
-            typed.append(part.spec("h").type)
+        def record_type(search: _Search, part: Model, inputs: Any) -> Any:
+            types.append(part.spec("h").type)
             return run(search, part, inputs)
 
-        monkeypatch.setattr(_Search, "run", noted)
+        monkeypatch.setattr(_Search, "run", record_type)
         assert compare(core, model, ["CPU", "HETERO:CPU"], {"x": np.ones(4, np.float32)}).agrees
-    assert typed == ["tensor(float)"]
+    assert types == ["tensor(float)"]
 
 
 def test_pins_need_a_device_list(core: hetero.Core) -> None:

@@ -34,19 +34,19 @@ def test_checked_models_are_split_between_neighbours():
 
 
 def test_every_kind_of_tensor_crosses():
-    crossing = set()
+    specs = set()
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
         subject = CoreSubject(core, "HETERO:CPU.0,CPU.1")
         for sample in (*samples(), *(s for name in ELEMENT_TYPES for s in typed_samples(name))):
             if subject.query_model(sample.model).unsupported:
                 continue
-            given = {port.name for port in sample.model.inputs}
+            input_names = {port.name for port in sample.model.inputs}
             for subgraph in subject.compile_model(sample.model).subgraphs:
-                crossing |= {sample.model.spec(n) for n in subgraph.inputs if n not in given}
-    kinds = {spec.type for spec in crossing}
+                specs |= {sample.model.spec(n) for n in subgraph.inputs if n not in input_names}
+    kinds = {spec.type for spec in specs}
     assert {f"tensor({name})" for name in ELEMENT_TYPES} | {"tensor(string)"} <= kinds
     assert {"seq(tensor(float))", "optional(tensor(float))"} <= kinds
-    assert {(), ("N", 3)} <= {spec.shape for spec in crossing}
+    assert {(), ("N", 3)} <= {spec.shape for spec in specs}
 
 
 @pytest.mark.ray

@@ -26,11 +26,11 @@ def test_module_has_the_backend_interface() -> None:
 def test_prepared_model_runs_repeatedly(device: str, inputs: object) -> None:
     prepared = hetero.backend.prepare(branches(), device)
     for _ in range(2):
-        (got,) = prepared.run(inputs)
-        np.testing.assert_allclose(got, branches_output(X), rtol=1e-6)
+        (output,) = prepared.run(inputs)
+        np.testing.assert_allclose(output, branches_output(X), rtol=1e-6)
     prepared.close()
-    (got,) = hetero.backend.run_model(branches(), inputs, device)
-    np.testing.assert_allclose(got, branches_output(X), rtol=1e-6)
+    (output,) = hetero.backend.run_model(branches(), inputs, device)
+    np.testing.assert_allclose(output, branches_output(X), rtol=1e-6)
 
 
 def test_keywords_reach_compile_model() -> None:
@@ -41,21 +41,21 @@ def test_keywords_reach_compile_model() -> None:
 
 def test_run_node_equals_the_reference() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
-    (new,) = hetero.backend.run_node(node, [X])
-    np.testing.assert_allclose(new, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-6)
+    (by_axis,) = hetero.backend.run_node(node, [X])
+    np.testing.assert_allclose(by_axis, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-6)
     # Before opset 13 everything from the axis on is one row.
     whole = helper.make_node("Softmax", ["x"], ["y"], axis=0)
-    (old,) = hetero.backend.run_node(whole, {"x": X}, opset_version=11)
-    np.testing.assert_allclose(old, np.exp(X) / np.exp(X).sum(), rtol=1e-6)
+    (by_row,) = hetero.backend.run_node(whole, {"x": X}, opset_version=11)
+    np.testing.assert_allclose(by_row, np.exp(X) / np.exp(X).sum(), rtol=1e-6)
 
 
 def test_run_node_with_absent_input_and_output() -> None:
     clip = helper.make_node("Clip", ["x", "", "top"], ["y"])
-    (got,) = hetero.backend.run_node(clip, [X, np.float32(0.5)])
-    np.testing.assert_array_equal(got, np.minimum(X, np.float32(0.5)))
+    (output,) = hetero.backend.run_node(clip, [X, np.float32(0.5)])
+    np.testing.assert_array_equal(output, np.minimum(X, np.float32(0.5)))
     drop = helper.make_node("MaxPool", ["x"], ["y", ""], kernel_shape=[1])
-    (got,) = hetero.backend.run_node(drop, [X[None]])
-    np.testing.assert_array_equal(got, X[None])
+    (output,) = hetero.backend.run_node(drop, [X[None]])
+    np.testing.assert_array_equal(output, X[None])
 
 
 def test_run_node_with_several_outputs_and_types() -> None:
@@ -90,6 +90,6 @@ def test_outputs_keep_the_models_order_and_repetitions() -> None:
         twice (float[2, 3] x) => (float[2, 3] z, float[2, 3] y, float[2, 3] z, float[2, 3] x)
         { y = Neg(x) z = Abs(x) }"""
     )
-    got = hetero.backend.run_model(model, [X], "HETERO:ORT,CPU", affinity={"op:Abs": "CPU"})
-    for one, want in zip(got, [np.abs(X), -X, np.abs(X), X], strict=True):
-        np.testing.assert_array_equal(one, want)
+    output = hetero.backend.run_model(model, [X], "HETERO:ORT,CPU", affinity={"op:Abs": "CPU"})
+    for one, expected in zip(output, [np.abs(X), -X, np.abs(X), X], strict=True):
+        np.testing.assert_array_equal(one, expected)

@@ -40,10 +40,10 @@ def test_ports_equal_onnx_runtimes(sessions):
 def test_run_equals_onnx_runtimes(sessions):
     ours, theirs = sessions
     for names in (None, [], ["z"], ["z", "y"]):
-        for got, want in zip(
+        for output, expected in zip(
             ours.run(names, {"x": X, "b": B}), theirs.run(names, {"x": X, "b": B}), strict=True
         ):
-            np.testing.assert_array_equal(got, want)
+            np.testing.assert_array_equal(output, expected)
     assert ours.get_providers() == ["ORT"]
     for feed in ({"x": X}, {"x": X, "b": B, "c": B}, {"x": X.astype(complex), "b": B}):
         with pytest.raises(hetero.HeteroError):
@@ -54,27 +54,27 @@ def test_run_equals_onnx_runtimes(sessions):
 
 def test_run_async_calls_back_with_results_or_error(sessions):
     for session in sessions:
-        ended, told = threading.Event(), []
+        called, calls = threading.Event(), []
 
-        def tell(results, user, error, told=told, ended=ended):
-            told.append((results, user, error))
-            ended.set()
+        def callback(results, user, error, calls=calls, called=called):
+            calls.append((results, user, error))
+            called.set()
 
-        session.run_async(["y"], {"x": X, "b": B}, tell, "mine")
-        assert ended.wait(60)
-        ((results, user, error),) = told
+        session.run_async(["y"], {"x": X, "b": B}, callback, "mine")
+        assert called.wait(60)
+        ((results, user, error),) = calls
         np.testing.assert_array_equal(results[0], [[2, 0, 4]])
         assert (user, error) == ("mine", "")
 
 
 def test_io_binding_reads_and_writes_bound_values(sessions):
     for module, session in zip((hetero, ort), sessions, strict=True):
-        held = np.zeros((1, 3), np.float32)
+        y_buffer = np.zeros((1, 3), np.float32)
         binding = session.io_binding()
         binding.bind_cpu_input("x", X)
         binding.bind_ortvalue_input("b", module.OrtValue.ortvalue_from_numpy(B))
         binding.bind_output("z")
-        binding.bind_ortvalue_output("y", module.OrtValue.ortvalue_from_numpy(held))
+        binding.bind_ortvalue_output("y", module.OrtValue.ortvalue_from_numpy(y_buffer))
         session.run_with_iobinding(binding)
         z, y = binding.copy_outputs_to_cpu()
         np.testing.assert_array_equal(z, -(X + B))
@@ -88,8 +88,8 @@ def test_io_binding_reads_and_writes_bound_values(sessions):
 
 def test_providers_select_devices(sessions):
     data = PROTO.SerializeToString()
-    for given in (["CPUExecutionProvider"], [("CPUExecutionProvider", {"a": 1})]):
-        session = hetero.InferenceSession(data, providers=given)
+    for providers in (["CPUExecutionProvider"], [("CPUExecutionProvider", {"a": 1})]):
+        session = hetero.InferenceSession(data, providers=providers)
         assert session.get_providers() == ["ORT"]
     with pytest.raises(hetero.UnknownDeviceError, match="ORT_CUDA"):
         hetero.InferenceSession(data, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])

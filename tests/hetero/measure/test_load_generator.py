@@ -10,62 +10,62 @@ import pytest
 from hetero.devices.request.response import Response
 from hetero.measure.load_generator import keep_in_flight
 
-ANSWER = Response({}, ())
+RESPONSE = Response({}, ())
 
 
 def test_number_in_flight_is_limited_and_all_are_awaited() -> None:
     waiting: list[Future[Response]] = []
-    most, told = [0], []
+    most_in_flight, calls = [0], []
 
     def submit() -> Future[Response]:
         future: Future[Response] = Future()
         waiting.append(future)
-        most[0] = max(most[0], len(waiting))
+        most_in_flight[0] = max(most_in_flight[0], len(waiting))
         if len(waiting) == 3:  # the pipeline is full: the oldest is done
-            pool.submit(waiting.pop(0).set_result, ANSWER)
+            pool.submit(waiting.pop(0).set_result, RESPONSE)
         return future
 
-    def more(sent: int) -> bool:
-        if sent == 10:
+    def keep_sending(num_sent: int) -> bool:
+        if num_sent == 10:
             for future in waiting:
-                pool.submit(future.set_result, ANSWER)
-        return sent < 10
+                pool.submit(future.set_result, RESPONSE)
+        return num_sent < 10
 
-    def answered(began_s: float, ended_s: float, answer: Response) -> None:
-        told.append((began_s <= ended_s, answer))
+    def on_response(began_s: float, ended_s: float, response: Response) -> None:
+        calls.append((began_s <= ended_s, response))
 
     with ThreadPoolExecutor(1) as pool:
-        keep_in_flight(submit, 3, more, answered)
-    assert most == [3]
-    assert told == [(True, ANSWER)] * 10
+        keep_in_flight(submit, 3, keep_sending, on_response)
+    assert most_in_flight == [3]
+    assert calls == [(True, RESPONSE)] * 10
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_first_failed_request_ends_the_load(jobs: int) -> None:
-    sent: list[int] = []
+    num_sent: list[int] = []
 
     def submit() -> Future[Response]:
         future: Future[Response] = Future()
-        sent.append(len(sent))
-        if len(sent) == 5:
+        num_sent.append(len(num_sent))
+        if len(num_sent) == 5:
             future.set_exception(ZeroDivisionError("the fifth"))
         else:
-            future.set_result(ANSWER)
+            future.set_result(RESPONSE)
         return future
 
     with pytest.raises(ZeroDivisionError, match="the fifth"):
-        keep_in_flight(submit, jobs, lambda sent: True, lambda *told: None)
-    assert len(sent) == 5
+        keep_in_flight(submit, jobs, lambda num_sent: True, lambda *calls: None)
+    assert len(num_sent) == 5
 
 
 def test_error_in_the_callback_is_raised() -> None:
-    def answered(*told: Any) -> None:
+    def on_response(*calls: Any) -> None:
         raise LookupError("by hand")
 
     def submit() -> Future[Response]:
         future: Future[Response] = Future()
-        future.set_result(ANSWER)
+        future.set_result(RESPONSE)
         return future
 
     with pytest.raises(LookupError, match="by hand"):
-        keep_in_flight(submit, 2, lambda sent: True, answered)
+        keep_in_flight(submit, 2, lambda num_sent: True, on_response)

@@ -27,8 +27,8 @@ CUT = {"op:Tanh": "CPU"}
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
-        yield made
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as core_with_waiting:
+        yield core_with_waiting
 
 
 def scrape(url: str) -> dict[str, exposition.Family]:
@@ -43,25 +43,25 @@ def test_metrics_agree_with_request_times(core: hetero.Core) -> None:
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
     ):
         submitted = [compiled.submit({"x": X}) for _ in range(4)]
-        answers = [s.future.result(60) for s in submitted]
-        found = scrape(metrics.url)
-        assert found.keys() == exposition.read(metrics.text()).keys()
-    assert found["hetero_requests_total"].value(model="branches", state="answered") == 4
-    assert found["hetero_request_input_bytes_total"].value(model="branches") == 4 * X.nbytes
+        results = [s.future.result(60) for s in submitted]
+        samples = scrape(metrics.url)
+        assert samples.keys() == exposition.read(metrics.text()).keys()
+    assert samples["hetero_requests_total"].value(model="branches", state="answered") == 4
+    assert samples["hetero_request_input_bytes_total"].value(model="branches") == 4 * X.nbytes
     for subgraph in compiled.subgraphs:
-        runs = [answer.stage_timings[subgraph.index] for answer in answers]
-        where = {"model": "branches", "stage": str(subgraph.index), "device": subgraph.device}
-        assert found["hetero_stage_runs_total"].value(**where) == 4
-        busy_s = found["hetero_stage_busy_seconds_total"].value(**where)
+        runs = [answer.stage_timings[subgraph.index] for answer in results]
+        labels = {"model": "branches", "stage": str(subgraph.index), "device": subgraph.device}
+        assert samples["hetero_stage_runs_total"].value(**labels) == 4
+        busy_s = samples["hetero_stage_busy_seconds_total"].value(**labels)
         assert busy_s == pytest.approx(sum(run.run_s for run in runs))
-        queued_s = found["hetero_stage_queue_seconds_total"].value(**where)
+        queued_s = samples["hetero_stage_queue_seconds_total"].value(**labels)
         assert queued_s == pytest.approx(sum(run.queued_s for run in runs))
-        nbytes = found["hetero_stage_output_bytes_total"].value(**where)
+        nbytes = samples["hetero_stage_output_bytes_total"].value(**labels)
         assert nbytes == sum(run.output_nbytes for run in runs)
-    assert found["hetero_requests_in_flight"].value(model="branches") == 0
-    assert found["hetero_in_flight_bytes"].value() == 0
+    assert samples["hetero_requests_in_flight"].value(model="branches") == 0
+    assert samples["hetero_in_flight_bytes"].value() == 0
     for device in ("ORT", "CPU"):
-        assert found["hetero_device_up"].value(device=device, node="local") == 1
+        assert samples["hetero_device_up"].value(device=device, node="local") == 1
 
 
 def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: Path) -> None:
@@ -71,24 +71,26 @@ def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: P
         core.serve_metrics() as metrics,
         core.compile_model(branches(), "WAITING", config) as compiled,
     ):
-        hung = compiled.submit({"x": X})
+        first = compiled.submit({"x": X})
         second = threading.Thread(target=compiled, args=(X,))
         second.start()
         # Submitted, waits.
-        wait_for(lambda: len(compiled.story(hung.request_id + 1)) >= 2)
-        found = scrape(metrics.url)
-        assert found["hetero_requests_waiting"].value(model="branches") == 1
-        assert found["hetero_requests_in_flight"].value(model="branches") == 1
-        assert found["hetero_in_flight_bytes"].value() >= X.nbytes
-        tasks = found["hetero_device_tasks"]
-        held = [tasks.value(device="WAITING", node="local", state=s) for s in ("running", "queued")]
-        assert sum(held) == 1
-        hung.cancel()
+        wait_for(lambda: len(compiled.story(first.request_id + 1)) >= 2)
+        samples = scrape(metrics.url)
+        assert samples["hetero_requests_waiting"].value(model="branches") == 1
+        assert samples["hetero_requests_in_flight"].value(model="branches") == 1
+        assert samples["hetero_in_flight_bytes"].value() >= X.nbytes
+        tasks = samples["hetero_device_tasks"]
+        num_tasks = [
+            tasks.value(device="WAITING", node="local", state=s) for s in ("running", "queued")
+        ]
+        assert sum(num_tasks) == 1
+        first.cancel()
         gate.touch()
         second.join(60)
-        ended = scrape(metrics.url)["hetero_requests_total"]
-    assert ended.value(model="branches", state="cancelled") == 1
-    assert ended.value(model="branches", state="answered") == 1
+        outcomes = scrape(metrics.url)["hetero_requests_total"]
+    assert outcomes.value(model="branches", state="cancelled") == 1
+    assert outcomes.value(model="branches", state="answered") == 1
 
 
 def test_metrics_are_served_only_in_the_block(core: hetero.Core) -> None:
@@ -101,7 +103,7 @@ def test_metrics_are_served_only_in_the_block(core: hetero.Core) -> None:
 
 
 def test_core_without_devices_has_metrics() -> None:
-    with hetero.Core("inprocess") as idle, idle.serve_metrics() as metrics:
+    with hetero.Core("inprocess") as core, core.serve_metrics() as metrics:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
 
 
@@ -130,6 +132,6 @@ def test_openmetrics_is_served_to_scrapers_that_accept_it(core: hetero.Core) -> 
 
 
 def test_command_prints_the_metrics_url(shell: Shell, model: Path) -> None:
-    done = shell("run --metrics-port 0 -d CPU", model)
-    assert done.code == 0
-    assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)
+    result = shell("run --metrics-port 0 -d CPU", model)
+    assert result.code == 0
+    assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", result.err)

@@ -23,8 +23,8 @@ CUT = {"op:Tanh": "CPU"}
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
-        yield made
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as core_with_waiting:
+        yield core_with_waiting
 
 
 def words(story: tuple[str, ...]) -> list[str]:
@@ -69,20 +69,20 @@ def test_admission_wait_is_timed(core: hetero.Core, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with core.compile_model(branches(), "WAITING", config) as compiled:
-        hung = compiled.submit({"x": X})
+        first = compiled.submit({"x": X})
         second = compiled.create_infer_request()
         thread = threading.Thread(target=second.infer, args=(X,))
         thread.start()
-        wait_for(lambda: len(compiled.story(hung.request_id + 1)) >= 2)  # submitted, waits
-        seen_s = time.monotonic()
+        wait_for(lambda: len(compiled.story(first.request_id + 1)) >= 2)  # submitted, waits
+        queued_at_s = time.monotonic()
         time.sleep(0.02)
-        least_s = time.monotonic() - seen_s
-        hung.cancel()
+        minimum_wait_s = time.monotonic() - queued_at_s
+        first.cancel()
         gate.touch()
         thread.join(60)
-    assert second.times.admission_s >= least_s
+    assert second.times.admission_s >= minimum_wait_s
     assert words(second.story())[1].startswith("attempt 0: waits: 1 of 1 requests")
-    assert hung.story()[-1].event == "cancelled"
+    assert first.story()[-1].event == "cancelled"
 
 
 def test_times_need_a_finished_run(core: hetero.Core) -> None:

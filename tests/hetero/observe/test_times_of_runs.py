@@ -18,7 +18,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 PINS = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}
 
 
-def timed(model: Model) -> set[str]:
+def subgraphs_with_times(model: Model) -> set[str]:
     """Return the subgraphs that have a row with a time."""
     times = {node.name: node.metadata["execTimeMcs"] for node in model.nodes}
     return {
@@ -34,20 +34,20 @@ def test_profiled_runs_time_the_nodes_of_every_subgraph(
 ) -> None:
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
-        assert timed(compiled.get_runtime_model()) == set()
+        assert subgraphs_with_times(compiled.get_runtime_model()) == set()
         if asynchronous:
             queue = hetero.AsyncInferQueue(compiled, jobs=2)
             queue.start_async(X)
             queue.wait_all()
         else:
             compiled(X)
-        assert timed(compiled.get_runtime_model()) == {"subgraph0", "subgraph1"}
+        assert subgraphs_with_times(compiled.get_runtime_model()) == {"subgraph0", "subgraph1"}
 
 
 def test_unprofiled_runs_have_no_node_times(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         compiled(X)
-        assert timed(compiled.get_runtime_model()) == set()
+        assert subgraphs_with_times(compiled.get_runtime_model()) == set()
 
 
 def test_runtime_model_covers_every_variant(core: hetero.Core, tmp_path: Path) -> None:
@@ -57,11 +57,11 @@ def test_runtime_model_covers_every_variant(core: hetero.Core, tmp_path: Path) -
         for _ in range(4):
             compiled(X)
         runtime = compiled.get_runtime_model()
-        assert timed(runtime) == {f"subgraph{s.index}" for s in compiled.subgraphs}
+        assert subgraphs_with_times(runtime) == {f"subgraph{s.index}" for s in compiled.subgraphs}
         for subgraph in compiled.subgraphs:
             rows = [n for n in runtime.nodes if n.name.startswith(f"subgraph{subgraph.index}:")]
-            covered = {o for n in rows for o in n.metadata["originalLayersNames"].split(",")}
-            assert covered == set(subgraph.node_names)
+            node_names = {o for n in rows for o in n.metadata["originalLayersNames"].split(",")}
+            assert node_names == set(subgraph.node_names)
             assert {"x"} <= {name for n in rows for name in n.inputs}
             assert {"y"} <= {name for n in rows for name in n.outputs}
 

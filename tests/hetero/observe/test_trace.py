@@ -21,7 +21,7 @@ from hetero.devices.request.response import StageTiming
 from hetero.observe.trace import Trace, trace_events
 from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain, replicate
-from tests.support.command_line import Shell, endless
+from tests.support.command_line import Shell, start_endless_command
 from tests.support.models import branches
 from tests.support.observed import ended
 from tests.support.plans import replica_config
@@ -69,12 +69,12 @@ def span_ns(event: Event) -> tuple[int, int]:
     return begin, begin + length
 
 
-def of(events: list[Event], phase: str, category: str) -> list[Event]:
+def events_of_category(events: list[Event], phase: str, category: str) -> list[Event]:
     return [e for e in events if e["ph"] == phase and e.get("cat") == category]
 
 
 @pytest.fixture(scope="module")
-def traced(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def trace_of_requests(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     """Have requests traced that are in flight together."""
     path = tmp_path_factory.mktemp("traced") / "trace.json"
     with (
@@ -86,13 +86,16 @@ def traced(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Trace
     return events_of(path), runs
 
 
-def test_stage_slices_have_the_requests_times(traced: Traced) -> None:
-    events, runs = traced
-    stages = {(e["args"]["request"], e["args"]["stage"]): e for e in of(events, "X", "stage")}
+def test_stage_slices_have_the_requests_times(trace_of_requests: Traced) -> None:
+    events, runs = trace_of_requests
+    stages = {
+        (e["args"]["request"], e["args"]["stage"]): e
+        for e in events_of_category(events, "X", "stage")
+    }
     assert stages.keys() == {(number, run.stage) for number in runs for run in runs[number]}
     first = min(run.started_s for each in runs.values() for run in each)
     origin_ns = min(span_ns(event)[0] for event in stages.values())
-    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_name(events, "thread_name")}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events_named(events, "thread_name")}
     for (number, stage), event in stages.items():
         run = runs[number][stage]
         begin_ns, end_ns = span_ns(event)
@@ -102,45 +105,52 @@ def test_stage_slices_have_the_requests_times(traced: Traced) -> None:
         assert threads[event["pid"], event["tid"]].split(",")[0] == run.device
 
 
-def of_name(events: list[Event], name: str) -> list[Event]:
+def events_named(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event["name"] == name]
 
 
-def test_stage_slices_lie_within_their_request(traced: Traced) -> None:
-    events, runs = traced
-    requests = {e["args"]["request"]: e for e in of(events, "X", "request") if "args" in e}
+def test_stage_slices_lie_within_their_request(trace_of_requests: Traced) -> None:
+    events, runs = trace_of_requests
+    requests = {
+        e["args"]["request"]: e for e in events_of_category(events, "X", "request") if "args" in e
+    }
     assert requests.keys() == runs.keys()
-    flights = {span_ns(e) for e in of_name(events, "in flight")}
-    for stage in of(events, "X", "stage"):
+    flights = {span_ns(e) for e in events_named(events, "in flight")}
+    for stage in events_of_category(events, "X", "stage"):
         begin, end = span_ns(requests[stage["args"]["request"]])
         assert begin <= span_ns(stage)[0] <= span_ns(stage)[1] <= end
     assert len(flights) == len(runs)
     assert {e["args"]["state"] for e in requests.values()} == {"answered"}
 
 
-def test_queue_wait_ends_with_the_stages_start(traced: Traced) -> None:
-    events, runs = traced
-    begins = {e["id"]: e for e in of(events, "b", "queue")}
-    ends = {e["id"]: e for e in of(events, "e", "queue")}
+def test_queue_wait_ends_with_the_stages_start(trace_of_requests: Traced) -> None:
+    events, runs = trace_of_requests
+    begins = {e["id"]: e for e in events_of_category(events, "b", "queue")}
+    ends = {e["id"]: e for e in events_of_category(events, "e", "queue")}
     assert begins.keys() == ends.keys()
-    starts = {(e["args"]["request"], e["name"]): span_ns(e)[0] for e in of(events, "X", "stage")}
-    waited = {(n, f"branches, stage {r.stage}"): r for n in runs for r in runs[n] if r.queued_s > 0}
-    assert len(waited) == len(begins)
+    starts = {
+        (e["args"]["request"], e["name"]): span_ns(e)[0]
+        for e in events_of_category(events, "X", "stage")
+    }
+    queued_runs = {
+        (n, f"branches, stage {r.stage}"): r for n in runs for r in runs[n] if r.queued_s > 0
+    }
+    assert len(queued_runs) == len(begins)
     for key, begin in begins.items():
-        who = (begin["args"]["request"], begin["name"].removesuffix(" waits"))
-        assert span_ns(ends[key])[0] == starts[who]
-        lasts_s = (span_ns(ends[key])[0] - span_ns(begin)[0]) / 1e9
-        assert lasts_s == pytest.approx(waited[who].queued_s, abs=2e-9)
+        stage_key = (begin["args"]["request"], begin["name"].removesuffix(" waits"))
+        assert span_ns(ends[key])[0] == starts[stage_key]
+        wait_s = (span_ns(ends[key])[0] - span_ns(begin)[0]) / 1e9
+        assert wait_s == pytest.approx(queued_runs[stage_key].queued_s, abs=2e-9)
 
 
-def test_flows_connect_slices_along_wires(traced: Traced) -> None:
-    events, runs = traced
+def test_flows_connect_slices_along_wires(trace_of_requests: Traced) -> None:
+    events, runs = trace_of_requests
     arrivals = {(e["cat"], e["id"]): e for e in events if e["ph"] == "f"}
     departures = [e for e in events if e["ph"] == "s"]
     assert len(departures) == len(arrivals)
-    slices = of(events, "X", "stage") + of(events, "X", "request")
+    slices = events_of_category(events, "X", "stage") + events_of_category(events, "X", "request")
 
-    def within(event: Event) -> list[Event]:
+    def slices_at(event: Event) -> list[Event]:
         at = span_ns(event)[0]
         return [
             s
@@ -150,24 +160,24 @@ def test_flows_connect_slices_along_wires(traced: Traced) -> None:
         ]
 
     wires = set()
-    for leaves in departures:
-        comes = arrivals[leaves["cat"], leaves["id"]]
-        assert comes["bp"] == "e"
-        args = leaves["args"]
-        there = [(s["args"]["request"], s["args"]["stage"]) for s in within(comes)]
-        assert (args["request"], args["consumer"]) in there
-        if leaves["cat"] == "inputs":
+    for departure in departures:
+        arrival = arrivals[departure["cat"], departure["id"]]
+        assert arrival["bp"] == "e"
+        args = departure["args"]
+        target_stages = [(s["args"]["request"], s["args"]["stage"]) for s in slices_at(arrival)]
+        assert (args["request"], args["consumer"]) in target_stages
+        if departure["cat"] == "inputs":
             assert args["consumer"] == 0
-            assert leaves["pid"] == 1
+            assert departure["pid"] == 1
             continue
-        here = [(s["args"]["request"], s["args"]["stage"]) for s in within(leaves)]
-        assert (args["request"], args["producer"]) in here
+        source_stages = [(s["args"]["request"], s["args"]["stage"]) for s in slices_at(departure)]
+        assert (args["request"], args["producer"]) in source_stages
         wires.add((args["request"], args["producer"], args["consumer"], *args["tensors"]))
     expected = ((0, 1, "positive"), (0, 2, "right"), (1, 2, "left"))
     assert wires == {(number, *wire) for number in runs for wire in expected}
 
 
-def interrupted(block: Trace, run: Callable[[], object]) -> None:
+def interrupt_block(block: Trace, run: Callable[[], object]) -> None:
     with block:
         run()
         raise KeyboardInterrupt
@@ -176,8 +186,8 @@ def interrupted(block: Trace, run: Callable[[], object]) -> None:
 def test_interrupted_block_writes_a_complete_trace(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with pytest.raises(KeyboardInterrupt):
-        interrupted(core.trace(path), lambda: core.compile_model(branches(), "CPU")(X))
-    assert len(of(events_of(path), "X", "stage")) == 1
+        interrupt_block(core.trace(path), lambda: core.compile_model(branches(), "CPU")(X))
+    assert len(events_of_category(events_of(path), "X", "stage")) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
 
 
@@ -185,11 +195,14 @@ def test_unfinished_requests_are_traced(core: hetero.Core, tmp_path: Path) -> No
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
         with pytest.raises(KeyboardInterrupt):
-            interrupted(core.trace(path), lambda: compiled.submit({"x": X}))
+            interrupt_block(core.trace(path), lambda: compiled.submit({"x": X}))
         events = events_of(path)
-    (request,) = [e for e in of(events, "X", "request") if "args" in e]
+    (request,) = [e for e in events_of_category(events, "X", "request") if "args" in e]
     assert request["args"]["state"] == "running"
-    assert [e["name"] for e in of(events, "i", "request")] == ["submitted with 24 bytes", "started"]
+    assert [e["name"] for e in events_of_category(events, "i", "request")] == [
+        "submitted with 24 bytes",
+        "started",
+    ]
 
 
 def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> None:
@@ -198,11 +211,11 @@ def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> N
         compiled(X)  # before the block: not traced
         with core.trace(path, requests=2) as trace:
             submitted = [compiled.submit({"x": X}) for _ in range(5)]
-            numbers = [s.request_id for s in submitted if s.future.result(60)]
+            request_ids = [s.request_id for s in submitted if s.future.result(60)]
     assert trace.num_left_out == 3
-    kept = {e["args"]["request"] for e in of(events_of(path), "X", "stage")}
-    assert len(kept) == 2
-    assert kept < set(numbers)
+    recorded = {e["args"]["request"] for e in events_of_category(events_of(path), "X", "stage")}
+    assert len(recorded) == 2
+    assert recorded < set(request_ids)
     assert json.loads(path.read_text())["otherData"] == {"requests": 2, "left_out": 3}
     with pytest.raises(ValueError, match="at least 1"):
         core.trace(path, requests=0)
@@ -218,9 +231,9 @@ def test_failed_request_has_its_story(core: hetero.Core, tmp_path: Path) -> None
     ):
         compiled(X)
     events = events_of(path)
-    (request,) = [e for e in of(events, "X", "request") if "args" in e]
+    (request,) = [e for e in events_of_category(events, "X", "request") if "args" in e]
     assert request["args"]["state"] == "failed"
-    assert [e["name"].partition(":")[0] for e in of(events, "i", "request")] == [
+    assert [e["name"].partition(":")[0] for e in events_of_category(events, "i", "request")] == [
         "submitted with 24 bytes",
         "started",
         "failed",
@@ -230,32 +243,32 @@ def test_failed_request_has_its_story(core: hetero.Core, tmp_path: Path) -> None
 @pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
 def test_interrupted_command_writes_a_complete_trace(command: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    process = endless(command, tmp_path, "--trace", path)
+    process = start_endless_command(command, tmp_path, "--trace", path)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
     assert process.returncode == 130
-    (request,) = [e for e in of(events_of(path), "X", "request") if "args" in e]
+    (request,) = [e for e in events_of_category(events_of(path), "X", "request") if "args" in e]
     assert request["args"]["state"] in ("cancelled", "running")
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 3 -t 1"])
 def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, command: str) -> None:
     path = tmp_path / "trace.json"
-    done = shell(command, model, "-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU", "--trace", path)
-    assert done.code == 0
-    assert f"wrote {path}" in done.err
-    stages = of(events_of(path), "X", "stage")
+    result = shell(command, model, "-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU", "--trace", path)
+    assert result.code == 0
+    assert f"wrote {path}" in result.err
+    stages = events_of_category(events_of(path), "X", "stage")
     assert {e["args"]["device"] for e in stages} == {"ORT", "CPU"}
-    refused = shell(command, model, "--trace", model)
-    assert refused.code == 2
-    assert "--trace" in refused.err
+    result = shell(command, model, "--trace", model)
+    assert result.code == 2
+    assert "--trace" in result.err
 
 
 def test_runs_by_an_unknown_clock_are_omitted() -> None:
     runs = (StageTiming(0, "A", 0.5, 11.0, 12.0), StageTiming(1, "B", 0.5, 90011.0, 90012.0))
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
     events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
-    assert [e["args"]["stage"] for e in of(events, "X", "stage")] == [0]
+    assert [e["args"]["stage"] for e in events_of_category(events, "X", "stage")] == [0]
     assert {e["ph"]: e["cat"] for e in events if e["ph"] in "sf"} == {"s": "inputs", "f": "inputs"}
     assert max(e.get("ts", 0) for e in events) < 3e6
 
@@ -267,7 +280,7 @@ def test_variants_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) 
         submitted = [compiled.submit({"x": X}) for _ in range(6)]
         runs = {s.request_id: s.future.result(60).stage_timings for s in submitted}
         devices = {s.index: s.device for s in compiled.subgraphs}
-    stages = of(events_of(path), "X", "stage")
+    stages = events_of_category(events_of(path), "X", "stage")
     assert {(e["args"]["request"], e["args"]["stage"]) for e in stages} == {
         (number, run.stage) for number in runs for run in runs[number]
     }
@@ -288,7 +301,10 @@ def test_wires_follow_the_requests_route() -> None:
         for route in placement.routes
     ]
     events = list(trace_events(requests, {}, now_s=30.0))
-    wires = [(e["args"]["producer"], e["args"]["consumer"]) for e in of(events, "s", "wire")]
+    wires = [
+        (e["args"]["producer"], e["args"]["consumer"])
+        for e in events_of_category(events, "s", "wire")
+    ]
     assert wires == [pair for route in placement.routes for pair in pairwise(route.stages)]
     assert len(set(wires)) == 4
 

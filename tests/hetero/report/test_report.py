@@ -57,7 +57,7 @@ def document() -> dict[str, Any]:
     return build_report(branches_survey())
 
 
-def found(document: dict[str, Any]) -> list[str]:
+def lint_codes(document: dict[str, Any]) -> list[str]:
     return [lint["code"] for lint in document["lints"]]
 
 
@@ -88,8 +88,8 @@ def test_schema_refuses_unknown_and_missing_fields(document: dict[str, Any]) -> 
 def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
     names = [node["name"] for node in document["nodes"]]
     assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
-    listed = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
-    assert sorted(listed) == sorted(names)
+    nodes_of_subgraphs = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
+    assert sorted(nodes_of_subgraphs) == sorted(names)
     for node in document["nodes"]:
         subgraph = document["subgraphs"][node["subgraph"]]
         assert node["name"] in subgraph["nodes"]
@@ -142,7 +142,7 @@ def test_refusals_that_differ_in_names_have_one_cause() -> None:
     ]
     takes = {"ORT": ["Relu"], "CPU": None}
     survey = survey_of(branches(), takes)
-    answers = {
+    results = {
         "ORT": replace(
             survey.results["ORT"],
             refusals={
@@ -151,7 +151,7 @@ def test_refusals_that_differ_in_names_have_one_cause() -> None:
             },
         )
     }
-    document = build_report(replace(survey, results=dict(survey.results) | answers))
+    document = build_report(replace(survey, results=dict(survey.results) | results))
     (reason,) = document["fallback"]["reasons"]
     assert reason["count"] == len(document["fallback"]["nodes"]) > 1
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "fallback"]
@@ -210,14 +210,14 @@ def test_placement_digest_depends_on_the_placement() -> None:
 def test_devices_of_every_variant_count_as_used() -> None:
     survey = branches_survey()
     plan = branches_plan(survey)
-    alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
+    single_device = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
     (first,) = plan.variants
     variants = (
-        PlacedPartition(partition(survey.model, alone), alone, 0.6),
+        PlacedPartition(partition(survey.model, single_device), single_device, 0.6),
         replace(first, share=0.4),
     )
-    mixed = replace(plan, variants=variants)
-    document = build_report(survey, mixed)
+    plan_of_variants = replace(plan, variants=variants)
+    document = build_report(survey, plan_of_variants)
     validate(document)
     assert {s["device"] for s in document["subgraphs"]} == {"CPU"}
     devices = {d["name"]: (d["nodes"], d["used"], d["share"]) for d in document["devices"]}
@@ -227,8 +227,8 @@ def test_devices_of_every_variant_count_as_used() -> None:
 
 def test_impossible_alternatives_are_marked() -> None:
     rows = {r["name"]: r for r in build_report(branches_survey())["counterfactuals"]}
-    alone = rows["single ORT, unpinned"]
-    assert (alone["possible"], alone["missing"]) == (False, 1)
+    single_device = rows["single ORT, unpinned"]
+    assert (single_device["possible"], single_device["missing"]) == (False, 1)
     assert (rows["single CPU"]["possible"], rows["single CPU"]["cuts"]) == (True, 0)
     # Without the pin only Tanh leaves: a tensor to it, one back, and one past it from the part
     # of ORT before to the part after.
@@ -242,7 +242,7 @@ def test_model_that_cannot_be_partitioned_is_reported() -> None:
     document = build_report(survey_of(proto, {"CPU": ["Relu", "Frobnicate"], "ORT": ["Relu"]}))
     validate(document)
     assert document["subgraphs"] == []
-    assert "not-cut" in found(document)
+    assert "not-cut" in lint_codes(document)
     assert len(document["nodes"]) == 3
     assert "UNSUPPORTED 1 node" in document["verdict"]["sentence"]
     assert "cannot be partitioned" in document["verdict"]["sentence"]
@@ -261,11 +261,11 @@ def test_model_without_nodes_is_reported() -> None:
 def test_ping_pong_lint_needs_a_round_trip() -> None:
     model = chain("Abs", "Abs", "Neg", "Abs", "Abs", "Abs", "Abs")
     lints = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))["lints"]
-    (ping,) = [lint for lint in lints if lint["code"] == "ping-pong"]
-    assert ping["message"] == "ORT sends 16 B to subgraph 1 on CPU (1 node) and gets 16 B back."
-    assert ping["subgraphs"] == [1]
-    oneway = build_report(survey_of(chain("Abs", "Neg"), {"ORT": ["Abs"], "CPU": None}))
-    assert "ping-pong" not in found(oneway)
+    (lint,) = [lint for lint in lints if lint["code"] == "ping-pong"]
+    assert lint["message"] == "ORT sends 16 B to subgraph 1 on CPU (1 node) and gets 16 B back."
+    assert lint["subgraphs"] == [1]
+    document = build_report(survey_of(chain("Abs", "Neg"), {"ORT": ["Abs"], "CPU": None}))
+    assert "ping-pong" not in lint_codes(document)
 
 
 def test_unused_device_lint_names_the_devices_before_it() -> None:
@@ -288,28 +288,28 @@ def test_lints_of_a_plan() -> None:
 
 def test_wide_wire_lint_for_a_widening_cast() -> None:
     half, single = TensorProto.FLOAT16, TensorProto.FLOAT
-    late = chain("Abs", "Cast", "Neg", cast={"Cast1": single}, dtype=half)
-    document = build_report(survey_of(late, {"ORT": ["Abs", "Cast"], "CPU": None}))
+    model = chain("Abs", "Cast", "Neg", cast={"Cast1": single}, dtype=half)
+    document = build_report(survey_of(model, {"ORT": ["Abs", "Cast"], "CPU": None}))
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "wide-wire"]
     assert lint["nodes"] == ["Cast1"]
     assert "float16" in lint["message"]
-    good = build_report(survey_of(late, {"ORT": ["Abs"], "CPU": None}))
-    assert "wide-wire" not in found(good)
+    document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
+    assert "wide-wire" not in lint_codes(document)
     narrowing = chain("Abs", "Cast", "Neg", cast={"Cast1": half}, dtype=single)
     document = build_report(survey_of(narrowing, {"ORT": ["Abs"], "CPU": None}))
-    assert "wide-wire" in found(document)
+    assert "wide-wire" in lint_codes(document)
 
 
 def test_double_wire_lint_for_crossing_doubles() -> None:
     model = chain("Abs", "Neg", dtype=TensorProto.DOUBLE)
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
-    assert "double-wire" in found(document)
+    assert "double-wire" in lint_codes(document)
 
 
 def test_many_lints_of_one_code_are_counted() -> None:
     model = chain(*["Abs", "Neg"] * 40, "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
-    assert Counter(found(document))["ping-pong"] == 13
+    assert Counter(lint_codes(document))["ping-pong"] == 13
     assert any(lint["message"] == "28 more of ping-pong." for lint in document["lints"])
 
 
@@ -317,8 +317,8 @@ def test_every_lint_code_is_in_the_schema_and_the_docstring() -> None:
     from hetero.report import lints
 
     assert lints.__doc__ is not None
-    listed = re.findall(r"^([a-z-]{6,})  ", lints.__doc__, re.MULTILINE)
-    assert sorted(listed) == sorted(CODES)
+    nodes_of_subgraphs = re.findall(r"^([a-z-]{6,})  ", lints.__doc__, re.MULTILINE)
+    assert sorted(nodes_of_subgraphs) == sorted(CODES)
 
 
 def test_strict_passes_clean_placements() -> None:
@@ -337,17 +337,17 @@ def test_annotated_model_compiles_to_the_same_placement() -> None:
     proto = model.to_proto()
     onnx.checker.check_model(proto, full_check=True)
     assert proto.ir_version >= 10
-    written = {
+    metadata = {
         node.name: {e.key: e.value for e in node.metadata_props} for node in proto.graph.node
     }
-    assert written["tanh"] == {
+    assert metadata["tanh"] == {
         "hetero.affinity": "CPU",
         "hetero.device": "CPU",
         "layer_ann": "CPU",
         "hetero.reason": "priority, after ORT: no Tanh here [no_kernel]",
         "hetero.subgraph": "1",
     }
-    assert {n: w["hetero.subgraph"] for n, w in written.items()} == {
+    assert {n: w["hetero.subgraph"] for n, w in metadata.items()} == {
         "matmul": "0",
         "relu": "0",
         "tanh": "1",
@@ -357,8 +357,8 @@ def test_annotated_model_compiles_to_the_same_placement() -> None:
     }
     assert dict(metadata_pins(model, survey.names)) == dict(survey.affinity)
     assert model.metadata["hetero.verdict"] == document["verdict"]["sentence"]
-    again = annotated_model(model, document).to_proto()
-    assert again.SerializeToString() == proto.SerializeToString()
+    annotated_twice = annotated_model(model, document).to_proto()
+    assert annotated_twice.SerializeToString() == proto.SerializeToString()
 
 
 def test_terminal_report_has_every_part() -> None:
@@ -418,9 +418,9 @@ def test_query_prints_json_and_writes_every_format(
 
 def test_strict_prints_the_lint_and_fails(shell: Shell, model: Path) -> None:
     assert shell("query -d HETERO:CPU,ORT", model).code == 0
-    strict = shell("query -d HETERO:CPU,ORT --strict", model)
-    assert strict.code == 1
-    assert "strict: [unused-device] ORT was requested but is not used" in strict.err
+    result = shell("query -d HETERO:CPU,ORT --strict", model)
+    assert result.code == 1
+    assert "strict: [unused-device] ORT was requested but is not used" in result.err
     assert shell("query -d CPU --strict", model).code == 0
 
 

@@ -90,13 +90,13 @@ def test_page_loads_no_other_resource() -> None:
 
 def test_hostile_names_stay_text() -> None:
     model = chain("Abs", "Neg")
-    evil = "</script><img src=x onerror=alert(1)><!--"
-    model.graph.node[0].name = evil
-    model.graph.name = evil
+    hostile_name = "</script><img src=x onerror=alert(1)><!--"
+    model.graph.node[0].name = hostile_name
+    model.graph.name = hostile_name
     text = report_html(build_report(survey_of(model, {"CPU": None})))
     page = parse(text)
     assert "img" not in [tag for tag, _ in page.loads]
-    assert json.loads(page.data)["report"]["nodes"][0]["name"] == evil
+    assert json.loads(page.data)["report"]["nodes"][0]["name"] == hostile_name
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_model_without_nodes_is_drawn() -> None:
 def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str]]:
     """Open a page; return its DOM when its script is done, and what the console got."""
     assert BROWSER is not None
-    done = subprocess.run(
+    process = subprocess.run(
         [
             BROWSER,
             "--headless",
@@ -209,7 +209,7 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
         timeout=300,
         check=False,
     )
-    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+    return process.stdout, [line for line in process.stderr.splitlines() if ":CONSOLE" in line]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")

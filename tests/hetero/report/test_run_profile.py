@@ -24,7 +24,7 @@ SCHEMA = json.loads(
 )
 
 
-def fusing() -> onnx.ModelProto:
+def model_with_fusion() -> onnx.ModelProto:
     """Conv and Relu, which ONNX Runtime runs as one, and a weight that is made of another."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
@@ -38,10 +38,10 @@ def fusing() -> onnx.ModelProto:
 
 
 def test_every_node_of_every_subgraph_is_timed(shell: Shell, model: Path) -> None:
-    done = shell("run --profile --json", model, *SPLIT)
-    profile = done.document["profile"]
-    covered = [name for row in profile["nodes"] for name in row["covers"]]
-    assert sorted(covered) == sorted(n.name for n in branches().graph.node)
+    result = shell("run --profile --json", model, *SPLIT)
+    profile = result.document["profile"]
+    node_names = [name for row in profile["nodes"] for name in row["covers"]]
+    assert sorted(node_names) == sorted(n.name for n in branches().graph.node)
     assert {row["device"] for row in profile["nodes"]} == {"ORT", "CPU"}
     assert all(row["seconds"] > 0 and row["readings"] for row in profile["nodes"])
     assert sum(row["share"] for row in profile["nodes"]) == pytest.approx(1)
@@ -50,28 +50,28 @@ def test_every_node_of_every_subgraph_is_timed(shell: Shell, model: Path) -> Non
         assert row["runs"] == profile["requests"] == 10
         assert 0 < row["infer_s"] < profile["request"]["latency_s"]
         assert min(row["arrives_s"], row["queued_s"]) >= 0
-        mine = [n["seconds"] for n in profile["nodes"] if n["stage"] == row["stage"]]
-        assert row["nodes_s"] == pytest.approx(sum(mine))
+        node_times = [n["seconds"] for n in profile["nodes"] if n["stage"] == row["stage"]]
+        assert row["nodes_s"] == pytest.approx(sum(node_times))
         assert row["predicted_s"] is None
 
 
 def test_fused_and_folded_nodes_are_named(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "fusing.onnx"
-    onnx.save_model(fusing(), path)
+    onnx.save_model(model_with_fusion(), path)
     rows = shell("run --profile --json -d ORT", path).document["profile"]["nodes"]
     fused = next(row for row in rows if "relu" in row["covers"])
     assert fused["covers"] == ["conv", "relu"]
     assert [name for row in rows for name in row["folded"]] == ["negate"]
-    shown = shell("run --profile -d ORT", path).out
-    assert re.search(r"conv \+ relu +\w*Conv +ORT +0 +\d+\.\d+ +\d", shown)
-    assert "ORT: each node was timed once" in shown
+    text = shell("run --profile -d ORT", path).out
+    assert re.search(r"conv \+ relu +\w*Conv +ORT +0 +\d+\.\d+ +\d", text)
+    assert "ORT: each node was timed once" in text
 
 
 def test_device_with_perf_count_off_has_no_node_times(shell: Shell, model: Path) -> None:
-    quiet = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
-    profile = shell("run --profile --json", model, *quiet).document["profile"]
-    timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
-    assert timed == {"ORT": True, "CPU": False}
+    options = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
+    profile = shell("run --profile --json", model, *options).document["profile"]
+    is_timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
+    assert is_timed == {"ORT": True, "CPU": False}
     assert [row["nodes_s"] is None for row in profile["stages"]] == [False, True, False]
 
 
@@ -83,12 +83,16 @@ def test_profile_shows_predictions_of_a_cost_file(
     page = tmp_path / "page.html"
     line = ("run --profile --json -c PLAN_SECONDS=0.1", model, *SPLIT, "--costs", costs)
     profile = shell(*line, "--html", page).document["profile"]
-    each = {"CPU": 1e-3, "ORT": 2e-3}
+    seconds_by_device = {"CPU": 1e-3, "ORT": 2e-3}
     for row in profile["nodes"]:
-        assert row["predicted_s"] == pytest.approx(each[row["device"]] * len(row["covers"]))
+        assert row["predicted_s"] == pytest.approx(
+            seconds_by_device[row["device"]] * len(row["covers"])
+        )
         assert row["source"] == "measured"
     for row in profile["stages"]:
-        assert row["predicted_s"] == pytest.approx(each[row["device"]] * len(row["nodes"]))
+        assert row["predicted_s"] == pytest.approx(
+            seconds_by_device[row["device"]] * len(row["nodes"])
+        )
     data = re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)
     assert data is not None
     report = json.loads(data[1])["report"]
@@ -106,6 +110,6 @@ def test_html_and_costs_need_a_profile_of_a_model(
     assert shell("compile", model, *SPLIT, "-o", blob).code == 0
     assert "--html needs --profile" in shell("run", model, *SPLIT, *page).err
     assert "a blob's placement is fixed" in shell("run --profile", blob, *page).err
-    told = shell("run --profile --json", blob).document["profile"]
-    assert {row["device"] for row in told["stages"]} == {"ORT", "CPU"}
-    assert all(row["seconds"] > 0 for row in told["nodes"])
+    profile = shell("run --profile --json", blob).document["profile"]
+    assert {row["device"] for row in profile["stages"]} == {"ORT", "CPU"}
+    assert all(row["seconds"] > 0 for row in profile["nodes"])

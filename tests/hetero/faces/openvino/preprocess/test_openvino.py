@@ -37,8 +37,8 @@ def expected(case: Case) -> tuple[Any, Any]:
     source = core.read_model(model(case.takes).SerializeToString())
     ppp = names.PrePostProcessor(source)
     case.describe(ppp, names)
-    built = ppp.build()
-    return built, core.compile_model(built, "CPU", EXACT)
+    model_with_steps = ppp.build()
+    return model_with_steps, core.compile_model(model_with_steps, "CPU", EXACT)
 
 
 @pytest.mark.sampled(6)
@@ -51,14 +51,14 @@ def test_ports_and_results_equal_openvinos(case: Case) -> None:
     assert [port.name for port in ours.inputs] == [port.any_name for port in theirs.inputs]
     assert [port.shape for port in ours.inputs] == [tuple(port.shape) for port in theirs.inputs]
     inputs = case.inputs()
-    want = compiled(inputs)[0]
+    expected_output = compiled(inputs)[0]
     with hetero.Core("inprocess") as core:
         for device in ("CPU", "ORT"):
-            got = core.compile_model(ours, device)(inputs)[0]
-            assert got.dtype == want.dtype
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=case.atol)
+            output = core.compile_model(ours, device)(inputs)[0]
+            assert output.dtype == expected_output.dtype
+            np.testing.assert_allclose(output, expected_output, rtol=1e-4, atol=case.atol)
             # A sum that is rounded either way is rare: what is wrong is wrong in many places.
-            assert np.mean(np.abs(got.astype(float) - want) > 0.01) < 0.02
+            assert np.mean(np.abs(output.astype(float) - expected_output) > 0.01) < 0.02
 
 
 def test_twenty_images_equal_openvinos_on_two_devices() -> None:
@@ -66,58 +66,60 @@ def test_twenty_images_equal_openvinos_on_two_devices() -> None:
     _, compiled = expected(case)
     ppp = hetero.PrePostProcessor(model(case.takes))
     case.describe(ppp, hetero)
-    built = ppp.build()
-    before = [name for name in built.node_names if name != "model"]
+    model_with_steps = ppp.build()
+    before = [name for name in model_with_steps.node_names if name != "model"]
     with hetero.Core("inprocess") as core:
-        cut = core.compile_model(
-            built, "HETERO:ORT,CPU", affinity=dict.fromkeys(before, "CPU") | {"model": "ORT"}
+        compiled_on_two = core.compile_model(
+            model_with_steps,
+            "HETERO:ORT,CPU",
+            affinity=dict.fromkeys(before, "CPU") | {"model": "ORT"},
         )
-        assert [s.device for s in cut.subgraphs] == ["CPU", "ORT"]
+        assert [s.device for s in compiled_on_two.subgraphs] == ["CPU", "ORT"]
         for seed in range(20):
             x = picture((1, 13, 18, 3), seed=seed)
-            np.testing.assert_allclose(cut(x)[0], compiled(x)[0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(compiled_on_two(x)[0], compiled(x)[0], rtol=1e-4, atol=1e-4)
 
 
-def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
+def random_steps(seed: int) -> tuple[tuple[int, ...], Describe]:
     """Return a model's shape, and steps at random before it; some lead to what it takes."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
 
     def layout() -> str:
-        return "".join(dice.sample("NCHW", 4))
+        return "".join(rng.sample("NCHW", 4))
 
-    wanted, given = layout(), dice.choice([layout(), "NHWC", None])
-    sizes = {"N": 2, "C": 3, "H": dice.choice([4, 6]), "W": dice.choice([4, 10])}
+    model_layout, tensor_layout = layout(), rng.choice([layout(), "NHWC", None])
+    sizes = {"N": 2, "C": 3, "H": rng.choice([4, 6]), "W": rng.choice([4, 10])}
     # OpenVINO converts colours of other layouts as if they were this one.
-    color = dice.choice(["BGR", "RGBX", "NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
-    colored = given == "NHWC" and dice.random() < 0.7
-    kind, resizes = dice.choice(["u8", "f32"]), given is not None and dice.random() < 0.6
+    color = rng.choice(["BGR", "RGBX", "NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
+    converts_color = tensor_layout == "NHWC" and rng.random() < 0.7
+    kind, has_resize = rng.choice(["u8", "f32"]), tensor_layout is not None and rng.random() < 0.6
     algorithms = ["RESIZE_LINEAR", "RESIZE_CUBIC", "RESIZE_NEAREST"]
     steps = [
-        dice.choice(
+        rng.choice(
             [
                 ("mean", [[1.0, 20.0, 30.0]]),
                 ("scale", [3.0]),
                 ("reverse_channels", []),
                 ("convert_layout", [layout()]),
-                ("convert_layout", [dice.sample(range(4), 4)]),
+                ("convert_layout", [rng.sample(range(4), 4)]),
                 ("pad", [[0, 1, 0, 0], [0, 0, 2, 0], 2.0, "SYMMETRIC"]),
-                ("crop", [[0, 0, 0, 0], [9, 9, dice.choice([-1, 99]), 99]]),
-                ("resize", [dice.choice(algorithms), 5, 7]),
+                ("crop", [[0, 0, 0, 0], [9, 9, rng.choice([-1, 99]), 99]]),
+                ("resize", [rng.choice(algorithms), 5, 7]),
             ]
         )
-        for _ in range(dice.randint(0, 3))
+        for _ in range(rng.randint(0, 3))
     ]
 
     def describe(ppp: Any, names: Any) -> None:
         tensor = ppp.input().tensor().set_element_type(getattr(names.Type, kind))
-        if given:
-            tensor.set_layout(names.Layout(given))
-        if colored:
+        if tensor_layout:
+            tensor.set_layout(names.Layout(tensor_layout))
+        if converts_color:
             tensor.set_color_format(getattr(names.ColorFormat, color))
-        if resizes:
+        if has_resize:
             tensor.set_spatial_static_shape(12, 8)
         preprocess = ppp.input().preprocess()
-        if colored:
+        if converts_color:
             preprocess.convert_color(names.ColorFormat.RGB)
         preprocess.convert_element_type(names.Type.f32)
         for step, arguments in steps:
@@ -132,18 +134,18 @@ def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
                     for x in arguments
                 )
             )
-        if resizes:
+        if has_resize:
             preprocess.resize(names.ResizeAlgorithm.RESIZE_LINEAR)
-        ppp.input().model().set_layout(names.Layout(wanted))
+        ppp.input().model().set_layout(names.Layout(model_layout))
 
-    return tuple(sizes[letter] for letter in wanted), describe
+    return tuple(sizes[letter] for letter in model_layout), describe
 
 
 @pytest.mark.slow
 def test_random_steps_equal_openvinos_or_are_refused() -> None:
-    agreed, core = 0, hetero.Core("inprocess")
+    num_equal, core = 0, hetero.Core("inprocess")
     for seed in range(150):
-        takes, describe = chain(seed)
+        takes, describe = random_steps(seed)
         case = Case(f"seed {seed}", takes, describe, (), np.float32, 1.0)
         try:
             theirs, compiled = expected(case)
@@ -159,11 +161,13 @@ def test_random_steps_equal_openvinos_or_are_refused() -> None:
             continue
         assert [port.shape for port in ours.inputs] == [tuple(i.shape) for i in theirs.inputs], seed
         x = picture(ours.inputs[0].shape, ours.inputs[0].dtype, seed)
-        got, want = core.compile_model(ours, "CPU")(x)[0], compiled(x)[0]
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=case.atol, err_msg=f"seed {seed}")
-        agreed += 1
+        output, expected_output = core.compile_model(ours, "CPU")(x)[0], compiled(x)[0]
+        np.testing.assert_allclose(
+            output, expected_output, rtol=1e-3, atol=case.atol, err_msg=f"seed {seed}"
+        )
+        num_equal += 1
     core.close()
-    assert agreed > 30
+    assert num_equal > 30
 
 
 def test_layout_in_the_model_is_used() -> None:
@@ -175,33 +179,33 @@ def test_layout_in_the_model_is_used() -> None:
     ppp.input().tensor().set_shape([1, 8, 10, 3]).set_layout(names.Layout("NHWC"))
     ppp.input().preprocess().resize(names.ResizeAlgorithm.RESIZE_LINEAR)
     image = np.random.default_rng(0).random((1, 8, 10, 3), np.float32)
-    want = openvino.Core().compile_model(ppp.build(), "CPU", EXACT)(image)[0]
+    expected_output = openvino.Core().compile_model(ppp.build(), "CPU", EXACT)(image)[0]
 
-    stated = hetero.PrePostProcessor(model([1, 3, 4, 6]))
-    stated.input().model().set_layout("NCHW")
-    stated.input().tensor().set_layout("NCHW")
-    known = stated.build()
-    assert known.input().layout == "NCHW"
-    again = hetero.PrePostProcessor(known)
-    again.input().tensor().set_shape([1, 8, 10, 3]).set_layout("NHWC")
-    again.input().preprocess().resize(hetero.ResizeAlgorithm.RESIZE_LINEAR)
+    ppp_layout = hetero.PrePostProcessor(model([1, 3, 4, 6]))
+    ppp_layout.input().model().set_layout("NCHW")
+    ppp_layout.input().tensor().set_layout("NCHW")
+    ppp_model = ppp_layout.build()
+    assert ppp_model.input().layout == "NCHW"
+    ppp_resize = hetero.PrePostProcessor(ppp_model)
+    ppp_resize.input().tensor().set_shape([1, 8, 10, 3]).set_layout("NHWC")
+    ppp_resize.input().preprocess().resize(hetero.ResizeAlgorithm.RESIZE_LINEAR)
     with hetero.Core("inprocess") as core:
-        got = core.compile_model(again.build(), "HETERO:ORT,CPU")(image)[0]
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        output = core.compile_model(ppp_resize.build(), "HETERO:ORT,CPU")(image)[0]
+    np.testing.assert_allclose(output, expected_output, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("color", ["RGB", "BGR"])
 def test_image_without_a_layout_is_nhwc(color: str) -> None:
     names, data = OpenVINO(), model([1, 4, 6, 1]).SerializeToString()
     image = np.random.default_rng(0).random((1, 4, 6, 3), np.float32)
-    answers = []
+    outputs = []
     with hetero.Core("inprocess") as core:
-        for module, source, on, config in (
+        for module, source, target_core, config in (
             (hetero, model([1, 4, 6, 1]), core, {}),
             (names, openvino.Core().read_model(data), openvino.Core(), EXACT),
         ):
             ppp = module.PrePostProcessor(source)
             ppp.input().tensor().set_color_format(getattr(module.ColorFormat, color))
             ppp.input().preprocess().convert_color(module.ColorFormat.GRAY)
-            answers.append(on.compile_model(ppp.build(), "CPU", config)(image)[0])
-    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-5)
+            outputs.append(target_core.compile_model(ppp.build(), "CPU", config)(image)[0])
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)

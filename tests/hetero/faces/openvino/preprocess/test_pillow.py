@@ -31,10 +31,10 @@ def test_resizes_equal_pillows(device, size, algorithm, filter_):
         steps.input().tensor().set_from(hetero.Tensor(picture)).set_layout("NHWC")
         steps.input().model().set_layout("NCHW")
         steps.input().preprocess().resize(algorithm)
-        got = core.compile_model(steps.build(), device)(picture)[0]
+        output = core.compile_model(steps.build(), device)(picture)[0]
     for channel in range(3):
         resized = image.fromarray(picture[0, ..., channel]).resize(
             (width, height), getattr(image.Resampling, filter_)
         )
-        want = np.maximum(np.asarray(resized), 0)
-        np.testing.assert_allclose(got[0, channel], want, rtol=1e-4, atol=2e-2)
+        expected = np.maximum(np.asarray(resized), 0)
+        np.testing.assert_allclose(output[0, channel], expected, rtol=1e-4, atol=2e-2)

@@ -16,7 +16,7 @@ from tests.support import preprocess_formulas as formulas
 from tests.support.preprocess_cases import CASES, Case, camera, model, picture
 
 
-def built(
+def build_model(
     takes: tuple[int | str | None, ...], describe: Callable[[PrePostProcessor], Any]
 ) -> hetero.Model:
     ppp = PrePostProcessor(model(takes))
@@ -24,17 +24,17 @@ def built(
     return ppp.build()
 
 
-def answers(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.ndarray:
+def run_on_devices(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.ndarray:
     """Return what all devices agree on: each alone, and preprocessing and model on two."""
     onnx.checker.check_model(source.to_proto(), full_check=True)
     pins = {name: "CPU" if name == "model" else "ORT" for name in source.node_names}
-    alone = [core.compile_model(source, d)(list(inputs))[0] for d in ("CPU", "ORT")]
-    cut = core.compile_model(source, "HETERO:ORT,CPU", affinity=pins)
-    alone.append(cut(list(inputs))[0])
-    for other in alone[1:]:
+    outputs = [core.compile_model(source, d)(list(inputs))[0] for d in ("CPU", "ORT")]
+    compiled = core.compile_model(source, "HETERO:ORT,CPU", affinity=pins)
+    outputs.append(compiled(list(inputs))[0])
+    for other in outputs[1:]:
         # Half may be rounded either way where the sum was made in another order.
-        np.testing.assert_allclose(other, alone[0], rtol=1e-4, atol=1.0)
-    return alone[0]
+        np.testing.assert_allclose(other, outputs[0], rtol=1e-4, atol=1.0)
+    return outputs[0]
 
 
 @pytest.mark.sampled(9)
@@ -66,10 +66,10 @@ def test_resizing_equals_the_formula(
         ppp.input().model().set_layout("NCHW")
 
     x = picture((13, 18, 3))
-    given = x[None] if layout == "NHWC" else x.transpose(2, 0, 1)[None]
-    got = answers(core, built((1, 3, *size), describe), given)
-    want = formulas.resize(x, algorithm, *size).transpose(2, 0, 1)[None]
-    np.testing.assert_allclose(got, want, atol=2e-3)
+    pixels = x[None] if layout == "NHWC" else x.transpose(2, 0, 1)[None]
+    output = run_on_devices(core, build_model((1, 3, *size), describe), pixels)
+    expected = formulas.resize(x, algorithm, *size).transpose(2, 0, 1)[None]
+    np.testing.assert_allclose(output, expected, atol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_resizing_equals_the_formula(
     [("RESIZE_LINEAR", Image.Resampling.BILINEAR), ("RESIZE_NEAREST", Image.Resampling.NEAREST)],
 )
 def test_enlarged_bytes_equal_pillows(
-    core: hetero.Core, algorithm: str, filtered: Image.Resampling
+    core: hetero.Core, algorithm: str, resampling: Image.Resampling
 ) -> None:
     def describe(ppp: PrePostProcessor) -> None:
         tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
@@ -86,9 +86,9 @@ def test_enlarged_bytes_equal_pillows(
         ppp.input().model().set_layout("NHWC")
 
     x = picture((13, 18, 3))
-    got = answers(core, built((1, 31, 40, 3), describe), x[None])
-    want = np.asarray(Image.fromarray(x).resize((40, 31), filtered), np.float32)
-    np.testing.assert_allclose(got[0], want, atol=1)  # Pillow counts in 1/256
+    output = run_on_devices(core, build_model((1, 31, 40, 3), describe), x[None])
+    expected = np.asarray(Image.fromarray(x).resize((40, 31), resampling), np.float32)
+    np.testing.assert_allclose(output[0], expected, atol=1)  # Pillow counts in 1/256
 
 
 @pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
@@ -114,11 +114,11 @@ def test_yuv_conversion_equals_the_formula(
         ppp.input().preprocess().convert_color(target)
         ppp.input().model().set_layout("NCHW")
 
-    given = [p[None] if layout == "NHWC" else p.transpose(2, 0, 1)[None] for p in planes]
-    wanted = formulas.yuv_to_rgb(y, u, v)
-    wanted = {"RGB": wanted, "BGR": wanted[..., ::-1], "GRAY": y[..., None]}[target]
-    got = answers(core, built((1, wanted.shape[-1], 10, 14), describe), *given)
-    np.testing.assert_allclose(got[0], wanted.transpose(2, 0, 1), atol=0.501)
+    pixels = [p[None] if layout == "NHWC" else p.transpose(2, 0, 1)[None] for p in planes]
+    expected = formulas.yuv_to_rgb(y, u, v)
+    expected = {"RGB": expected, "BGR": expected[..., ::-1], "GRAY": y[..., None]}[target]
+    output = run_on_devices(core, build_model((1, expected.shape[-1], 10, 14), describe), *pixels)
+    np.testing.assert_allclose(output[0], expected.transpose(2, 0, 1), atol=0.501)
 
 
 @pytest.mark.parametrize("source", ["RGB", "BGR", "RGBX", "BGRX"])
@@ -133,9 +133,9 @@ def test_color_conversions_reorder_and_sum_channels(
 
     x = picture((1, len(source), 6, 8), np.float32)
     rgb = np.moveaxis(x, 1, -1)[..., [2, 1, 0] if source.startswith("B") else [0, 1, 2]]
-    want = {"RGB": rgb, "BGR": rgb[..., ::-1], "GRAY": formulas.gray(rgb)[..., None]}[target]
-    got = answers(core, built((1, 6, 8, want.shape[-1]), describe), x)
-    np.testing.assert_allclose(got, want, atol=1e-3)
+    expected = {"RGB": rgb, "BGR": rgb[..., ::-1], "GRAY": formulas.gray(rgb)[..., None]}[target]
+    output = run_on_devices(core, build_model((1, 6, 8, expected.shape[-1]), describe), x)
+    np.testing.assert_allclose(output, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
@@ -146,8 +146,10 @@ def test_padding_equals_numpys(core: hetero.Core, mode: str) -> None:
 
     x = picture((1, 6, 8, 3), np.float32)
     more = {"constant_values": 7.5} if mode == "constant" else {}
-    want = np.pad(x, [(0, 0), (1, 3), (2, 5), (0, 0)], mode, **more)
-    np.testing.assert_array_equal(answers(core, built((1, 10, 15, 3), describe), x), want)
+    expected = np.pad(x, [(0, 0), (1, 3), (2, 5), (0, 0)], mode, **more)
+    np.testing.assert_array_equal(
+        run_on_devices(core, build_model((1, 10, 15, 3), describe), x), expected
+    )
 
 
 def test_dynamic_sizes_differ_between_requests(core: hetero.Core) -> None:
@@ -157,18 +159,20 @@ def test_dynamic_sizes_differ_between_requests(core: hetero.Core) -> None:
         ppp.input().preprocess().convert_element_type("f32").resize("RESIZE_CUBIC")
         ppp.input().model().set_layout("NCHW")
 
-    source = built(("batch", 3, 9, 11), describe)
+    source = build_model(("batch", 3, 9, 11), describe)
     assert source.inputs[0].shape == ("batch", None, None, 3)
     for shape in ((1, 13, 18, 3), (2, 5, 9, 3)):
         x = picture(shape)
-        want = [formulas.resize(item, "RESIZE_CUBIC", 9, 11).transpose(2, 0, 1) for item in x]
-        np.testing.assert_allclose(answers(core, source, x), want, atol=2e-3)
+        expected = [formulas.resize(item, "RESIZE_CUBIC", 9, 11).transpose(2, 0, 1) for item in x]
+        np.testing.assert_allclose(run_on_devices(core, source, x), expected, atol=2e-3)
 
 
 def test_steps_run_in_the_order_of_their_calls(core: hetero.Core) -> None:
-    source = built((4,), lambda ppp: ppp.input().preprocess().mean(2).scale(4).mean(-1).scale(0.5))
+    source = build_model(
+        (4,), lambda ppp: ppp.input().preprocess().mean(2).scale(4).mean(-1).scale(0.5)
+    )
     x = np.float32([0, 1, 2, 6])
-    np.testing.assert_array_equal(answers(core, source, x), ((x - 2) / 4 + 1) / 0.5)
+    np.testing.assert_array_equal(run_on_devices(core, source, x), ((x - 2) / 4 + 1) / 0.5)
 
 
 def test_float16_stays_float16_until_the_model(core: hetero.Core) -> None:
@@ -176,10 +180,12 @@ def test_float16_stays_float16_until_the_model(core: hetero.Core) -> None:
         ppp.input().tensor().set_element_type("f16")
         ppp.input().preprocess().scale(3)
 
-    source = built((4,), describe)
+    source = build_model((4,), describe)
     assert source.spec("x/div").element_type == "float16"
     x = np.float16([0, 1, 2, 6])
-    np.testing.assert_array_equal(answers(core, source, x), (x / np.float16(3)).astype(np.float32))
+    np.testing.assert_array_equal(
+        run_on_devices(core, source, x), (x / np.float16(3)).astype(np.float32)
+    )
 
 
 def test_postprocessing_changes_the_output(core: hetero.Core) -> None:
@@ -188,12 +194,12 @@ def test_postprocessing_changes_the_output(core: hetero.Core) -> None:
         ppp.output("y").postprocess().convert_layout("NHWC").convert_element_type("i32")
         ppp.output("y").tensor().set_element_type(hetero.Type.i64)
 
-    source = built((1, 3, 4, 5), describe)
+    source = build_model((1, 3, 4, 5), describe)
     assert (source.outputs[0].name, source.outputs[0].layout) == ("y", "NHWC")
     x = picture((1, 3, 4, 5), np.float32)
-    got = answers(core, source, x)
-    assert got.dtype == np.int64
-    np.testing.assert_array_equal(got, x.transpose(0, 2, 3, 1).astype(np.int64))
+    output = run_on_devices(core, source, x)
+    assert output.dtype == np.int64
+    np.testing.assert_array_equal(output, x.transpose(0, 2, 3, 1).astype(np.int64))
 
 
 def test_build_does_not_change_the_model(core: hetero.Core) -> None:

@@ -18,10 +18,10 @@ PICTURES = (1, 3, 10, 12)
 
 def refusal(describe: Callable[[Any], object], takes: tuple[Any, ...] = PICTURES) -> str:
     ppp = PrePostProcessor(model(takes))
-    with pytest.raises(ArgumentError) as refused:  # noqa: PT012 - some are told by build
+    with pytest.raises(ArgumentError) as error:  # noqa: PT012 - some are told by build
         describe(ppp)
         ppp.build()
-    return str(refused.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "NHHW", "N...C...", "N-C", "[N, , C]", "[mouse, C]"])
@@ -34,8 +34,8 @@ def test_invalid_layout_is_refused(text: str) -> None:
     ("text", "meant"),
     [("nhwc", "NHWC"), ("[batch, ?, height, WIDTH]", "N?HW"), ("[N,...,channels]", "N...C")],
 )
-def test_layout_accepts_several_forms(text: str, meant: str) -> None:
-    assert Layout(text) == Layout(meant) == meant
+def test_layout_accepts_several_forms(text: str, expected: str) -> None:
+    assert Layout(text) == Layout(expected) == expected
 
 
 @pytest.mark.parametrize("kind", ["u7", "float128x", None, "O,O"])
@@ -75,9 +75,9 @@ def test_layout_without_a_batch_larger_than_one_is_refused() -> None:
 
 
 def test_resize_without_height_and_width_is_refused() -> None:
-    told = refusal(lambda ppp: ppp.input().preprocess().resize("linear"), (5, 7))
-    assert "a layout with H" in told
-    assert "set_layout" in told
+    message = refusal(lambda ppp: ppp.input().preprocess().resize("linear"), (5, 7))
+    assert "a layout with H" in message
+    assert "set_layout" in message
 
 
 def test_resize_to_a_dynamic_size_is_refused() -> None:
@@ -93,9 +93,9 @@ def test_other_size_without_resize_is_refused() -> None:
         ppp.input().tensor().set_layout("NHWC").set_spatial_static_shape(20, 30)
         ppp.input().model().set_layout("NCHW")
 
-    told = refusal(describe)
-    assert "the steps result in [1,3,20,30] (NCHW), but the model expects [1,3,10,12]" in told
-    assert ".resize" in told
+    message = refusal(describe)
+    assert "the steps result in [1,3,20,30] (NCHW), but the model expects [1,3,10,12]" in message
+    assert ".resize" in message
 
 
 @pytest.mark.parametrize("step", ["mean", "scale"])
@@ -137,9 +137,9 @@ def test_scale_by_zero_is_refused() -> None:
 def test_invalid_steps_are_refused(step: str, arguments: tuple[Any, ...], words: str) -> None:
     import re
 
-    told = refusal(lambda ppp: getattr(ppp.input().preprocess(), step)(*arguments))
-    assert re.search(words, told)
-    assert told.startswith("input 'x'")
+    message = refusal(lambda ppp: getattr(ppp.input().preprocess(), step)(*arguments))
+    assert re.search(words, message)
+    assert message.startswith("input 'x'")
 
 
 @pytest.mark.parametrize(
