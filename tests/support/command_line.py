@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """How a command ended."""
 
     code: int
@@ -41,7 +41,7 @@ class Shell:
         self._patch = patch
         self._capture = capture
 
-    def __call__(self, line: str, *more: object, ray: bool = False) -> Ended:
+    def __call__(self, line: str, *more: object, ray: bool = False) -> CommandResult:
         executor = [] if ray else ["--executor", "inprocess"]
         arguments = [*shlex.split(line), *executor, *map(str, more)]
         self._patch.setattr(sys, "argv", ["hetero", *arguments])
@@ -52,7 +52,7 @@ class Shell:
         except SystemExit as ended:
             code = ended.code or 0
         out, err = self._capture.readouterr()
-        return Ended(code, out, err)
+        return CommandResult(code, out, err)
 
 
 def start_endless_command(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:

@@ -16,13 +16,13 @@ from onnx import TensorProto
 import hetero
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
-from tests.support.command_line import Ended, Shell
+from tests.support.command_line import CommandResult, Shell
 from tests.support.models import branches, unknown_ops
 
 X = np.ones((2, 3), np.float32)
 
 
-def check_refusal(result: Ended, error_type: type[Exception] | None, *words: str) -> None:
+def check_refusal(result: CommandResult, error_type: type[Exception] | None, *words: str) -> None:
     """Check for an error of ours, or of usage where `kind` is None: a message, no traceback."""
     assert result.code == (1 if error_type else 2), result.err
     assert result.out == ""

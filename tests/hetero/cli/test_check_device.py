@@ -7,49 +7,49 @@ import pytest
 from hetero.devices.testing import check_operators
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.careless_plugin import CarelessPlugin
-from tests.support.command_line import Ended, Shell
+from tests.support.command_line import CommandResult, Shell
 
 DENSE = "DENSE --plugin hetero.examples.third_party_plugin:DensePlugin"
 CARELESS = "CARELESS --plugin tests.support.careless_plugin:CarelessPlugin"
 
 
-def check(shell: Shell, line: str) -> Ended:
+def check(shell: Shell, line: str) -> CommandResult:
     return shell(f"check-device {line}", ray=True)  # it asks no executor
 
 
 def test_conforming_plugin_passes_every_check(shell: Shell) -> None:
-    done = check(shell, DENSE)
-    assert done.code == 0
-    num_passed, _, total = done.out.partition("passes ")[2].split()[:3]
+    result = check(shell, DENSE)
+    assert result.code == 0
+    num_passed, _, total = result.out.partition("passes ")[2].split()[:3]
     assert num_passed == total
     assert int(num_passed) > 30
 
 
 def test_failed_check_is_described(shell: Shell) -> None:
-    done = check(shell, CARELESS)
-    assert done.code == 1
-    assert "results are correct" in done.out
+    result = check(shell, CARELESS)
+    assert result.code == 1
+    assert "results are correct" in result.out
     rows = check(shell, f"{CARELESS} --json").document["checks"]
     assert "check_results_are_correct" in [row["name"] for row in rows if row["error"]]
 
 
 @pytest.mark.slow  # conformance/test_suite.py runs the checks themselves
 def test_device_list_is_checked_with_split_models(shell: Shell) -> None:
-    done = check(shell, f"HETERO:CPU,{DENSE}")
-    assert done.code == 0
-    assert "HETERO:CPU,DENSE: keeps " in done.out
-    done = check(shell, f"HETERO:CPU,{CARELESS}")
-    assert done.code == 1
-    assert "results are correct" in done.out
-    done = check(shell, "HETERO:CPU --operators")
-    assert done.code == 2
-    assert "one device" in done.err
+    result = check(shell, f"HETERO:CPU,{DENSE}")
+    assert result.code == 0
+    assert "HETERO:CPU,DENSE: keeps " in result.out
+    result = check(shell, f"HETERO:CPU,{CARELESS}")
+    assert result.code == 1
+    assert "results are correct" in result.out
+    result = check(shell, "HETERO:CPU --operators")
+    assert result.code == 2
+    assert "one device" in result.err
 
 
 def test_unknown_device_is_refused(shell: Shell) -> None:
-    done = check(shell, "DENES --plugin hetero.examples.third_party_plugin:DensePlugin")
-    assert done.code == 1
-    assert "Did you mean DENSE?" in done.err
+    result = check(shell, "DENES --plugin hetero.examples.third_party_plugin:DensePlugin")
+    assert result.code == 1
+    assert "Did you mean DENSE?" in result.err
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from hetero.core import Core
 from tests.support.command_line import ROOT, Shell
 from tests.support.models import unknown_ops
 
-HERE = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+PYTHON_PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture
@@ -114,10 +114,10 @@ def test_usage_errors_name_the_fix(shell: Shell, model: Path, line: str, words: 
     command, *more = line.replace("MODEL", str(model)).split()
     result = shell(command, *more, ray=command in ("inspect", "cache"))
     assert words in " ".join(result.err.split())
-    ours = "AffinityError" in result.err or "UnknownDeviceError" in result.err
-    assert (result.code, result.out) == (1 if ours else 2, "")
+    is_hetero_error = "AffinityError" in result.err or "UnknownDeviceError" in result.err
+    assert (result.code, result.out) == (1 if is_hetero_error else 2, "")
     assert "Traceback" not in result.err
-    assert ours or "Error: " in result.err
+    assert is_hetero_error or "Error: " in result.err
 
 
 def test_suggestion_needs_more_than_a_similar_spelling(shell: Shell, model: Path) -> None:
@@ -139,8 +139,8 @@ def test_symbolic_dimension_has_one_size_in_all_inputs(
     (output,) = shell("run --json --shape p=4,5", two_inputs).document["outputs"]
     assert output["shape"] == [4, 5]
     np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
-    given = ("-i", f"p={tmp_path / 'p.npy'}")
-    (output,) = shell("run --json", two_inputs, *given).document["outputs"]
+    options = ("-i", f"p={tmp_path / 'p.npy'}")
+    (output,) = shell("run --json", two_inputs, *options).document["outputs"]
     assert output["shape"] == [2, 3]
     result = shell("run --shape p=4,5 --shape q=4,6", two_inputs)
     assert result.code == 2
@@ -149,10 +149,10 @@ def test_symbolic_dimension_has_one_size_in_all_inputs(
 
 def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
-    given = ("-i", f"p={tmp_path / 'p.npy'}")
-    twice = shell("run", two_inputs, *given, *given)
-    assert (twice.code, "set twice" in twice.err) == (2, True)
-    result = shell("run --shape p=2,3", two_inputs, *given)
+    options = ("-i", f"p={tmp_path / 'p.npy'}")
+    result = shell("run", two_inputs, *options, *options)
+    assert (result.code, "set twice" in result.err) == (2, True)
+    result = shell("run --shape p=2,3", two_inputs, *options)
     assert (result.code, "p also comes from a file" in result.err) == (2, True)
 
 
@@ -252,7 +252,7 @@ def test_memory_error_is_one_line(
 
 
 def test_ascii_locale_prints_escapes(model: Path) -> None:
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | PYTHON_PATH
     result = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
         capture_output=True,
@@ -267,7 +267,7 @@ def test_ascii_locale_prints_escapes(model: Path) -> None:
 
 def test_closed_pipe_prints_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
-    environment = os.environ | HERE
+    environment = os.environ | PYTHON_PATH
     result = subprocess.run(
         command, shell=True, capture_output=True, env=environment, timeout=300, check=False
     )

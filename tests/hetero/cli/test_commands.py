@@ -124,9 +124,9 @@ def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) 
 def test_run_compares_a_light_model_with_onnxs_reference(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
-    assert good.code == 0
-    assert good.document["check"]["matches"] is True
+    match = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
+    assert match.code == 0
+    assert match.document["check"]["matches"] is True
     assert "matches onnx's expected output" in shell("run light:shufflenet -d ORT").out
     wrong = [np.zeros((1, 1000), np.float32)]
     # By its module's name: the package's attribute of that name is the command.
@@ -138,8 +138,8 @@ def test_run_compares_a_light_model_with_onnxs_reference(
 
 
 def test_config_options_reach_the_devices(shell: Shell, model: Path) -> None:
-    two = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
-    result = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
+    options = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
+    result = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *options)
     assert result.code == 0
     assert {s["device"] for s in result.document["subgraphs"]} == {"ORT.0", "ORT.1"}
 
@@ -194,9 +194,9 @@ def test_help_example_runs(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = shell(f"{name} --help", ray=True).out
+    text = shell(f"{name} --help", ray=True).out
     for line in EXAMPLES[name]:
-        assert line in told
+        assert line in text
         program, command, *_ = line.split()
         if program == "python":
             subprocess.run([sys.executable, *line.split()[1:]], check=True, timeout=300)

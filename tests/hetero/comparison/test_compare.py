@@ -252,8 +252,8 @@ def test_integers_strings_truth_values_scalars_and_nothing() -> None:
 
 def test_sequences_are_compared_element_by_element() -> None:
     one, two = np.zeros(2, np.float32), np.ones(2, np.float32)
-    comparison = differences_of("v", [one, one], [one, two])
-    assert [(d.name, d.agrees) for d in comparison] == [("v[0]", True), ("v[1]", False)]
+    differences = differences_of("v", [one, one], [one, two])
+    assert [(d.name, d.agrees) for d in differences] == [("v[0]", True), ("v[1]", False)]
     assert not differences_of("v", [one], [one, one])[0].agrees
 
 
@@ -266,16 +266,16 @@ def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path)
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     np.save(tmp_path / "x.npy", X["x"])
-    result = (path, *WRONG, "-d", "CPU,WRONG", "-i", tmp_path / "x.npy")
-    result = shell("compare --json", *result)
+    arguments = (path, *WRONG, "-d", "CPU,WRONG", "-i", tmp_path / "x.npy")
+    result = shell("compare --json", *arguments)
     assert result.code == 1, result.err
     document = result.document
     assert (document["agrees"], document["node"], document["op_type"]) == (False, "off", "Neg")
     assert document["values"][0]["max_abs"] == pytest.approx(0.5)
-    result = shell("compare", *result)
+    result = shell("compare", *arguments)
     assert result.code == 1
     assert "first at node 'off' (Neg)" in " ".join(result.out.split())
-    assert shell("compare --atol 2", *result).code == 0
+    assert shell("compare --atol 2", *arguments).code == 0
 
 
 def test_command_needs_two_devices(shell: Shell, model: Path) -> None:
@@ -301,8 +301,8 @@ def test_compare_is_public() -> None:
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
 def test_integers_are_compared_exactly(dtype: type) -> None:
     first = np.array([1000, 50000], np.int64).astype(dtype)
-    comparison = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
-    assert (comparison.differing, comparison.position, comparison.max_abs) == (1, (1,), 49)
+    difference = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
+    assert (difference.differing, difference.position, difference.max_abs) == (1, (1,), 49)
     assert differences_of("ids", first, first)[0].agrees
 
 

@@ -227,8 +227,8 @@ def test_devices_of_every_variant_count_as_used() -> None:
 
 def test_impossible_alternatives_are_marked() -> None:
     rows = {r["name"]: r for r in build_report(branches_survey())["counterfactuals"]}
-    single_device = rows["single ORT, unpinned"]
-    assert (single_device["possible"], single_device["missing"]) == (False, 1)
+    unpinned_ort = rows["single ORT, unpinned"]
+    assert (unpinned_ort["possible"], unpinned_ort["missing"]) == (False, 1)
     assert (rows["single CPU"]["possible"], rows["single CPU"]["cuts"]) == (True, 0)
     # Without the pin only Tanh leaves: a tensor to it, one back, and one past it from the part
     # of ORT before to the part after.
@@ -317,8 +317,8 @@ def test_every_lint_code_is_in_the_schema_and_the_docstring() -> None:
     from hetero.report import lints
 
     assert lints.__doc__ is not None
-    nodes_of_subgraphs = re.findall(r"^([a-z-]{6,})  ", lints.__doc__, re.MULTILINE)
-    assert sorted(nodes_of_subgraphs) == sorted(CODES)
+    documented_codes = re.findall(r"^([a-z-]{6,})  ", lints.__doc__, re.MULTILINE)
+    assert sorted(documented_codes) == sorted(CODES)
 
 
 def test_strict_passes_clean_placements() -> None:
