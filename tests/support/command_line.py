@@ -1,4 +1,4 @@
-"""Runs the command line in this process, as a shell would see it."""
+"""Runs `hetero` commands in this process and returns exit code, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -30,12 +30,12 @@ class CommandResult:
 
     @property
     def document(self) -> Any:
-        """What it printed, as JSON: nothing else may be on stdout."""
+        """The JSON document on stdout; other text there is an error."""
         return json.loads(self.out)
 
 
 class Shell:
-    """``shell("run model.onnx", ...)``: more arguments are taken as they are."""
+    """Runs a command: ``shell("run model.onnx", path)``; further arguments are not split."""
 
     def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self._patch = patch
@@ -56,9 +56,9 @@ class Shell:
 
 
 def start_endless_command(command: str, folder: Path, *more: object) -> subprocess.Popen[str]:
-    """Start a command whose model does not end, in a process; return it once the model runs.
+    """Start a command whose model never ends; return its process as soon as the model runs.
 
-    `folder`: for the model, and first in the process's path.
+    `folder` receives the model and comes first in the module path of the process.
     """
     model = folder / "branches.onnx"
     onnx.save_model(branches(), model)

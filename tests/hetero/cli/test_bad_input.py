@@ -1,4 +1,4 @@
-"""Whatever is wrong with what a user gives: one clear message, by the API and on a terminal."""
+"""Invalid models, devices, inputs, properties and plugins raise one clear error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ X = np.ones((2, 3), np.float32)
 
 
 def check_refusal(result: CommandResult, error_type: type[Exception] | None, *words: str) -> None:
-    """Check for an error of ours, or of usage where `kind` is None: a message, no traceback."""
+    """Check for an error of this type, or a usage error if None, without a traceback."""
     assert result.code == (1 if error_type else 2), result.err
     assert result.out == ""
     assert "Traceback" not in result.err
@@ -32,7 +32,7 @@ def check_refusal(result: CommandResult, error_type: type[Exception] | None, *wo
         assert word in result.err
 
 
-# Files that are no models.
+# Model files.
 
 
 def write_folder(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_invalid_model_files_are_refused(
         check_refusal(shell(command, path), kind, *words)
 
 
-# Weights beside the model.
+# Weights in external files.
 
 WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32)
 EXTERNAL: dict[str, tuple[dict[str, object], str]] = {
@@ -133,7 +133,7 @@ def write_external(folder: Path, **entries: object) -> Path:
 def test_external_data_behind_links_of_a_download_cache_is_read(
     core: hetero.Core, tmp_path: Path, target: str
 ) -> None:
-    """As Hugging Face's has them: each file of a snapshot is a link to one of a single folder."""
+    """In the cache of Hugging Face, each file of a snapshot links to a file of one folder."""
     folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
     (blobs / "more").mkdir(parents=True)
     folder.mkdir(parents=True)
@@ -402,7 +402,7 @@ def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
 def test_plugin_that_fails_to_load_is_listed_and_raises_when_used(
     shell: Shell, model: Path, spec: str, words: str
 ) -> None:
-    # Plugins that are known but want a wheel that is not here are rows as well.
+    # Known plugins without an installed package are also listed.
     installed = {row["plugin"] for row in shell("devices --json").document["devices"]}
     result = shell("devices --json", "--plugin", spec)
     assert result.code == 0
@@ -414,7 +414,7 @@ def test_plugin_that_fails_to_load_is_listed_and_raises_when_used(
 
 
 class PluginWithoutBackend(DensePlugin):
-    """A plugin whose backend is not there."""
+    """A plugin whose backend is not installed."""
 
     name = "BROKEN"
 
@@ -423,7 +423,7 @@ class PluginWithoutBackend(DensePlugin):
 
 
 class PluginWithoutDriver(DensePlugin):
-    """A plugin that starts, and fails when it looks for its devices."""
+    """A plugin that loads but fails while it lists its devices."""
 
     name = "BROKEN"
 
@@ -472,7 +472,7 @@ def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path)
     check_refusal(result, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
 
 
-# Closed things.
+# Use after close.
 
 
 def test_compiled_model_fails_after_close_and_after_its_core() -> None:

@@ -1,4 +1,4 @@
-"""``hetero check-device``: a plugin's contract, from the shell."""
+"""The command `hetero check-device`: conformance checks of a plugin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CARELESS = "CARELESS --plugin tests.support.careless_plugin:CarelessPlugin"
 
 
 def check(shell: Shell, line: str) -> CommandResult:
-    return shell(f"check-device {line}", ray=True)  # it asks no executor
+    return shell(f"check-device {line}", ray=True)  # it has no option --executor
 
 
 def test_conforming_plugin_passes_every_check(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""What the command line says of wrong usage: the option, the reason, the fix; no traceback."""
+"""Usage errors of the command line: the option, the reason and the fix, no traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON_PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONP
 
 @pytest.fixture
 def two_inputs(tmp_path: Path) -> Path:
-    """A model with two inputs of one shape, ``[b, s]``, both open."""
+    """A model with two inputs of the dynamic shape ``[b, s]``."""
     path = tmp_path / "two.onnx"
     text = """<ir_version: 8, opset_import: ["" : 17]>
         two (float[b, s] p, float[b, s] q) => (float[b, s] y) { y = Add(p, q) }"""
@@ -32,7 +32,7 @@ def two_inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
-    """The model, compiled."""
+    """The file of a compiled model."""
     path = tmp_path / "m.hetero"
     assert shell("compile", model, "-d", "CPU", "-o", path).code == 0
     return path
@@ -182,10 +182,10 @@ def test_bench_accepts_a_blob(shell: Shell, blob: Path) -> None:
 def test_blob_of_another_format_version_is_refused(shell: Shell, blob: Path, command: str) -> None:
     contents = blob.read_bytes()
     blob.write_bytes(contents[:8] + b"\x09" + contents[9:])
-    result = shell(command, blob, ray=command == "inspect")  # which takes no executor
+    result = shell(command, blob, ray=command == "inspect")  # inspect has no option --executor
     assert result.code == 1
     assert "format version 9" in result.err
-    assert "ompile" in result.err  # what to do about it
+    assert "ompile" in result.err  # the fix: recompile
 
 
 def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -> None:

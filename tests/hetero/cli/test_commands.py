@@ -1,4 +1,4 @@
-"""The command line as a person uses it."""
+"""The commands on small models: documents, files, help examples and signals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-#: What OpenVINO runs, might run, and does not run.
+#: One node that OpenVINO runs, one that it runs with checks, one that it refuses.
 SUMS = (
     '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64[2] i) => (float[2] y, '
     "float[2] z, double[2] d) {y = Neg(x) z = Cast<to = 1>(i) d = Cast<to = 11>(x)}"
@@ -129,7 +129,7 @@ def test_run_compares_a_light_model_with_onnxs_reference(
     assert match.document["check"]["matches"] is True
     assert "matches onnx's expected output" in shell("run light:shufflenet -d ORT").out
     wrong = [np.zeros((1, 1000), np.float32)]
-    # By its module's name: the package's attribute of that name is the command.
+    # The package's attribute `run` is the command, which hides the module.
     module = sys.modules["hetero.cli.run"]
     monkeypatch.setattr(module, "light_model_outputs", lambda name: wrong)
     mismatch = shell("run light:shufflenet -d ORT")
@@ -180,7 +180,7 @@ def test_version_is_the_packages(shell: Shell) -> None:
     assert metadata.version("hetero") in shell("--version", ray=True).out
 
 
-# The pool's have a test of their own, tests/ray/test_pool.py: they leave a Ray running in between.
+# tests/ray/test_pool.py covers the pool commands, which leave a Ray cluster running.
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
@@ -232,7 +232,7 @@ def test_interrupt_ends_the_process_at_once(
     assert (process.returncode, out, err.strip()) == (code, "", "hetero: interrupted")
 
 
-#: A process whose first import of numpy is when a signal comes.
+#: A sitecustomize module: the process signals itself when it first imports numpy.
 SIGNAL_DURING_IMPORT = """
 import os, sys
 
@@ -292,7 +292,7 @@ def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
 
 
 def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
-    """Shells have those ignore Ctrl-C, as which SIGTERM comes otherwise."""
+    """Shells start background jobs with SIGINT ignored, so that SIGTERM must not rely on it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         + SIGNAL_DURING_IMPORT.format(number=int(signal.SIGINT))

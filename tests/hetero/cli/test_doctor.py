@@ -1,4 +1,4 @@
-"""``hetero doctor``: all is well here; what is not is said, with what to do."""
+"""The command `hetero doctor`: checks of the installation, each with advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import hetero.cli  # noqa: F401 - its command hides the module of the same name
+import hetero.cli  # noqa: F401 - its command hides the module `doctor`
 from tests.support.command_line import Shell
 
 doctor = sys.modules["hetero.cli.doctor"]
@@ -16,7 +16,7 @@ doctor = sys.modules["hetero.cli.doctor"]
 
 @pytest.fixture
 def checks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the checks by name, and the exit code."""
+    """A function that returns the checks by name and the exit code."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
     def run(*arguments: str) -> tuple[dict[str, Any], int]:

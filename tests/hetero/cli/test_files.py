@@ -1,4 +1,4 @@
-"""Files that commands write: nothing of the user's is lost, and nothing is left half written."""
+"""Output files of commands: no overwritten user files, no partly written files."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_run_writes_the_named_file(shell: Shell, model: Path, tmp_path: Path) ->
 
 
 def test_run_writes_outputs_of_any_name_and_type(shell: Shell, tmp_path: Path) -> None:
-    # `file` is an argument of numpy.savez, text an array of objects, a sequence no array at all.
+    # `file` is a parameter of numpy.savez; strings are object arrays; a sequence is a list.
     path, out = tmp_path / "kinds.onnx", tmp_path / "out.npz"
     text = """<ir_version: 8, opset_import: ["" : 17]>
         kinds (string[2] kept) => (string[2] file, seq(string[2]) listed)
@@ -200,7 +200,7 @@ def test_profile_default_file_is_named_after_its_model(
     proto.graph.node[0].name = "renamed"
     onnx.save_model(proto, other)
     line = "profile -d NULL -t 0.1"
-    for _ in range(2):  # its own costs it may replace
+    for _ in range(2):  # the second run may replace its own file
         assert shell(line, model).code == 0
     costs = tmp_path / "branches.costs.json"
     before = costs.read_bytes()

@@ -1,4 +1,4 @@
-"""Files that never end, unpack to gigabytes, nest too deep or name other files: one clear error."""
+"""Hostile files: endless, compressed to gigabytes, deeply nested, with links to other files."""
 
 import contextlib
 import http.server

@@ -1,4 +1,4 @@
-"""What the command line prints: whole in a pipe, readable when narrow, harmless, one JSON."""
+"""Terminal and JSON output: pipes, narrow terminals, control characters and schemas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVIL = "\x1b[2J[red]n[/red]\x07"
 
 
 def write_model(path: Path, *names: str) -> Path:
-    """Write a chain of Relu nodes with these names, of a graph with the first of them."""
+    """Write a chain of Relu nodes with these names; the first also names the graph."""
     values = ["x", *(f"value {name}" for name in names)]
     nodes = [
         helper.make_node("Relu", [values[i]], [values[i + 1]], name) for i, name in enumerate(names)
@@ -178,12 +178,12 @@ def test_json_supports_file_names_that_are_not_text(
     assert shell("compile --json -d CPU", model, "-o", file).document["files"] == [str(file)]
 
 
-# What starts a cluster.
+# Executors.
 
 
 @pytest.fixture
 def started_executors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the executors that are asked for; Ray does not start."""
+    """The kinds of executors that a command creates; Ray itself does not start."""
     kinds: list[str] = []
 
     def create(kind: str, **options: Any) -> Any:
@@ -227,7 +227,7 @@ def test_ray_starts_only_for_commands_that_run_or_measure(
     costs = tmp_path / "costs.json"
     if "COSTS" in line:
         assert shell("profile -t 0.1 -d NULL", model, "-o", costs).code == 0
-        # As if measured on Ray, whose nodes have names.
+        # Pretend a measurement on Ray, whose nodes have names.
         costs.write_text(costs.read_text().replace('"local"', '"10.0.0.1"'))
         started_executors.clear()
     replaced = {"MODEL": model, "FILE": tmp_path / "file", "COSTS": costs}
@@ -251,7 +251,7 @@ def test_named_cluster_is_used(
     assert started_executors == ["ray"]
 
 
-# Bench.
+# The command `bench`.
 
 
 def test_plan_seconds_excludes_the_measurement(
@@ -269,7 +269,7 @@ def test_plan_seconds_excludes_the_measurement(
 
 
 class CountingProgram(Program):
-    """Passes on to another program; the thirtieth run comes with a Ctrl-C."""
+    """Counts the runs of another program and interrupts the thirtieth."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -282,7 +282,7 @@ class CountingProgram(Program):
 
 
 class InterruptingPlugin(NullPlugin):
-    """NULL, interrupted."""
+    """The NULL device with an interrupt in the thirtieth run."""
 
     name = "INTERRUPTING"
     runs = 0
@@ -306,7 +306,7 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
     slow = ("-d", "NULL", "-c", "NULL_NODE_TIME_US=2000")
     in_flight = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
     (stage,) = in_flight["stages"]
-    # Four in flight on one device: each waits for about three others.
+    # With four requests in flight on one device, each waits for about three others.
     assert stage["wait_s"] > stage["run_s"]
 
 

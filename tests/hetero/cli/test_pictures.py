@@ -1,4 +1,4 @@
-"""The command line with pictures and numbers to normalise."""
+"""Image inputs and the options --mean, --scale, --layout and --color."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_image_becomes_gray_for_a_model_with_one_channel(
 def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "turned.png"
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
+    exif[0x0112] = 6  # rotated by 90 degrees
     Image.fromarray(PIXELS).save(path, exif=exif)
     output = run_model(
         shell, tmp_path, save_model(tmp_path, 1, "h", "w", 3), "-d", "CPU", "-i", path

@@ -1,4 +1,4 @@
-"""The commands `profile`, `plan` and `bench` on plans by cost."""
+"""The commands `profile`, `plan` and `bench` with measured costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-#: However little a cut pays on a busy machine.
+#: Pins force a cut, which otherwise depends on the load of the machine.
 PINS = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
 
 
@@ -119,7 +119,7 @@ def test_profile_refuses_pins(shell: Shell, model: Path) -> None:
 
 
 class Interrupting(NullPlugin):
-    """Compiles its second program, and with it comes a Ctrl-C."""
+    """Raises KeyboardInterrupt when it compiles the second program."""
 
     name = "INTERRUPTING"
     compiled = 0
@@ -127,7 +127,7 @@ class Interrupting(NullPlugin):
     def compile(self, model: Model, config: Any) -> Program:
         type(self).compiled += 1
         if type(self).compiled == 2:
-            raise KeyboardInterrupt  # what Ctrl-C raises here, in the main thread
+            raise KeyboardInterrupt  # as Ctrl-C in the main thread
         return super().compile(model, config)
 
 

@@ -1,4 +1,4 @@
-"""``hetero top``: what a running process does, for people and for programs."""
+"""The command `hetero top`: tables and JSON of a process's metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUT = {"op:Tanh": "CPU"}
 
 @pytest.fixture(scope="module")
 def metrics_url() -> Iterator[str]:
-    """Have four requests answered over two devices, and return where that is told."""
+    """The metrics URL of a process that has served four requests on two devices."""
     with (
         hetero.Core(executor="inprocess") as core,
         core.serve_metrics() as metrics,
@@ -136,7 +136,7 @@ def test_rates_cover_the_time_between_snapshots() -> None:
     assert (stage["runs_per_s"], stage["run_s"], stage["utilisation"]) == (2, 0.25, 0.5)
     (model,) = summary["models"]
     assert model["answered_per_s"] == 2.5
-    # Of 50 answers 10 took up to 0.1 s, the others are spread from there to 0.5 s.
+    # 10 of 50 requests took up to 0.1 s; the others are spread evenly up to 0.5 s.
     assert model["latency_s"] == {
         "50": pytest.approx(0.1 + 0.4 * 15 / 40),
         "90": pytest.approx(0.1 + 0.4 * 35 / 40),

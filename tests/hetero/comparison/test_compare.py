@@ -1,4 +1,4 @@
-"""Compare: the first node that differs between two devices, on a device that computes wrongly."""
+"""Comparison of two devices: it finds the first wrong node of a faulty device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 class WrongProgram(Program):
-    """Computes as numpy does, but for nodes with a name that says how they go wrong."""
+    """Computes with numpy; the prefix of a node's name selects its fault."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -131,7 +131,7 @@ def test_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
         lines.append(f"{'off' if i in (4, 7, 9) else 'n'}{i}: v{i} = Add(v{i - 1}, v{i - 1})")
     comparison = compare(core, graph(*lines, outputs="v11"), ("CPU", "WRONG"), X)
     assert comparison.node == "off4"
-    # 12 nodes: the whole model, then no more prefixes than halving takes.
+    # A binary search over 12 nodes needs the whole model and at most three prefixes.
     assert comparison.runs <= 4
 
 
@@ -196,7 +196,7 @@ def test_tolerances_decide(core: hetero.Core) -> None:
 def test_wrong_node_of_random_graphs_is_found(core: hetero.Core, seed: int) -> None:
     rng = random.Random(seed)
     count, wrong_index = 24, rng.randrange(24)
-    # Every value reaches the one output, and no operator hides half a unit.
+    # Every value reaches the output, and no operator hides a difference of 0.5.
     lines, values = [], ["x"]
     for i in range(count):
         a, b = values[-1], rng.choice(values[:4])
@@ -318,7 +318,7 @@ def test_integers_may_differ_by_a_tolerance_of_one_or_more() -> None:
 
 
 def test_model_is_read_with_the_cores_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a value that a custom operator makes has no type, and no prefix can end there."""
+    """Otherwise outputs of custom operators have no type, and no prefix can end there."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "org.example": 1]>
         g (float[4] x) => (float[4] y) { h = org.example.Squeak(x) y = Neg(h) }"""

@@ -1,4 +1,4 @@
-"""The devices of a Core, one or several, pass the checks that every device passes."""
+"""Conformance checks of devices and device lists of a Core."""
 
 from itertools import pairwise
 

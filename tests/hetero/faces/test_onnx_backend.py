@@ -1,4 +1,4 @@
-"""hetero.backend as ONNX's backend interface describes it; ONNX's suite itself runs elsewhere."""
+"""The ONNX backend interface in hetero.backend, without ONNX's test suite."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_run_node_equals_the_reference() -> None:
     node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
     (by_axis,) = hetero.backend.run_node(node, [X])
     np.testing.assert_allclose(by_axis, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-6)
-    # Before opset 13 everything from the axis on is one row.
+    # Before opset 13, Softmax flattens all dimensions from the axis on.
     whole = helper.make_node("Softmax", ["x"], ["y"], axis=0)
     (by_row,) = hetero.backend.run_node(whole, {"x": X}, opset_version=11)
     np.testing.assert_allclose(by_row, np.exp(X) / np.exp(X).sum(), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""`InferenceSession`: scripts written for ONNX Runtime, against ONNX Runtime itself."""
+"""The ONNX Runtime API in hetero.onnxruntime, compared with ONNX Runtime."""
 
 import logging
 import threading
@@ -106,7 +106,7 @@ def test_providers_select_devices(sessions):
 
 
 def test_arrays_of_other_types_are_refused(sessions):
-    """OpenVINO's calls convert them; ONNX Runtime's do not."""
+    """Calls of the OpenVINO API convert them; those of ONNX Runtime do not."""
     for session in sessions:
         with pytest.raises(Exception, match=r"float64|double"):
             session.run(None, {"x": X.astype(np.float64), "b": B})
@@ -125,7 +125,7 @@ def test_run_options_and_module_functions_work(sessions):
 
 
 def test_session_options_of_published_packages_are_accepted():
-    """Readers of texts, voices and file types do so before they make a session."""
+    """Published packages set these options before they create a session."""
     data = PROTO.SerializeToString()
     for module, more in ((hetero, {"devices": "CPU"}), (ort, {})):
         module.disable_telemetry_events()

@@ -1,4 +1,4 @@
-"""Requests kept in flight: how many at once, until when, and what becomes of a failure."""
+"""The load generator: number of requests in flight, end of the load, failures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_number_in_flight_is_limited_and_all_are_awaited() -> None:
         future: Future[Response] = Future()
         waiting.append(future)
         most_in_flight[0] = max(most_in_flight[0], len(waiting))
-        if len(waiting) == 3:  # the pipeline is full: the oldest is done
+        if len(waiting) == 3:  # the pipeline is full, so the oldest request ends
             pool.submit(waiting.pop(0).set_result, RESPONSE)
         return future
 

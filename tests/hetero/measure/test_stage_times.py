@@ -1,4 +1,4 @@
-"""Stage times of requests: whose clock counts, and that a batch's run counts once."""
+"""Stage times of requests: clocks of other nodes, batches, medians."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_run_by_another_clock_counts_its_duration_only() -> None:
     times = StageTimes(LINKS)
     times.add(10, 18, (RUNS[0], stage_run(1, 1000, 1002), *RUNS[2:]))
     assert [r.ended_s - r.started_s for r in times.runs_of(1)] == [2]
-    assert times.waits_s.keys() == {(0, "D"), (2, "D")}  # the third may have waited for the first
+    assert times.waits_s.keys() == {(0, "D"), (2, "D")}  # stage 3 may wait for stage 1
     assert times.gaps_s.keys() == {(0, 2), (2, 3)}
 
 

@@ -1,4 +1,4 @@
-"""Metrics: what is counted of requests, stages and devices, and how it is written."""
+"""Metrics of requests, stages and devices, and their text format."""
 
 from __future__ import annotations
 

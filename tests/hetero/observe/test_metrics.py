@@ -1,4 +1,4 @@
-"""The metrics endpoint: figures of requests over two devices, as a scraper reads them."""
+"""The metrics endpoint after requests on two devices, as a scraper reads it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: P
         first = compiled.submit({"x": X})
         second = threading.Thread(target=compiled, args=(X,))
         second.start()
-        # Submitted, waits.
+        # The second request is submitted and waits.
         wait_for(lambda: len(compiled.story(first.request_id + 1)) >= 2)
         samples = scrape(metrics.url)
         assert samples["hetero_requests_waiting"].value(model="branches") == 1

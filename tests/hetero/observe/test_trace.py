@@ -1,4 +1,4 @@
-"""Traces: what ran when, as Google's Trace Event Format documents it."""
+"""Trace files of requests and stages in Google's Trace Event Format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.
 CUT = {"op:Tanh": "CPU"}
-#: Phase -> fields that the format's document asks for, besides ``ph`` and ``pid``.
+#: Phase -> fields that the format requires in addition to ``ph`` and ``pid``.
 FIELDS = {
     "M": {"name", "args"},
     "X": {"name", "ts", "dur", "tid"},
@@ -41,12 +41,12 @@ FIELDS = {
     "i": {"name", "ts", "s", "tid"},
 }
 Event = dict[str, Any]
-#: Events of requests, and their stage runs by number.
+#: Events of requests, and stage timings by request id.
 Traced = tuple[list[Event], dict[int, tuple[StageTiming, ...]]]
 
 
 def events_of(path: Path) -> list[Event]:
-    """Read a trace and check what holds for every one."""
+    """Read the events of a trace; check their fields and that slices nest."""
     events: list[Event] = json.loads(path.read_text())["traceEvents"]
     slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for event in events:
@@ -75,7 +75,7 @@ def events_of_category(events: list[Event], phase: str, category: str) -> list[E
 
 @pytest.fixture(scope="module")
 def trace_of_requests(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Traced:
-    """Have requests traced that are in flight together."""
+    """Trace five requests that are in flight together."""
     path = tmp_path_factory.mktemp("traced") / "trace.json"
     with (
         core.trace(path),
@@ -208,7 +208,7 @@ def test_unfinished_requests_are_traced(core: hetero.Core, tmp_path: Path) -> No
 def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "CPU") as compiled:
-        compiled(X)  # before the block: not traced
+        compiled(X)  # before the block, so not traced
         with core.trace(path, requests=2) as trace:
             submitted = [compiled.submit({"x": X}) for _ in range(5)]
             request_ids = [s.request_id for s in submitted if s.future.result(60)]

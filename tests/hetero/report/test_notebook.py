@@ -1,4 +1,4 @@
-"""Models, compiled models and surveys in a notebook."""
+"""HTML tables of models, compiled models and surveys in notebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.models import branches, unknown_ops
 
 
 class Cells(HTMLParser):
-    """Collects a table's cells by row; what is not closed, or is no part of one, is an error."""
+    """Collects the cells of a table by row; refuses unclosed and other elements."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The report: its contract, what it counts, its lints, and the forms other than HTML."""
+"""The report document: schema, counts, lints, annotated model and terminal output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CODES = SCHEMA["properties"]["lints"]["items"]["properties"]["code"]["enum"]
 
 
 def validate(document: dict[str, Any]) -> None:
-    """Check a document, as a reader of its JSON gets it, against the schema."""
+    """Check a document after a JSON round trip against the schema."""
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(document)))
 
 
@@ -61,7 +61,7 @@ def lint_codes(document: dict[str, Any]) -> list[str]:
     return [lint["code"] for lint in document["lints"]]
 
 
-# The contract.
+# The schema.
 
 
 @pytest.mark.parametrize("name", list(golden_documents()))
@@ -82,7 +82,7 @@ def test_schema_refuses_unknown_and_missing_fields(document: dict[str, Any]) -> 
         validate({key: value for key, value in document.items() if key != "verdict"})
 
 
-# What it counts.
+# Counts.
 
 
 def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
 
 
 def test_sizes_count_open_dimensions_as_one(document: dict[str, Any]) -> None:
-    # Between the parts: N x 4 float32, so that 16 bytes a row cross three times.
+    # Three tensors of N x 4 float32 cross, which is 16 bytes for each row.
     assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
         ("positive", 16, True),
         ("negative", 16, True),
@@ -230,8 +230,8 @@ def test_impossible_alternatives_are_marked() -> None:
     unpinned_ort = rows["single ORT, unpinned"]
     assert (unpinned_ort["possible"], unpinned_ort["missing"]) == (False, 1)
     assert (rows["single CPU"]["possible"], rows["single CPU"]["cuts"]) == (True, 0)
-    # Without the pin only Tanh leaves: a tensor to it, one back, and one past it from the part
-    # of ORT before to the part after.
+    # Without the pin only Tanh runs elsewhere: one tensor to it, one from it, and one from
+    # the first subgraph on ORT to the last.
     unpinned = rows["priority, unpinned"]
     assert (unpinned["cuts"], unpinned["nbytes"]) == (3, 48)
     assert rows["chosen"]["cuts"] == 3
@@ -327,7 +327,7 @@ def test_strict_passes_clean_placements() -> None:
     assert {p["code"] for p in problems} == {"fallback", "unused-device"}
 
 
-# Forms.
+# Annotated model and terminal output.
 
 
 def test_annotated_model_compiles_to_the_same_placement() -> None:

@@ -1,4 +1,4 @@
-"""The HTML page: complete, self-contained, drawn without overlaps, and running in a browser."""
+"""The HTML report: its embedded document, layout, and script in a browser."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VOID = {"meta", "input", "br", "link", "img"}
 
 
 class Page(HTMLParser):
-    """A page's elements, in balance, and the attributes that could load something."""
+    """Collects element ids and attributes that load resources; checks that tags are balanced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_model_without_nodes_is_drawn() -> None:
 
 
 def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str]]:
-    """Open a page; return its DOM when its script is done, and what the console got."""
+    """Open a page; return the DOM after its script, and the console's lines."""
     assert BROWSER is not None
     process = subprocess.run(
         [
@@ -231,7 +231,7 @@ def test_page_runs_without_errors_in_a_browser(densenet: dict[str, Any], tmp_pat
         assert document["verdict"]["sentence"].replace("&", "&amp;") in dom
 
 
-#: Uses everything on the page that can be used; what it finds goes into the title.
+#: Uses every control of the page and writes the results into the title.
 CLICKS = """
 <script>
 {
@@ -294,7 +294,7 @@ def test_page_controls_work_in_a_browser(tmp_path: Path) -> None:
     ]
 
 
-#: What a reader sees first: the zoom, what of the drawing is in view, and how remarks are grouped.
+#: Writes the zoom, the visible boxes and the grouping of lints into the title.
 FIRST_SIGHT = """
 <script>
 {

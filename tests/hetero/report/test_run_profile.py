@@ -1,4 +1,4 @@
-"""``hetero run --profile``: the model's nodes with their times, over all subgraphs."""
+"""The option `hetero run --profile`: times of nodes over all subgraphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = json.loads(
 
 
 def model_with_fusion() -> onnx.ModelProto:
-    """Conv and Relu, which ONNX Runtime runs as one, and a weight that is made of another."""
+    """Build a model whose Conv and Relu ONNX Runtime fuses and whose weight it folds."""
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
         fusing (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {

@@ -337,5 +337,5 @@ def _member(kind: type[Member], value: Member | str) -> Member:
     members = {name.removeprefix("RESIZE_"): member for name, member in kind.__members__.items()}
     name = str(value).upper().removeprefix("RESIZE_")
     if name not in members:
-        raise ArgumentError(f"{value!r}: wanted one of {', '.join(kind.__members__)}.")
+        raise ArgumentError(f"{value!r}: expected one of {', '.join(kind.__members__)}.")
     return members[name]

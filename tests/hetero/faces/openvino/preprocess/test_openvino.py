@@ -1,4 +1,4 @@
-"""Against OpenVINO's own PrePostProcessor: the same calls, ports and answers."""
+"""PrePostProcessor compared with OpenVINO's: calls, ports and results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.preprocess_cases import CASES, Case, Describe, camera, model,
 
 openvino = pytest.importorskip("openvino", reason="the oracle is OpenVINO: pip install openvino")
 
-#: Where a processor has bfloat16, OpenVINO computes in it unless it is told not to.
+#: On processors with bfloat16, OpenVINO computes in bfloat16 by default.
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 
 
 class OpenVINO:
-    """The names that a case takes, of OpenVINO."""
+    """The names that a test case uses, from OpenVINO."""
 
     def __init__(self) -> None:
         from openvino import preprocess
@@ -57,7 +57,7 @@ def test_ports_and_results_equal_openvinos(case: Case) -> None:
             output = core.compile_model(ours, device)(inputs)[0]
             assert output.dtype == expected_output.dtype
             np.testing.assert_allclose(output, expected_output, rtol=1e-4, atol=case.atol)
-            # A sum that is rounded either way is rare: what is wrong is wrong in many places.
+            # Few sums round differently; an error would change many values.
             assert np.mean(np.abs(output.astype(float) - expected_output) > 0.01) < 0.02
 
 
@@ -81,7 +81,7 @@ def test_twenty_images_equal_openvinos_on_two_devices() -> None:
 
 
 def random_steps(seed: int) -> tuple[tuple[int, ...], Describe]:
-    """Return a model's shape, and steps at random before it; some lead to what it takes."""
+    """Return the shape of a model and random steps before it, of which not all are valid."""
     rng = random.Random(seed)
 
     def layout() -> str:
@@ -89,7 +89,7 @@ def random_steps(seed: int) -> tuple[tuple[int, ...], Describe]:
 
     model_layout, tensor_layout = layout(), rng.choice([layout(), "NHWC", None])
     sizes = {"N": 2, "C": 3, "H": rng.choice([4, 6]), "W": rng.choice([4, 10])}
-    # OpenVINO converts colours of other layouts as if they were this one.
+    # OpenVINO converts colors of other layouts as if they were NHWC.
     color = rng.choice(["BGR", "RGBX", "NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
     converts_color = tensor_layout == "NHWC" and rng.random() < 0.7
     kind, has_resize = rng.choice(["u8", "f32"]), tensor_layout is not None and rng.random() < 0.6
@@ -156,7 +156,7 @@ def test_random_steps_equal_openvinos_or_are_refused() -> None:
             describe(ppp, hetero)
             ours = ppp.build()
         except hetero.ArgumentError:
-            continue  # with positions and names of layouts mixed, OpenVINO guesses
+            continue  # OpenVINO guesses if steps mix positions and names of dimensions
         if theirs is None:
             continue
         assert [port.shape for port in ours.inputs] == [tuple(i.shape) for i in theirs.inputs], seed
@@ -171,7 +171,7 @@ def test_random_steps_equal_openvinos_or_are_refused() -> None:
 
 
 def test_layout_in_the_model_is_used() -> None:
-    """Also a model's that a processor has made."""
+    """Also the layout in a model that another processor built."""
     names, data = OpenVINO(), model([1, 3, 4, 6]).SerializeToString()
     source = openvino.Core().read_model(data)
     source.input(0).get_node().set_layout(names.Layout("NCHW"))

@@ -1,4 +1,4 @@
-"""Pillow's resizes, and shapes taken from tensors, against Pillow itself."""
+"""Pillow resize modes and shapes from tensors, compared with Pillow."""
 
 import numpy as np
 import onnx

@@ -1,4 +1,4 @@
-"""The steps of preprocessing against formulas, Pillow and numpy, on CPU, ORT and cut in two."""
+"""Preprocessing steps compared with formulas, Pillow and numpy on CPU, ORT and both."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def build_model(
 
 
 def run_on_devices(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.ndarray:
-    """Return what all devices agree on: each alone, and preprocessing and model on two."""
+    """Return the output after checks that single devices and a device list agree."""
     onnx.checker.check_model(source.to_proto(), full_check=True)
     pins = {name: "CPU" if name == "model" else "ORT" for name in source.node_names}
     outputs = [core.compile_model(source, d)(list(inputs))[0] for d in ("CPU", "ORT")]
     compiled = core.compile_model(source, "HETERO:ORT,CPU", affinity=pins)
     outputs.append(compiled(list(inputs))[0])
     for other in outputs[1:]:
-        # Half may be rounded either way where the sum was made in another order.
+        # Values at one half round differently if the order of the sum differs.
         np.testing.assert_allclose(other, outputs[0], rtol=1e-4, atol=1.0)
     return outputs[0]
 
@@ -88,7 +88,7 @@ def test_enlarged_bytes_equal_pillows(
     x = picture((13, 18, 3))
     output = run_on_devices(core, build_model((1, 31, 40, 3), describe), x[None])
     expected = np.asarray(Image.fromarray(x).resize((40, 31), resampling), np.float32)
-    np.testing.assert_allclose(output[0], expected, atol=1)  # Pillow counts in 1/256
+    np.testing.assert_allclose(output[0], expected, atol=1)  # Pillow computes in steps of 1/256
 
 
 @pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])

@@ -1,4 +1,4 @@
-"""A model with preprocessing through Core: queried, cut, kept, cached, and fed in batches."""
+"""Models with preprocessing in Core: query, placement, blob, cache and batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_onnx_file_contains_layouts(core: hetero.Core, tmp_path: Path) -> None:
     assert (
         onnx.load(tmp_path / "model.onnx").graph.input[0].type.tensor_type.shape.dim[0].denotation
         == "DATA_BATCH"
-    )  # what ONNX calls a batch
+    )  # the batch dimension in ONNX
 
 
 def test_steps_and_layouts_change_the_cache_key(core: hetero.Core, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Preprocessing that cannot be: each error names the port and says what to write."""
+"""Errors of invalid preprocessing: each names the port and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PICTURES = (1, 3, 10, 12)
 
 def refusal(describe: Callable[[Any], object], takes: tuple[Any, ...] = PICTURES) -> str:
     ppp = PrePostProcessor(model(takes))
-    with pytest.raises(ArgumentError) as error:  # noqa: PT012 - some are told by build
+    with pytest.raises(ArgumentError) as error:  # noqa: PT012 - some are raised by build
         describe(ppp)
         ppp.build()
     return str(error.value)
@@ -48,7 +48,7 @@ def test_invalid_element_type_is_refused(kind: str | None) -> None:
 @pytest.mark.parametrize("method", ["resize", "convert_color"])
 def test_invalid_mode_error_lists_the_modes(method: str) -> None:
     ppp = PrePostProcessor(model(PICTURES))
-    with pytest.raises(ArgumentError, match=r"wanted one of .*(RGB|LINEAR)"):
+    with pytest.raises(ArgumentError, match=r"expected one of .*(RGB|LINEAR)"):
         getattr(ppp.input().preprocess(), method)("bilinear-ish")
 
 
@@ -194,7 +194,7 @@ def test_unknown_ports_are_refused() -> None:
 
 
 def two_ports() -> onnx.ModelProto:
-    """Return a model that gives its input out again, and a constant."""
+    """Build a model whose input and a constant are also outputs."""
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xyc"]
     constant = helper.make_tensor("c", TensorProto.FLOAT, [3], [1.0, 2.0, 3.0])
     node = helper.make_node("Relu", ["x"], ["y"])
@@ -236,7 +236,7 @@ def test_sequence_input_is_refused() -> None:
 
 def test_opset_that_cannot_be_upgraded_is_refused() -> None:
     old = model(PICTURES, opset=6)
-    # onnx's converter knows no way from this GRU to a newer one.
+    # onnx's version converter cannot convert this GRU to a newer opset.
     old.graph.node.append(helper.make_node("GRU", ["s", "w", "r"], ["states"]))
     for name, shape in {"s": (2, 1, 3), "w": (1, 6, 3), "r": (1, 6, 2)}.items():
         old.graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))

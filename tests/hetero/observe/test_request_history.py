@@ -1,4 +1,4 @@
-"""What a request tells of itself: its times and its story, on one device and on several."""
+"""Times and history of requests on one device and on several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-#: Three subgraphs, the middle one on the other device.
+#: Three subgraphs; the middle one runs on the other device.
 CUT = {"op:Tanh": "CPU"}
 
 
@@ -28,7 +28,7 @@ def core() -> Iterator[hetero.Core]:
 
 
 def words(story: tuple[str, ...]) -> list[str]:
-    """Return the lines of a story without their times."""
+    """Return the lines of a history without their times."""
     return [line.partition(" ms, ")[2] for line in story]
 
 
@@ -73,7 +73,7 @@ def test_admission_wait_is_timed(core: hetero.Core, tmp_path: Path) -> None:
         second = compiled.create_infer_request()
         thread = threading.Thread(target=second.infer, args=(X,))
         thread.start()
-        wait_for(lambda: len(compiled.story(first.request_id + 1)) >= 2)  # submitted, waits
+        wait_for(lambda: len(compiled.story(first.request_id + 1)) >= 2)  # the second request waits
         queued_at_s = time.monotonic()
         time.sleep(0.02)
         minimum_wait_s = time.monotonic() - queued_at_s

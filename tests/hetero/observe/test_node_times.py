@@ -1,4 +1,4 @@
-"""Where the time of runs went, over all subgraphs: runtime model and counters."""
+"""Node times of runs over all subgraphs: runtime model and profiling info."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.plans import replica_config
 
 DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-#: Two subgraphs on a device each.
+#: Two subgraphs on different devices.
 PINS = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}
 
 
 def subgraphs_with_times(model: Model) -> set[str]:
-    """Return the subgraphs that have a row with a time."""
+    """Return the subgraphs of a runtime model in which a node took time."""
     times = {node.name: node.metadata["execTimeMcs"] for node in model.nodes}
     return {
         name.partition(":")[0]
