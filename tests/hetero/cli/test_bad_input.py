@@ -459,7 +459,7 @@ def test_device_list_skips_a_broken_plugin_with_a_warning(
 def test_cluster_node_with_a_broken_plugin_starts(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point = metadata.EntryPoint("BROKEN", f"{__name__}:Absent", "hetero.plugins")
+    point = metadata.EntryPoint("BROKEN", f"{__name__}:PluginWithoutDriver", "hetero.plugins")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     result = shell("probe", ray=True)
     assert result.code == 0

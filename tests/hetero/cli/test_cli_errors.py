@@ -196,7 +196,7 @@ def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "kind"),
+    ("line", "code", "error_type"),
     [
         ("run /nope.onnx", 1, "ModelNotFoundError"),
         ("run MODEL -d NOPE", 1, "UnknownDeviceError"),

@@ -93,7 +93,7 @@ def write_external_tensor(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "write", "says"),
+    ("name", "write", "message"),
     [
         ("x.npz", write_zip_bomb, "unpacks to"),
         ("x.npy", write_truncated, "is not a .npy file"),

@@ -73,7 +73,7 @@ def test_resizing_equals_the_formula(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "filtered"),
+    ("algorithm", "resampling"),
     [("RESIZE_LINEAR", Image.Resampling.BILINEAR), ("RESIZE_NEAREST", Image.Resampling.NEAREST)],
 )
 def test_enlarged_bytes_equal_pillows(

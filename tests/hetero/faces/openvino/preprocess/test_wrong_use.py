@@ -31,7 +31,7 @@ def test_invalid_layout_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expected"),
     [("nhwc", "NHWC"), ("[batch, ?, height, WIDTH]", "N?HW"), ("[N,...,channels]", "N...C")],
 )
 def test_layout_accepts_several_forms(text: str, expected: str) -> None:
