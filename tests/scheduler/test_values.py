@@ -18,7 +18,7 @@ from hetero.scheduler.channels import envelope
 from hetero.scheduler.formats.model_parts import join_model, split_model
 from hetero.scheduler.vocabulary.messages import Task, Values
 from tests.scheduler.models import build
-from tests.support.equal_values import ELEMENT_TYPES, check_equal
+from tests.support.comparison import ELEMENT_TYPES, assert_identical
 
 
 def sent(value: Any) -> Any:
@@ -34,23 +34,23 @@ def sent(value: Any) -> Any:
 def test_tensors_of_every_element_type(dtype: np.dtype) -> None:
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     for case in (array, array.T, array[:, ::2], array[:0], array[0, 0], np.array(array[0, 0])):
-        check_equal(sent(case), case)
+        assert_identical(sent(case), case)
 
 
 def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
     bits = np.array([0x7FC00001, 0xFFC00000, 0x80000000, 0x7F800000], np.uint32)
-    check_equal(sent(bits.view(np.float32)), bits.view(np.float32))
+    assert_identical(sent(bits.view(np.float32)), bits.view(np.float32))
 
 
 def test_strings_of_numpys_in_a_tensor_of_objects_are_strings() -> None:
     got = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
     assert [*map(type, got)] == [str, bytes, str]
-    check_equal(got, np.array(["a", b"b", "c"], object))
+    assert_identical(got, np.array(["a", b"b", "c"], object))
 
 
 def test_big_endian_tensors_arrive_as_native_ones() -> None:
     got = sent(np.arange(3, dtype=">i4"))
-    check_equal(got, np.arange(3, dtype=np.int32))
+    assert_identical(got, np.arange(3, dtype=np.int32))
 
 
 @given(
@@ -114,7 +114,7 @@ values = st.recursive(
 
 @given(values)
 def test_any_nesting_survives(value: Any) -> None:
-    check_equal(sent(value), value)
+    assert_identical(sent(value), value)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hetero.devices.plugin.node_queries import QueryProcess
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import RunContext
 from hetero.devices.plugin.registry import load_plugins
+from tests.support.comparison import assert_close
 
 
 def run_without_query(plugin: Plugin, proof: Proof) -> list[np.ndarray]:
@@ -52,8 +53,8 @@ def is_wrong(plugin_spec: str, table: str, index: int, expected: list[np.ndarray
     if result is None or isinstance(result, WorkerFailure):
         return True
     arrays = [np.frombuffer(data, dtype).reshape(shape) for dtype, shape, data in result]
-    return not all(
-        actual.shape == expected_array.shape
-        and np.allclose(actual, expected_array, rtol=1e-3, atol=1e-3, equal_nan=True)
-        for actual, expected_array in zip(arrays, expected, strict=True)
-    )
+    try:
+        assert_close(arrays, expected, rtol=1e-3, atol=1e-3)
+    except AssertionError:
+        return True
+    return False

@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 
 from hetero.devices.kernels import KERNELS
 from tests.emulated_gpu.backend import is_deterministic_on_device, run_on_device
+from tests.support.comparison import WIDER_TYPES, assert_close
 from tests.support.small_models import onnxruntime_session, value_info
 
 #: Newest opset that the installed onnx defines.
@@ -27,21 +28,6 @@ NEWEST = onnx.defs.onnx_opset_version()
 
 #: Newest opset that the installed ONNX Runtime loads.
 ORT_NEWEST = 26
-
-#: Elements are compared as these when numpy cannot compare them itself.
-_WIDE = {
-    "bfloat16": np.float32,
-    "float8_e4m3fn": np.float32,
-    "float8_e4m3fnuz": np.float32,
-    "float8_e5m2": np.float32,
-    "float8_e5m2fnuz": np.float32,
-    "float8_e8m0fnu": np.float32,
-    "float4_e2m1fn": np.float32,
-    "int4": np.int8,
-    "uint4": np.uint8,
-    "int2": np.int8,
-    "uint2": np.uint8,
-}
 
 
 def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]:
@@ -117,7 +103,7 @@ def run_kernel(
                 keywords["memo"] = {}  # the first one holds arrays of the host
             on_device = run_on_device(kernel, given, keywords)
             for position, (got, wanted) in enumerate(zip(on_device, results, strict=True)):
-                compare(got, wanted, 1e-6, 1e-6, f"{op_type} on the emulated GPU, {position}")
+                assert_close(got, wanted, 1e-6, 1e-6, f"{op_type} on the emulated GPU, {position}")
     return results
 
 
@@ -207,31 +193,8 @@ def check(
     for position, (got, wanted) in enumerate(
         zip(ours[:n_outputs], list(expected)[:n_outputs], strict=True)
     ):
-        compare(got, wanted, rtol, atol, f"{case}, output {position}")
+        assert_close(got, wanted, rtol, atol, f"{case}, output {position}")
     return ours
-
-
-def compare(got: Any, wanted: Any, rtol: float, atol: float, where: str) -> None:
-    """Assert equal shape, then dtype, then values (lists element by element)."""
-    if isinstance(wanted, list):
-        assert isinstance(got, list), f"{where}: a {type(got).__name__}, not a list"
-        assert len(got) == len(wanted), f"{where}: {len(got)} elements, not {len(wanted)}"
-        for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            compare(a, b, rtol, atol, f"{where}[{i}]")
-        return
-    if wanted is None:
-        assert got is None, f"{where}: {got!r}, not None"
-        return
-    wanted = np.asarray(wanted)
-    assert isinstance(got, np.ndarray | np.generic), f"{where}: {type(got).__name__}, no array"
-    assert got.shape == wanted.shape, f"{where}: shape {got.shape}, not {wanted.shape}"
-    if wanted.dtype.kind in "OUS":
-        assert np.array_equal(got.astype(object), wanted.astype(object)), where
-        return
-    assert got.dtype == wanted.dtype, f"{where}: dtype {got.dtype}, not {wanted.dtype}"
-    if wanted.dtype.name in _WIDE:
-        got, wanted = (a.astype(_WIDE[wanted.dtype.name]) for a in (got, wanted))
-    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol, err_msg=where)
 
 
 def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
@@ -245,4 +208,6 @@ def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
 _session = cache(partial(onnxruntime_session, as_written=True))
 
 #: ml_dtypes' scalar types by numpy's name for them, for tests that make such arrays.
-NARROW = {name: np.dtype(getattr(ml_dtypes, name)) for name in _WIDE if hasattr(ml_dtypes, name)}
+NARROW = {
+    name: np.dtype(getattr(ml_dtypes, name)) for name in WIDER_TYPES if hasattr(ml_dtypes, name)
+}

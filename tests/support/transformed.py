@@ -12,6 +12,7 @@ from onnx import helper
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.transforms import transform
+from tests.support.comparison import assert_close
 from tests.support.small_models import run_cpu, run_onnxruntime
 
 RNG = np.random.default_rng(0)
@@ -39,8 +40,7 @@ def check(
     for is_disabled in (True, False):
         results = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=is_disabled)
         for result, expected in zip(results, references, strict=True):
-            assert result.dtype == expected.dtype
-            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+            assert_close(result, expected, rtol=1e-4, atol=1e-5)
     check_covers(read_model(model))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, cases, check, compare, run_kernel, run_reference
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import NARROW, cases, check, run_kernel, run_reference
 
 RNG = np.random.default_rng(21)
 LARGE = np.array([0.0, -0.5, 30.0, -30.0, 90.0, -90.0, 1000.0, -1000.0], np.float32)
@@ -86,7 +87,7 @@ def test_shrink_keeps_the_type(dtype: Any) -> None:
 def test_half_width_is_float32_rounded_once(op_type: str, name: str) -> None:
     x = RNG.uniform(-4, 4, (3, 4)).astype(NARROW.get(name, name))
     wide = run_kernel(op_type, [x.astype(np.float32)])[0]
-    compare(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
+    assert_close(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
 
 
 def test_bad_attributes_are_refused() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.support.kernel_oracle import NARROW, check, compare, run_kernel, run_reference
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import NARROW, check, run_kernel, run_reference
 
 NATIVE = [
     "float16",
@@ -187,7 +188,7 @@ def test_identity() -> None:
     for opset in (7, 13, 14, 16):
         check("Identity", [x], {}, opset)
     pair = run_kernel("Identity", [[x, x]])[0]
-    compare(pair, [x, x], 0, 0, "Identity of a sequence")
+    assert_close(pair, [x, x], 0, 0, "Identity of a sequence")
 
 
 @pytest.mark.parametrize("name", NARROW)

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from tests.support.kernel_oracle import compare, run_kernel
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import run_kernel
 from tests.support.small_models import run_cpu, run_onnxruntime
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -21,7 +22,7 @@ def check_model(model: onnx.ModelProto | str, inputs):
         model = parser.parse_model(model)
     feeds = dict(zip((i.name for i in model.graph.input), inputs, strict=True))
     actual, expected = run_cpu(model, feeds), run_onnxruntime(model, feeds)
-    compare(actual, expected, 1e-6, 1e-6, model.graph.node[0].op_type)
+    assert_close(actual, expected, 1e-6, 1e-6, model.graph.node[0].op_type)
     return actual
 
 
@@ -220,7 +221,7 @@ def test_sequence_map():
     sums, same = run_kernel(
         "SequenceMap", [[X[0], X[1]], [X[2], X[3]], X], {"body": body}, n_outputs=2
     )
-    compare(sums, [X[0] + X[2], X[1] + X[3]], 0, 0, "sums")
-    compare(same, [X, X], 0, 0, "same")
+    assert_close(sums, [X[0] + X[2], X[1] + X[3]], 0, 0, "sums")
+    assert_close(same, [X, X], 0, 0, "same")
     with pytest.raises(ValueError, match="sequences of 2"):
         run_kernel("SequenceMap", [[X, X], [X]], {"body": body}, n_outputs=2)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, cases, check, compare, refuses, run_kernel
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import NARROW, cases, check, refuses, run_kernel
 
 RNG = np.random.default_rng(20)
 SPECIAL = np.array(
@@ -231,7 +232,7 @@ def test_bfloat16_is_float32_rounded_once(op_type: str) -> None:
     inputs = [x, x] if op_type in ("Add", "Mul", "Sum", "Mean") else [x]
     wide = run_kernel(op_type, [value.astype(np.float32) for value in inputs], opset=14)[0]
     actual = run_kernel(op_type, inputs, opset=14)[0]
-    compare(actual, wide.astype(NARROW["bfloat16"]), 0, 0, op_type)
+    assert_close(actual, wide.astype(NARROW["bfloat16"]), 0, 0, op_type)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from onnx import helper
 from hetero.devices.errors import ModelError
 from hetero.devices.model.constant_nodes import constant_node_value
 from hetero.devices.model.model import Node
+from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import (
     NARROW,
     check,
-    compare,
     one_node_model,
     refuses,
     run_kernel,
@@ -31,7 +31,7 @@ def literal(attributes, opset):
 
 def check_constant(attributes, opset):
     (expected,) = run_onnxruntime("Constant", [], attributes, opset)
-    compare(literal(attributes, opset), expected, 0, 0, f"{attributes} at opset {opset}")
+    assert_close(literal(attributes, opset), expected, 0, 0, f"{attributes} at opset {opset}")
 
 
 @pytest.mark.parametrize("opset", [7, 9, 11, 12, 13, 21])
@@ -64,7 +64,7 @@ def test_sparse_constant(indices):
     )
     sparse = helper.make_sparse_tensor(values, places, [2, 3])
     expected = np.array([[0, 3, 0], [0, 0, 4]], np.float32)
-    compare(literal({"sparse_value": sparse}, 11), expected, 0, 0, "sparse_value")
+    assert_close(literal({"sparse_value": sparse}, 11), expected, 0, 0, "sparse_value")
 
 
 def test_constant_refuses():

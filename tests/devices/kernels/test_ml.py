@@ -12,7 +12,8 @@ from onnx import helper
 
 import hetero
 from hetero.devices.kernels import ml_trees
-from tests.support.kernel_oracle import check, compare, refuses, run_kernel, run_onnxruntime
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import check, refuses, run_kernel, run_onnxruntime
 from tests.support.small_models import compile_cpu, make_model
 
 RNG = np.random.default_rng(31)
@@ -412,7 +413,7 @@ def test_zip_map_crosses_devices(kind: str) -> None:
     ):
         actual = compiled({"x": X})[0]
     assert [list(row) for row in actual] == [list(row) for row in expected]
-    compare(
+    assert_close(
         np.array([[*row.values()] for row in actual]),
         np.array([[*row.values()] for row in expected]),
         1e-6,
@@ -426,7 +427,7 @@ def test_maps_become_rows() -> None:
     (row,) = run_kernel(
         "DictVectorizer", [scores], {"string_vocabulary": ["c", "b", "a"]}, 1, "ai.onnx.ml"
     )
-    compare(row, np.array([[2, 0, 1.5]], np.float32), 0, 0, "DictVectorizer")
+    assert_close(row, np.array([[2, 0, 1.5]], np.float32), 0, 0, "DictVectorizer")
     forms: list[tuple[dict[str, Any], np.ndarray]] = [
         ({"cast_to": "TO_FLOAT"}, np.array([[1.5, 2]], np.float32)),
         (
@@ -436,7 +437,7 @@ def test_maps_become_rows() -> None:
     ]
     for attributes, expected in forms:
         (row,) = run_kernel("CastMap", [{4: 2.0, 1: 1.5}], attributes, 1, "ai.onnx.ml")
-        compare(row, expected, 0, 0, "CastMap")
+        assert_close(row, expected, 0, 0, "CastMap")
 
 
 def test_query_prefers_cpu_for_faults_of_onnxruntime() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, check, compare, opsets, run_kernel, run_reference
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import NARROW, check, opsets, run_kernel, run_reference
 
 RNG = np.random.default_rng(22)
 X = RNG.uniform(0.5, 3, (2, 3, 4)).astype(np.float32)
@@ -136,7 +137,7 @@ def test_bad_axes_are_refused(axes: list[int]) -> None:
 def test_half_width_is_float32_rounded_once(op_type: str, name: str) -> None:
     x = X.astype(NARROW.get(name, name))
     wide = run_kernel(op_type, [x.astype(np.float32)])[0]
-    compare(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
+    assert_close(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

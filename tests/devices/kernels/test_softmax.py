@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import NARROW, cases, check, compare, run_kernel, run_reference
+from tests.support.comparison import assert_close
+from tests.support.kernel_oracle import NARROW, cases, check, run_kernel, run_reference
 
 RNG = np.random.default_rng(23)
 X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
@@ -42,4 +43,4 @@ def test_double_and_half(op_type: str) -> None:
     for dtype in (np.dtype(np.float16), NARROW["bfloat16"]):
         x = X.astype(dtype)
         wide = run_kernel(op_type, [x.astype(np.float32)])[0]
-        compare(run_kernel(op_type, [x])[0], wide.astype(dtype), 0, 0, op_type)
+        assert_close(run_kernel(op_type, [x])[0], wide.astype(dtype), 0, 0, op_type)

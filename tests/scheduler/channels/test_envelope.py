@@ -38,7 +38,7 @@ from hetero.scheduler.vocabulary.messages import (
     Task,
     Values,
 )
-from tests.support.equal_values import ELEMENT_TYPES, check_equal
+from tests.support.comparison import ELEMENT_TYPES, assert_identical
 from tests.support.loopback import LoopbackChannel
 
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
@@ -67,7 +67,7 @@ def as_answered(task: Task) -> Task:
 def check_tensors(got: Any, want: Any) -> None:
     task = as_answered(want.task) if type(want) is Outputs else want.task
     assert got._replace(tensors={}) == want._replace(tensors={}, task=task)
-    check_equal(got.tensors, want.tensors)
+    assert_identical(got.tensors, want.tensors)
 
 
 @pytest.mark.parametrize("kind", [Values, Outputs])
