@@ -1,0 +1,196 @@
+"""Reasons to split a model: each case compares a split with the alternatives on this machine.
+
+``python -m benchmarks.why [faster] [survives] [--json]``. Both cases take less than two minutes.
+
+``faster``: a text classifier, whose input is words. An `ai.onnx.ml` LabelEncoder maps the words to
+ids for an encoder with the dimensions of all-MiniLM-L6-v2 (6 layers, width 384, 12 heads) and
+random weights. OpenVINO has no strings and refuses the model; ONNX Runtime runs all of it;
+``HETERO:OV,ORT`` runs the vocabulary on ONNX Runtime and the encoder on OpenVINO. The peers are a
+plain onnxruntime session and hetero on each device alone. They take turns, one request at a time,
+in this process.
+
+``survives``: a decoder whose layers are split over two device processes generates a text. One
+process is killed in the middle. The tokens are compared with those of a plain onnxruntime session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import hetero
+from benchmarks.networks import bert
+from benchmarks.null_models import call
+from benchmarks.sessions import bare_session
+from benchmarks.tables import print_rows
+from benchmarks.timing import Submit, at_once, by_turns
+from hetero.examples.small_decoder import small_decoder
+from hetero.planning.layers import find_layers
+
+#: Dimensions of all-MiniLM-L6-v2, by its configuration on the model hub.
+_LAYERS, _WIDTH, _HEADS = 6, 384, 12
+_LENGTH: Final = 128
+#: Entries of the embedding table of `benchmarks.networks.bert`.
+_VOCABULARY: Final = 2000
+#: Tolerance of results, relative to the largest value: float32 on two runtimes.
+_RTOL: Final = 1e-3
+_PROMPT: Final = [3, 14, 15, 9, 2, 6]
+_TOKENS: Final = 48
+
+
+def text_classifier() -> onnx.ModelProto:
+    """Return words (1, length) -> hidden states: a LabelEncoder before an encoder."""
+    model = bert(_LAYERS, _WIDTH, _LENGTH, _HEADS)
+    graph = model.graph
+    vocabulary = helper.make_node(
+        "LabelEncoder",
+        ["words"],
+        ["ids"],
+        "vocabulary",
+        domain="ai.onnx.ml",
+        keys_strings=_words(),
+        values_int64s=range(_VOCABULARY),
+        default_int64=0,
+    )
+    graph.node.insert(0, vocabulary)
+    del graph.input[:]
+    graph.input.append(helper.make_tensor_value_info("words", TensorProto.STRING, [1, _LENGTH]))
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 2))
+    return model
+
+
+def _words() -> list[str]:
+    return [f"word{number}" for number in range(_VOCABULARY)]
+
+
+def faster(seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the latency of a text classifier on each device alone, and split."""
+    model = text_classifier()
+    words = np.array([_words()[7 * i % _VOCABULARY] for i in range(_LENGTH)], object)[None]
+    inputs = {"words": words}
+    session = bare_session(model, len(os.sched_getaffinity(0)))
+    (expected,) = session.run(None, inputs)
+    variants: dict[str, Submit] = {
+        "onnxruntime, plain session": at_once(partial(session.run, None, inputs))
+    }
+    differences = {"onnxruntime, plain session": 0.0}
+    refusals: dict[str, str] = {}
+    with hetero.Core("inprocess") as core:
+        for devices in ("OV", "ORT", "HETERO:OV,ORT"):
+            try:
+                compiled = core.compile_model(model, devices)
+            except hetero.HeteroError as error:
+                refusals[f"hetero, {devices}"] = " ".join(str(error).split())
+                continue
+            name = f"hetero, {devices}"
+            differences[name] = _difference(compiled(inputs)[0], expected)
+            variants[name] = call(compiled, inputs)
+        timings = by_turns(variants, 1, seconds, rounds)
+    baseline_ms = timings["onnxruntime, plain session"].p50_ms
+    for name, reason in refusals.items():
+        yield {"case": "faster", "variant": name, "outcome": f"refused: {reason}"}
+    for name, timing in timings.items():
+        yield {
+            "case": "faster",
+            "variant": name,
+            "p50_ms": round(timing.p50_ms, 2),
+            "times_as_fast": round(baseline_ms / timing.p50_ms, 2),
+            "outcome": f"largest relative difference {differences[name]:.1e}",
+        }
+
+
+def _difference(result: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference relative to the largest value; RuntimeError if it is large."""
+    difference = float(np.abs(result - expected).max() / np.abs(expected).max())
+    if not difference <= _RTOL:
+        raise RuntimeError(f"expected equal results within {_RTOL}, got {difference}")
+    return difference
+
+
+def survives() -> Iterator[dict[str, Any]]:
+    """Yield the tokens before and after the loss of each of two devices."""
+    proto = small_decoder(4)
+    expected = _tokens_by_hand(proto, _TOKENS)
+    model = hetero.read_decoder(proto)
+    layers = find_layers(model)
+    pins = {name: f"ORT.{2 * i // len(layers)}" for i, layer in enumerate(layers) for name in layer}
+    with (
+        hetero.Core("ray", devices={"ORT": 2}) as core,
+        core.compile_model(model, "HETERO:ORT.0,ORT.1", affinity=pins) as compiled,
+    ):
+        executor: Any = core.executor
+        for victim in ("ORT.1", "ORT.0"):
+            pid = executor._ask(executor._devices.device(victim), "ping")
+            generation = compiled.generate(_PROMPT, _TOKENS, eos=())
+            gaps_s = []
+            begin_s = time.perf_counter()
+            for count, _ in enumerate(generation, 1):
+                gaps_s.append(time.perf_counter() - begin_s)
+                if count == _TOKENS // 2:
+                    os.kill(pid, signal.SIGKILL)
+                begin_s = time.perf_counter()
+            yield {
+                "case": "survives",
+                "variant": f"{victim} of ORT.0 and ORT.1 killed after {_TOKENS // 2} tokens",
+                "p50_ms": round(1e3 * float(np.median(gaps_s)), 2),
+                "longest_gap_ms": round(1e3 * max(gaps_s), 1),
+                "outcome": _compare_tokens(generation.tokens, expected),
+            }
+
+
+def _compare_tokens(tokens: Sequence[int], expected: Sequence[int]) -> str:
+    """Return how many tokens there are; RuntimeError if they differ from the expected ones."""
+    if list(tokens) != list(expected):
+        raise RuntimeError(f"expected the tokens {expected}, got {tokens}")
+    return f"{len(tokens)} of {len(expected)} tokens equal to onnxruntime's"
+
+
+def _tokens_by_hand(proto: onnx.ModelProto, count: int) -> list[int]:
+    """Return the most likely tokens, computed by a plain session without a KV cache."""
+    session = bare_session(proto, 1)
+    empty = {
+        port.name: np.zeros([1, port.shape[1], 0, port.shape[3]], np.float32)
+        for port in session.get_inputs()
+        if port.name.startswith("past_key_values")
+    }
+    tokens = list(_PROMPT)
+    for _ in range(count):
+        length = len(tokens)
+        feeds = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, length), np.int64),
+            "position_ids": np.arange(length)[None],
+        }
+        (logits,) = session.run(["logits"], feeds | empty)
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(_PROMPT) :]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", choices=[[], "faster", "survives"], help="default: all")
+    parser.add_argument("--seconds", type=float, default=10.0, help="per variant")
+    parser.add_argument("--rounds", type=int, default=5, help="number of turns")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    cases: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "faster": partial(faster, options.seconds, options.rounds),
+        "survives": survives,
+    }
+    rows = [row for name in options.cases or cases for row in cases[name]()]
+    print_rows(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

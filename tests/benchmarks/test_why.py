@@ -1,0 +1,26 @@
+"""Reasons to split: the comparison runs, checks its results, and names the refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import why
+
+
+@pytest.mark.slow
+def test_faster_compares_split_with_single_devices() -> None:
+    pytest.importorskip("openvino")
+    rows = {row["variant"]: row for row in why.faster(0.1, 1)}
+    assert "LabelEncoder" in rows["hetero, OV"]["outcome"]
+    assert rows["onnxruntime, plain session"]["times_as_fast"] == 1
+    assert rows["hetero, HETERO:OV,ORT"]["p50_ms"] > 0
+
+
+def test_difference_rejects_unequal_results() -> None:
+    expected = np.array([1.0, -2.0], np.float32)
+    assert why._difference(expected + 2e-4, expected) == pytest.approx(1e-4, rel=1e-2)
+    with pytest.raises(RuntimeError, match=r"got 0\.5"):
+        why._difference(np.array([2.0, -2.0]), expected)
+    with pytest.raises(RuntimeError, match="nan"):
+        why._difference(np.array([np.nan, -2.0]), expected)
