@@ -148,7 +148,7 @@ def survives() -> Iterator[dict[str, Any]]:
 
 
 def _compare_tokens(tokens: Sequence[int], expected: Sequence[int]) -> str:
-    """Return how many tokens there are; RuntimeError if they differ from the expected ones."""
+    """Return the number of tokens as text; RuntimeError if they differ from the expected ones."""
     if list(tokens) != list(expected):
         raise RuntimeError(f"expected the tokens {expected}, got {tokens}")
     return f"{len(tokens)} of {len(expected)} tokens equal to onnxruntime's"
