@@ -1,7 +1,8 @@
-"""Recorded results of benchmarks, as JSON by machine and date, and the generator of BENCHMARKS.md.
+"""Recorded results of benchmarks, as JSON by machine and date, and the pages generated from them.
 
 ``python -m benchmarks.results record MACHINE NAME [ARGUMENTS]`` runs a benchmark and records its
-rows. ``python -m benchmarks.results page`` writes the page with the newest results.
+rows. ``python -m benchmarks.results page`` writes BENCHMARKS.md, with one sentence for each of the
+main ratios, and docs/benchmarks.md, with the newest table of each benchmark.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from benchmarks.tables import cell
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
+TABLES = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURE = RESULTS / "ratios.svg"
 #: Order of the benchmarks on the page.
 ORDER = (
@@ -62,9 +65,98 @@ _HEADINGS = {
     "busy loops beside it (load average)": "busy loops (load average)",
     "its optimum": "optimum",
 }
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Sentence about one cell of a benchmark's newest result.
+
+    `row`: cells that identify the row. `column`: the cell that replaces ``{}`` in the sentence;
+    other fields name cells of the row.
+    """
+
+    benchmark: str
+    row: Mapping[str, Any]
+    column: str
+    sentence: str
+
+
+HEADLINES = (
+    Headline(
+        "why",
+        {"variant": "hetero, HETERO:OV,ORT"},
+        "times_as_fast",
+        "A text classifier that OpenVINO refuses runs {} times as fast split over OpenVINO and "
+        "ONNX Runtime as in a plain ONNX Runtime session.",
+    ),
+    Headline(
+        "one_device",
+        {"model": "resnet50"},
+        "on Ray: share, 1 in flight",
+        "One ORT device on Ray reaches {} of the rate of a plain ONNX Runtime session (resnet50, "
+        "one request at a time).",
+    ),
+    Headline(
+        "pipelines",
+        {"stage ms": 20, "visits to each device": 1},
+        "on Ray",
+        "A pipeline of four devices on Ray reaches {} of the rate of its slowest device (stages of "
+        "20 ms).",
+    ),
+    Headline(
+        "scheduler",
+        {"bytes": "1 MB", "in flight": 8},
+        "on Ray: p50 ratio",
+        "Three stages with tensors of 1 MB on Ray take {} times the time of a chain of bare ZeroMQ "
+        "processes (8 requests in flight).",
+    ),
+    Headline(
+        "scheduler",
+        {"bytes": "1 kB", "in flight": 1},
+        "on Ray: p50 ratio",
+        "With tensors of 1 kB and one request at a time, they take {} times its time.",
+    ),
+    Headline(
+        "cache",
+        {"model": "light:densenet121"},
+        "gain",
+        "Importing densenet121 from the cache is {} times as fast as compiling it.",
+    ),
+    Headline(
+        "chaos",
+        {"seeds": "201 to 205, 60 s each"},
+        "lost",
+        "{} of {requests:,} requests were lost while devices and nodes were killed, stopped and "
+        "removed {faults} times; {duplicated} were answered twice, {wrong} wrong.",
+    ),
+    Headline(
+        "serve",
+        {"what": "x + 1: hetero / MLServer", "connections": 16},
+        "ratio",
+        "`hetero serve` answers {} times as many requests as MLServer (x + 1, 16 connections).",
+    ),
+)
 HEAD = """# Benchmarks
-`python -m benchmarks.NAME [--json]` runs a benchmark together with a peer in the same run. Compare ratios rather than times, because shared machines vary. `python -m benchmarks.results page` generates this page and its plot from the newest files in `benchmarks/results/`. Machines: epyc-2 (AMD EPYC, 2 virtual cores), epyc-4 (4 cores), xeon-2 (Intel Xeon with AMX, 2 cores). Hollow circles in the plot are earlier versions. ![Times relative to peers](benchmarks/results/ratios.svg)
-"""  # noqa: E501 - a line of the page
+
+`python -m benchmarks.NAME [--json]` runs a benchmark together with a peer in the same run. Compare
+ratios rather than times, because shared machines vary. The [tables](docs/benchmarks.md) have all
+results; `benchmarks/results/` has them as JSON.
+
+| result | command | machine, date, commit |
+| --- | --- | --- |
+"""
+TABLES_HEAD = """# Benchmark results
+
+The newest table of each benchmark. Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon
+with AMX, 2 cores). `python -m benchmarks.results page` generates this page.
+"""
+FOOT = """
+Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon with AMX, 2 cores). The plot shows
+times relative to peers; hollow circles are earlier versions. `python -m benchmarks.results page`
+generates this page.
+
+![Times relative to peers](benchmarks/results/ratios.svg)
+"""
 
 
 def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
@@ -97,8 +189,22 @@ def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
 
 
 def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page with the newest result of each benchmark."""
-    return HEAD + "".join(map(_section, newest(results)))
+    """Return the page with the main ratios, each with its command, machine, date and commit."""
+    result_of = {result["benchmark"]: result for result in newest(results)}
+    lines = []
+    for headline in HEADLINES:
+        if (result := result_of.get(headline.benchmark)) is None:
+            continue
+        row = next(r for r in result["rows"] if headline.row.items() <= r.items())
+        sentence = headline.sentence.format(cell(row[headline.column]), **row)
+        origin = f"{result['machine']}, {result['date']}, {result['commit']}"
+        lines.append(f"| {sentence} | `{result['command']}` | {origin} |\n")
+    return HEAD + "".join(lines) + FOOT
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page with the newest table of each benchmark."""
+    return TABLES_HEAD + "".join(map(_section, newest(results)))
 
 
 def newest(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -112,11 +218,11 @@ def _section(result: Mapping[str, Any]) -> str:
     more = result.get("more") or {}
     details = "".join(f" {name}: {value}." for name, value in more.items() if _is_scalar(value))
     origin = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
-    text = f"\n**{result['benchmark']}** {origin} {result['note']}".rstrip() + details
-    text += "\n" + _table(result["rows"])
+    text = f"\n## {result['benchmark']}\n\n{origin} {result['note']}".rstrip() + details
+    text += "\n\n" + _table(result["rows"])
     for name, value in more.items():
         if isinstance(value, Mapping) and "command" in value:
-            text += f"\n**{result['benchmark']}, {name}** `{value['command']}`\n"
+            text += f"\n### {result['benchmark']}, {name}\n\n`{value['command']}`\n\n"
             text += _table(value["rows"])
     return text
 
@@ -146,6 +252,7 @@ def main(arguments: Sequence[str]) -> None:
             print(record(machine, name, rest))
         case ["page"]:
             PAGE.write_text(page(recorded_results()))
+            TABLES.write_text(tables(recorded_results()))
             PICTURE.write_text(ratios(newest(recorded_results()), recorded_results()))
         case _:
             raise SystemExit(__doc__)
