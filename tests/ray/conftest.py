@@ -1,4 +1,4 @@
-"""One lean Ray, and a Core on it, for all tests here: starting them takes longer than most."""
+"""Fixtures of the Ray tests: one small Ray cluster and a shared Core, which are slow to start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import hetero
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _on_ray(local_ray: None) -> None:
-    """Have all tests here find it."""
+def _start_ray(local_ray: None) -> None:
+    """Start Ray before all tests of this folder."""
 
 
 @pytest.fixture(scope="session")
 def core(local_ray: None) -> Iterator[hetero.Core]:
-    """Return what tests share that end no device; the others have a Core of their own."""
+    """A Core for tests that end no device; other tests create their own."""
     plugins = ("tests.support.waiting_plugin:WaitingPlugin",)
     with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
         yield core

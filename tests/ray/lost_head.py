@@ -1,4 +1,4 @@
-"""A program for `test_clusters`: a cluster whose head is killed while a request runs."""
+"""Program of a test in `test_clusters`: kills the head of its cluster while a request runs."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ def main(address: str, wait_s: str, *processes: str) -> None:
     )
     devices = [row.name for row in executor.devices() if row.error is None]
     counts = dict(alive_nodes()[0].counts)
-    sleeping = executor.deploy(*chain("TOY", name="sleep_60_"))
-    running = sleeping.submit(X)
+    sleeper = executor.deploy(*chain("TOY", name="sleep_60_"))
+    submission = sleeper.submit(X)
     for process in processes:
         os.kill(int(process), signal.SIGKILL)
     calls: list[Callable[[], Any]] = [
-        lambda: running.future.result(300),
-        lambda: sleeping.submit(X).future.result(300),
+        lambda: submission.future.result(300),
+        lambda: sleeper.submit(X).future.result(300),
         executor.devices,
         lambda: executor.deploy(*chain("TOY")),
     ]
-    told = []
+    messages = []
     for call in calls:
         try:
             call()
         except HeteroError as error:
-            told.append(f"{type(error).__name__} {error}")
-    until = time.monotonic() + 120
-    while ray.is_initialized() and time.monotonic() < until:
+            messages.append(f"{type(error).__name__} {error}")
+    deadline_s = time.monotonic() + 120
+    while ray.is_initialized() and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    left = not ray.is_initialized()
+    has_left = not ray.is_initialized()
     time.sleep(float(wait_s))
     executor.close()
     sys.stdout.write(
-        json.dumps({"devices": devices, "counts": counts, "told": told, "left Ray": left}) + "\n"
+        json.dumps({"devices": devices, "counts": counts, "errors": messages, "left Ray": has_left})
+        + "\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is this process's own: a fork leaves its parent's Ray alone, a pool ends what it started."""
+"""Ownership of Ray processes: forks do not end their parent's Ray, pools end only their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero.scheduler.processes.owned_files import process_start
 from hetero.scheduler.ray import own_head, pool_service
 from hetero.scheduler.ray.address import check_is_node
 
-FORK = """
+FORK_PROGRAM = """
 import os, sys
 import numpy as np
 from onnx.parser import parse_model
@@ -29,10 +29,10 @@ inputs = {"x": np.ones(4, np.float32)}
 model(inputs)
 folder = start._current.folder
 codes = []
-for end in (lambda: sys.exit(3), lambda: 1 / 0):
+for exit_child in (lambda: sys.exit(3), lambda: 1 / 0):
     child = os.fork()
     if child == 0:
-        end()
+        exit_child()
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 assert folder.exists()
 model(inputs)
@@ -41,7 +41,7 @@ print(*codes)
 """
 
 
-POOL = """
+POOL_PROGRAM = """
 import sys, time
 from pathlib import Path
 import numpy as np
@@ -60,13 +60,13 @@ try:
         (device,) = model.deployment.devices.values()
         process = ray.get(device.actor.ping.remote())
         keeper = core.executor._keeper
-        # As if this client alone were cut off, for longer than a device of its own could be.
+        # Simulates a client without connection for longer than a device of its own may be silent.
         keeper.suspected(device.address, 2.0)
         time.sleep(10)
         keeper.live_again(device.address)
-        answer = model(inputs)["y"]
-        (again,) = model.deployment.devices.values()
-        print(answer.tolist(), ray.get(again.actor.ping.remote()) == process)
+        y = model(inputs)["y"]
+        (device,) = model.deployment.devices.values()
+        print(y.tolist(), ray.get(device.actor.ping.remote()) == process)
 finally:
     pool_service.take_down()
 """
@@ -74,98 +74,98 @@ finally:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_client_that_hears_nothing_ends_no_device_of_a_pool() -> None:
+def test_disconnected_client_ends_no_pool_device() -> None:
     with tempfile.TemporaryDirectory(prefix="hp") as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", POOL, f"{folder}/p"],
+        result = subprocess.run(
+            [sys.executable, "-c", POOL_PROGRAM, f"{folder}/p"],
             capture_output=True,
             text=True,
             timeout=150,
             cwd=Path(__file__).parents[2],
             check=False,
         )
-    assert "is restarted" not in done.stderr
-    assert done.stdout.splitlines()[-1] == "[-1.0, -1.0, -1.0, -1.0] True", done.stderr[-2000:]
+    assert "is restarted" not in result.stderr
+    assert result.stdout.splitlines()[-1] == "[-1.0, -1.0, -1.0, -1.0] True", result.stderr[-2000:]
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_fork_that_ends_leaves_its_parents_ray() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORK],
+def test_exiting_fork_leaves_the_parents_ray_running() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FORK_PROGRAM],
         capture_output=True,
         text=True,
         timeout=150,
         cwd=Path(__file__).parents[2],
         check=False,
     )
-    assert done.stdout.split()[-2:] == ["3", "1"], done.stderr[-2000:]
+    assert result.stdout.split()[-2:] == ["3", "1"], result.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_a_pool_ends_the_processes_that_it_started_and_no_others(
+def test_stop_head_ends_only_its_own_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = tmp_path / "pool"
-    place.mkdir(mode=0o700)
-    monkeypatch.setattr(own_head, "folder", lambda: place)
-    sleep = f"sleep 600; : {place}/ray/session_latest/logs"
-    alike = subprocess.Popen(["/bin/sh", "-c", sleep])
-    mine = subprocess.Popen(
+    folder = tmp_path / "pool"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(own_head, "folder", lambda: folder)
+    sleep = f"sleep 600; : {folder}/ray/session_latest/logs"
+    similar = subprocess.Popen(["/bin/sh", "-c", sleep])
+    parent = subprocess.Popen(
         ["/bin/sh", "-c", "sleep 601 & echo $!; trap '' TERM; wait; sleep 602"],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    assert mine.stdout is not None
-    child = int(mine.stdout.readline())
-    own = f"{mine.pid} {process_start(mine.pid)}"
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    owner = f"{parent.pid} {process_start(parent.pid)}"
     try:
-        (place / "session").write_text(f"{mine.pid} 1")  # the number was another's
+        (folder / "session").write_text(f"{parent.pid} 1")  # as if another process had had this id
         own_head.stop_head()
         assert process_start(child)
-        place.mkdir(mode=0o700)
-        (place / "session").write_text(own)
+        folder.mkdir(mode=0o700)
+        (folder / "session").write_text(owner)
         own_head.stop_head()
-        assert not place.exists()
-        assert mine.wait(60) == -signal.SIGKILL
+        assert not folder.exists()
+        assert parent.wait(60) == -signal.SIGKILL
         assert not process_start(child)
-        assert alike.poll() is None
+        assert similar.poll() is None
     finally:
-        for process in (alike, mine):
+        for process in (similar, parent):
             process.kill()
             process.wait()
-        mine.stdout.close()
+        parent.stdout.close()
 
 
 @pytest.mark.parametrize(
-    ("hosts", "here"), [(["127.0.0.1", "192.0.2.77"], True), (["192.0.2.77"], False), ([], True)]
+    ("hosts", "is_node"), [(["127.0.0.1", "192.0.2.77"], True), (["192.0.2.77"], False), ([], True)]
 )
-def test_a_machine_that_is_no_node_of_the_cluster_is_told(
-    monkeypatch: pytest.MonkeyPatch, hosts: list[str], here: bool
+def test_check_is_node_rejects_other_machines(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], is_node: bool
 ) -> None:
-    class Row:
+    class NodeInfo:
         state = 0
 
         def __init__(self, host: str) -> None:
             self.node_manager_address = host
 
-    class Head:
+    class GcsClient:
         def __init__(self, address: str) -> None:
             assert address == "192.0.2.77:6379"
 
-        def get_all_node_info(self, timeout: float) -> dict[int, Row]:
-            return {number: Row(host) for number, host in enumerate(hosts)}
+        def get_all_node_info(self, timeout: float) -> dict[int, NodeInfo]:
+            return {number: NodeInfo(host) for number, host in enumerate(hosts)}
 
-    monkeypatch.setattr("ray._raylet.GcsClient", Head)
-    if here:
+    monkeypatch.setattr("ray._raylet.GcsClient", GcsClient)
+    if is_node:
         check_is_node("192.0.2.77:6379")
     else:
         with pytest.raises(own_head.ClusterError, match=r"no node .* 192\.0\.2\.77"):
             check_is_node("192.0.2.77:6379")
 
 
-def test_a_token_is_in_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_passed_by_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_head, "folder", lambda: tmp_path)
     (tmp_path / "token").write_text("secret")
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -175,32 +175,30 @@ def test_a_token_is_in_its_file_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_a_cluster_whose_token_is_not_here_asks_for_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_token_is_the_only_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
     join = "from hetero.scheduler.ray import start\nstart._join('127.0.0.1:6379')"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", join], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1  # Ray itself ends the process by SIGABRT
-    assert "takes nobody without its token" in done.stderr.strip().splitlines()[-1]
+    assert result.returncode == 1  # Ray itself ends the process by SIGABRT
+    assert "takes nobody without its token" in result.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "words"),
     [
         (exceptions.ActorUnavailableError("lost", None), "the connection to it was lost"),
         (exceptions.GetTimeoutError("late"), "its process did not answer within"),
     ],
 )
-def test_a_pools_status_says_in_words_why_a_device_is_away(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+def test_pool_status_explains_missing_devices(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
     monkeypatch.setattr(pool_service.ray, "get", fail)
-    assert said in (pool_service._device("CPU", None).error or "")
+    assert words in (pool_service._device("CPU", None).error or "")

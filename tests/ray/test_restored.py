@@ -1,4 +1,4 @@
-"""States that a device takes with it: its stages alone run again, elsewhere, and give the same."""
+"""Recomputation of states after a device loss: only the lost stages run again, elsewhere."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ PINS = {"*_1": "CPU.1", "*_2": "CPU.2", "sample": "CPU.2"}
 PROMPT, COUNT, KILLED_AT = list(range(20)), 16, 8
 
 
-class Noted:
-    """Where stages ran again, one entry for each run; and of how many tokens steps were."""
+class RecomputationLog:
+    """Records the devices of recomputed stage runs, and the number of tokens of each step."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.again: list[str] = []
+        self.devices: list[str] = []
         self.sizes: list[int] = []
         run_stage, feeds = Restorer._run_stage, StepInputs.feeds
 
-        def noting_run(
+        def record_run(
             restorer: Restorer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
         ) -> Any:
-            made = run_stage(restorer, number, inputs, keep, way, is_wanted)
-            self.again.append(way.placement.stages[number].device)
-            return made
+            outputs = run_stage(restorer, number, inputs, keep, way, is_wanted)
+            self.devices.append(way.placement.stages[number].device)
+            return outputs
 
-        def noting_step(steps: StepInputs) -> dict[str, np.ndarray]:
-            given = feeds(steps)
-            self.sizes.append(given["input_ids"].shape[1])
-            return given
+        def record_step(steps: StepInputs) -> dict[str, np.ndarray]:
+            inputs = feeds(steps)
+            self.sizes.append(inputs["input_ids"].shape[1])
+            return inputs
 
-        patch.setattr(Restorer, "_run_stage", noting_run)
-        patch.setattr(StepInputs, "feeds", noting_step)
+        patch.setattr(Restorer, "_run_stage", record_run)
+        patch.setattr(StepInputs, "feeds", record_step)
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
-    return Noted(monkeypatch)
+def log(monkeypatch: pytest.MonkeyPatch) -> RecomputationLog:
+    return RecomputationLog(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(devices={"CPU": 3}) as made:
-        yield made
+    with hetero.Core(devices={"CPU": 3}) as core:
+        yield core
 
 
 @pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no test wait since others have ended its device before it."""
+def restart_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restart devices at once, although earlier tests have also killed them."""
     monkeypatch.setattr("hetero.scheduler.client.liveness._STEADY_S", 0.0)
 
 
 @pytest.fixture
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
-    """A decoder of three layers, each with its caches on a device of its own."""
+    """A decoder of three layers, each with its KV cache on another device."""
     model = hetero.read_decoder(small_decoder(3))
-    with core.compile_model(model, "HETERO:CPU.0,CPU.1,CPU.2", affinity=PINS) as made:
-        assert {s.device for s in made.subgraphs} == set(DEVICES)
-        yield made
+    with core.compile_model(model, "HETERO:CPU.0,CPU.1,CPU.2", affinity=PINS) as compiled:
+        assert {s.device for s in compiled.subgraphs} == set(DEVICES)
+        yield compiled
 
 
 def kill(core: hetero.Core, *devices: str) -> None:
@@ -94,93 +94,97 @@ def kill(core: hetero.Core, *devices: str) -> None:
 def await_freed(core: hetero.Core) -> None:
     executor: Any = core.executor
     addresses = [executor._devices.device(device).address for device in DEVICES]
-    told = executor._channel.status_of
-    wait_for(lambda: all(told(a).get("kept_nbytes", -1) == 0 for a in addresses if a))
+    status_of = executor._channel.status_of
+    wait_for(lambda: all(status_of(a).get("kept_nbytes", -1) == 0 for a in addresses if a))
 
 
 @pytest.mark.parametrize(
     "device", ["CPU.1", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU.0", "CPU.2"))]
 )
-def test_one_stage_of_three_runs_again_and_the_text_goes_on(
-    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, device: str
+def test_generation_recomputes_only_the_lost_stage(
+    core: hetero.Core, compiled: hetero.CompiledModel, log: RecomputationLog, device: str
 ) -> None:
-    want = list(compiled.generate(PROMPT, COUNT))
-    text = compiled.generate(PROMPT, COUNT)
-    list(islice(text, KILLED_AT))
+    expected_tokens = list(compiled.generate(PROMPT, COUNT))
+    generation = compiled.generate(PROMPT, COUNT)
+    list(islice(generation, KILLED_AT))
     kill(core, device)
-    noted.sizes.clear()
-    list(text)
-    assert text.tokens == want
-    assert set(noted.sizes) == {1}  # no other stage saw the prompt again
-    # A run for the prompt, and for each token but the last; one more was begun, and may have ended.
-    assert len(noted.again) in (KILLED_AT, KILLED_AT + 1)
-    assert len(set(noted.again)) == 1
-    del text
+    log.sizes.clear()
+    list(generation)
+    assert generation.tokens == expected_tokens
+    assert set(log.sizes) == {1}  # no other stage read the prompt again
+    # One run for the prompt and one for each token except the last. Another run had started and
+    # may have ended.
+    assert len(log.devices) in (KILLED_AT, KILLED_AT + 1)
+    assert len(set(log.devices)) == 1
+    del generation
     await_freed(core)
 
 
-def test_stages_of_two_devices_run_again(
-    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted
+def test_generation_recomputes_stages_of_two_lost_devices(
+    core: hetero.Core, compiled: hetero.CompiledModel, log: RecomputationLog
 ) -> None:
-    """The first kept what the second was given; then those where they are now are lost."""
-    want = list(compiled.generate(PROMPT, COUNT))
-    text = compiled.generate(PROMPT, COUNT)
-    list(islice(text, KILLED_AT))
+    """Two neighbouring stages are lost, and later also the devices that replaced theirs."""
+    expected_tokens = list(compiled.generate(PROMPT, COUNT))
+    generation = compiled.generate(PROMPT, COUNT)
+    list(islice(generation, KILLED_AT))
     kill(core, "CPU.0", "CPU.1")
-    list(islice(text, 2))
-    assert noted.again
-    kill(core, *set(noted.again))
-    noted.sizes.clear()
-    list(text)
-    assert text.tokens == want
-    assert set(noted.sizes) == {1}
+    list(islice(generation, 2))
+    assert log.devices
+    kill(core, *set(log.devices))
+    log.sizes.clear()
+    list(generation)
+    assert generation.tokens == expected_tokens
+    assert set(log.sizes) == {1}
 
 
-@pytest.mark.parametrize("are_joined", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_rows_of_one_run_have_their_caches_again(
+@pytest.mark.parametrize("joined_before_loss", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_batched_sequences_recompute_their_caches(
     core: hetero.Core,
     compiled: hetero.CompiledModel,
-    noted: Noted,
+    log: RecomputationLog,
     monkeypatch: pytest.MonkeyPatch,
-    are_joined: bool,
+    joined_before_loss: bool,
 ) -> None:
-    """Rows are joined before the loss, or after it: some are lost that no run reads."""
+    """Sequences join a batch before or after the loss; no run may read some of the lost states."""
     batcher_of(compiled)._lanes = 1
     prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
-    want = [list(compiled.generate(prompt, COUNT)) for prompt in prompts]
-    texts = [compiled.generate(prompt, COUNT) for prompt in prompts]
-    for text in texts:
-        next(text)
+    expected_tokens = [list(compiled.generate(prompt, COUNT)) for prompt in prompts]
+    generations = [compiled.generate(prompt, COUNT) for prompt in prompts]
+    for generation in generations:
+        next(generation)
     batches = FullBatches(monkeypatch)
-    batches.of(texts)
-    if are_joined:
-        read(texts, [KILLED_AT - 1] * 4)
+    batches.of(generations)
+    if joined_before_loss:
+        read(generations, [KILLED_AT - 1] * 4)
     kill(core, "CPU.1")
-    noted.sizes.clear()
-    read(texts, [None] * 4)
+    log.sizes.clear()
+    read(generations, [None] * 4)
     assert max(batches.rows) == 4
-    assert [text.tokens for text in texts] == want
-    assert noted.again
-    assert set(noted.sizes) == {1}
+    assert [generation.tokens for generation in generations] == expected_tokens
+    assert log.devices
+    assert set(log.sizes) == {1}
 
 
-def test_what_is_not_kept_any_more_is_made_anew_of_the_tokens(
-    core: hetero.Core, compiled: hetero.CompiledModel, noted: Noted, monkeypatch: pytest.MonkeyPatch
+def test_generation_without_lineage_restarts_from_its_tokens(
+    core: hetero.Core,
+    compiled: hetero.CompiledModel,
+    log: RecomputationLog,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    want = list(compiled.generate(PROMPT, COUNT))
+    expected_tokens = list(compiled.generate(PROMPT, COUNT))
     monkeypatch.setattr("hetero.scheduler.client.deployment.MOST_NBYTES", 2**14)
-    text = compiled.generate(PROMPT, COUNT)
-    list(islice(text, KILLED_AT))
+    generation = compiled.generate(PROMPT, COUNT)
+    list(islice(generation, KILLED_AT))
     kill(core, "CPU.1")
-    list(text)
-    assert text.tokens == want
-    assert not noted.again
+    list(generation)
+    assert generation.tokens == expected_tokens
+    assert not log.devices
 
 
-@pytest.mark.usefixtures("no_pause")
+@pytest.mark.usefixtures("restart_at_once")
 @pytest.mark.parametrize("device", ["CPU.0", pytest.param("CPU.1", marks=pytest.mark.slow)])
-def test_a_request_that_is_no_text_goes_on_with_its_states(
-    core: hetero.Core, noted: Noted, device: str
+def test_infer_request_recomputes_lost_states(
+    core: hetero.Core, log: RecomputationLog, device: str
 ) -> None:
     with core.compile_model(
         decoder(), "HETERO:CPU.0,CPU.1", affinity={"1/*": "CPU.1"}, states=STATES
@@ -198,87 +202,87 @@ def test_a_request_that_is_no_text_goes_on_with_its_states(
                 logits = request.infer({"ids": [tokens[-1:]]})["logits"]
             tokens.append(int(np.argmax(logits)))
         assert tokens == expected(decoder())
-        assert len(noted.again) == 6
+        assert len(log.devices) == 6
         del request
         await_freed(core)
 
 
-@pytest.mark.usefixtures("no_pause")
-def test_a_state_is_read_though_another_caller_received_meanwhile(
-    core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("restart_at_once")
+def test_query_state_recomputes_while_other_caller_receives(
+    core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever receives its own answer leaves the rest to a thread: runs again are among it."""
+    """A caller that receives its own result leaves other messages, such as replays, to a thread."""
     with (
         core.compile_model(decoder(), "CPU.0", states=STATES) as compiled,
         core.compile_model(branches(), "CPU.1") as other,
     ):
         request = compiled.create_infer_request()
         request.infer({"ids": [[1]]})
-        (want, *_) = [np.array(state.state) for state in request.query_state()]
+        (before, *_) = [np.array(state.state) for state in request.query_state()]
         kill(core, "CPU.0")
-        give = RemoteMemory.give
+        send = RemoteMemory.give
 
-        def give_late(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
+        def send_after_others(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
             if task.request.route == REPLAY:
-                for _ in range(2):  # the second knows that it is quick, and receives
+                for _ in range(2):  # the second is known to be fast and receives its own result
                     other({"x": np.zeros((2, 3), np.float32)})
-            return give(memory, channel, task, *rest)
+            return send(memory, channel, task, *rest)
 
-        monkeypatch.setattr(RemoteMemory, "give", give_late)
-        (got, *_) = [np.array(state.state) for state in request.query_state()]
-        np.testing.assert_array_equal(got, want)
-        assert noted.again
+        monkeypatch.setattr(RemoteMemory, "give", send_after_others)
+        (after, *_) = [np.array(state.state) for state in request.query_state()]
+        np.testing.assert_array_equal(after, before)
+        assert log.devices
 
 
-@pytest.mark.usefixtures("no_pause")
-def test_a_request_hears_of_what_goes_wrong_once_its_states_are_there_again(
-    core: hetero.Core, noted: Noted, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("restart_at_once")
+def test_error_after_recomputation_reaches_the_request(
+    core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with core.compile_model(decoder(), "CPU.0", states=STATES) as compiled:
         request = compiled.create_infer_request()
         request.infer({"ids": [[1]]})
         kill(core, "CPU.0")
-        give = RemoteMemory.give
+        send = RemoteMemory.give
 
-        def failing(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
-            if noted.again and task.request.route != REPLAY:
+        def fail(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
+            if log.devices and task.request.route != REPLAY:
                 raise MemoryError("no room")
-            return give(memory, channel, task, *rest)
+            return send(memory, channel, task, *rest)
 
-        monkeypatch.setattr(RemoteMemory, "give", failing)
+        monkeypatch.setattr(RemoteMemory, "give", fail)
         with pytest.raises(MemoryError, match="no room"):
             request.infer({"ids": [[2]]})
 
 
-@pytest.mark.usefixtures("no_pause")
-def test_a_device_is_started_again_whatever_went_wrong_the_first_time(
+@pytest.mark.usefixtures("restart_at_once")
+def test_failed_reload_of_stages_is_retried(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = {"x": np.zeros((2, 3), np.float32)}
     with core.compile_model(branches(), "CPU.0") as compiled:
-        want = compiled(inputs)[0]
+        before = compiled(inputs)[0]
         load, faults = StageLoader.load, [RuntimeError("no more threads")]
 
-        def failing(loader: StageLoader, *what: Any) -> Any:
+        def fail(loader: StageLoader, *arguments: Any) -> Any:
             if faults:
                 raise faults.pop()
-            return load(loader, *what)
+            return load(loader, *arguments)
 
-        monkeypatch.setattr(StageLoader, "load", failing)
+        monkeypatch.setattr(StageLoader, "load", fail)
         kill(core, "CPU.0")
-        np.testing.assert_array_equal(compiled(inputs)[0], want)
+        np.testing.assert_array_equal(compiled(inputs)[0], before)
         assert not faults
 
 
-@pytest.mark.parametrize("how", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
-def test_a_state_of_random_numbers_is_not_made_of_others(
-    core: hetero.Core, noted: Noted, how: str
+@pytest.mark.parametrize("source", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
+def test_random_state_is_not_recomputed(
+    core: hetero.Core, log: RecomputationLog, source: str
 ) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
         g (float[2] x, float[2] past) => (float[2] y, float[2] present) {
-            drawn = RandomUniformLike (x)
-            present = Add (past, drawn)
+            noise = RandomUniformLike (x)
+            present = Add (past, noise)
             y = Neg (present)
         }"""
     )
@@ -291,7 +295,7 @@ def test_a_state_of_random_numbers_is_not_made_of_others(
                 states={"past": "present"},
             )
         )
-        if how == "imported":
+        if source == "imported":
             compiled = stack.enter_context(core.import_model(compiled.export_model()))
         request = compiled.create_infer_request()
         x = np.zeros(2, np.float32)
@@ -300,6 +304,6 @@ def test_a_state_of_random_numbers_is_not_made_of_others(
         kill(core, "CPU.0")
         with pytest.raises(hetero.HeteroError, match="reset_state"):
             request.infer({"x": x})
-        assert not noted.again
+        assert not log.devices
         request.reset_state()
         assert (request.infer({"x": x})["y"] <= 0).all()

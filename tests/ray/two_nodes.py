@@ -1,4 +1,4 @@
-"""A program for `test_clusters`: two Ray nodes, stages on both; one dies, another joins."""
+"""Program of a test in `test_clusters`: of two Ray nodes with stages, one dies; another joins."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tests.scheduler.models import chain, diamond
 TOY = ("tests.scheduler.plugins:ToyPlugin",)
 
 
-def toys(executor: Executor) -> dict[str, str]:
-    """Return the toy devices and their nodes."""
+def toy_devices(executor: Executor) -> dict[str, str]:
+    """Return the node of each toy device."""
     return {row.name: row.node for row in executor.devices() if row.plugin == "TOY"}
 
 
 SECOND_CLIENT = """
 import json, sys
 from hetero.scheduler import create_executor
-from tests.ray.two_nodes import TOY, toys
+from tests.ray.two_nodes import TOY, toy_devices
 executor = create_executor("ray", address=sys.argv[1], plugins=TOY)
-print(json.dumps(toys(executor)))
+print(json.dumps(toy_devices(executor)))
 executor.close()
 """
 
@@ -50,42 +50,42 @@ def main() -> None:
     )
     second = cluster.add_node(num_cpus=1, labels={"hetero/TOY": "2"})
     executor = create_executor("ray", address=cluster.address, plugins=TOY)
-    found: dict[str, Any] = {"devices": toys(executor)}
+    report: dict[str, Any] = {"devices": toy_devices(executor)}
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     deployment = executor.deploy(*plan)
     for size in (4, 500_000):
         x = np.arange(size, dtype=np.float32)
         y = deployment.submit({"x": x}).future.result(300).outputs["y"]
-        found[str(size)] = bool(np.array_equal(y, 2 - 4 * x))
-    sleeping = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_30_"))
-    submission = sleeping.submit({"x": np.ones(500_000, np.float32)})
+        report[str(size)] = bool(np.array_equal(y, 2 - 4 * x))
+    sleeper = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_30_"))
+    submission = sleeper.submit({"x": np.ones(500_000, np.float32)})
     cluster.remove_node(second, allow_graceful=False)
     try:
         submission.future.result(300)
     except DeviceLostError as error:
-        found["lost"] = [error.device, error.node]
-    # Its processes end one after another.
-    until = time.monotonic() + 120
-    while len(toys(executor)) > 1 and time.monotonic() < until:
+        report["lost"] = [error.device, error.node]
+    # The processes of the node end one after another.
+    deadline_s = time.monotonic() + 120
+    while len(toy_devices(executor)) > 1 and time.monotonic() < deadline_s:
         time.sleep(0.1)
-    found["left"] = toys(executor)
+    report["remaining"] = toy_devices(executor)
     try:
         executor.deploy(*plan)
     except UnknownDeviceError as error:
-        found["unknown"] = error.data["device"]
+        report["unknown device"] = error.data["device"]
     cluster.add_node(num_cpus=1)
-    found["joined"] = toys(executor)
+    report["after joining"] = toy_devices(executor)
     executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(300)
-    seen = subprocess.run(
+    client = subprocess.run(
         [sys.executable, "-c", SECOND_CLIENT, cluster.address],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    found["seen by another"] = json.loads(seen.stdout)
+    report["of another client"] = json.loads(client.stdout)
     executor.close()
     cluster.shutdown()
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":
