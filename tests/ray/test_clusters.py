@@ -1,4 +1,4 @@
-"""Starting, joining and leaving Ray: each in a process of its own."""
+"""Starting, joining and leaving Ray clusters, in separate processes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
-#: A cluster's servers among Ray's processes.
+#: Command lines of the servers of a cluster.
 _SERVER = re.compile(r"^\S*(gcs_server|raylet) ")
 
-OWN = """
+OWN_CLUSTER_PROGRAM = """
 import sys, time, numpy as np
 from hetero.scheduler import create_executor
 from tests.scheduler.models import chain
@@ -60,57 +60,57 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def processes_of(folder: str) -> list[tuple[int, str]]:
-    """Return ids and commands of the processes that work in a folder."""
-    found = []
+    """Return the ids and commands of the processes that name a folder in their commands."""
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_text().replace("\0", " ")
                 if folder in command:
-                    found.append((int(entry.name), command[:200]))
-    return found
+                    processes.append((int(entry.name), command[:200]))
+    return processes
 
 
 def wait_until_gone(folder: str) -> list[tuple[int, str]]:
     deadline = time.monotonic() + 120
-    while (left := processes_of(folder)) and time.monotonic() < deadline:
+    while (processes := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return left
+    return processes
 
 
 @pytest.mark.slow
-def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
-    done = run("-m", "tests.ray.two_nodes")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    nodes = found["devices"]
+def test_lost_and_joining_nodes_change_the_devices() -> None:
+    result = run("-m", "tests.ray.two_nodes")
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads(result.stdout.splitlines()[-1])
+    nodes = report["devices"]
     assert set(nodes) == {"TOY.0", "TOY.1", "TOY.2"}
     assert nodes["TOY.1"] == nodes["TOY.2"] != nodes["TOY.0"]
-    assert found["4"]
-    assert found["500000"]
-    assert found["lost"][1] == nodes["TOY.1"]
-    assert found["left"] == {"TOY.0": nodes["TOY.0"]}
-    assert found["unknown"] in ("TOY.1", "TOY.2")  # both are asked at once
-    assert set(found["joined"]) == {"TOY.0", "TOY.1"}
-    assert found["joined"]["TOY.1"] not in nodes.values()
-    # A client that comes now calls every device as the one that saw nodes go and come.
-    assert found["seen by another"] == found["joined"]
+    assert report["4"]
+    assert report["500000"]
+    assert report["lost"][1] == nodes["TOY.1"]
+    assert report["remaining"] == {"TOY.0": nodes["TOY.0"]}
+    assert report["unknown device"] in ("TOY.1", "TOY.2")  # both are queried at once
+    assert set(report["after joining"]) == {"TOY.0", "TOY.1"}
+    assert report["after joining"]["TOY.1"] not in nodes.values()
+    # A new client uses the same device names as the one that saw the changes.
+    assert report["of another client"] == report["after joining"]
 
 
 @pytest.fixture
 def head() -> Iterator[tuple[str, list[int]]]:
-    """Start a head as `cluster.yaml` says; return its address, and its servers' process ids."""
+    """Start a head with the command of `cluster.yaml`; its address and the ids of its servers."""
     command = yaml.safe_load((ROOT / "cluster.yaml").read_text())["head_start_ray_commands"][1]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    # What belongs to the machines of the file: the port, and what `ray up` leaves there.
+    # The port and the configuration that `ray up` writes exist only on the machines of the file.
     command = re.sub(r"--autoscaling-config=\S+", "", command.replace("6379", str(port)))
     folder = tempfile.mkdtemp(prefix="ht-", dir="/tmp")
-    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
         ["bash", "-c", f"{command} --block --num-cpus=2 --temp-dir={folder}"],
         cwd=ROOT,
-        env=own | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)},
+        env=environment | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -122,34 +122,36 @@ def head() -> Iterator[tuple[str, list[int]]]:
             time.sleep(0.1)
             with contextlib.suppress(ClusterError):
                 check_reachable(f"127.0.0.1:{port}", 5.0)
-                servers = [i for i, command in processes_of(folder) if _SERVER.search(command)]
+                servers = [pid for pid, command in processes_of(folder) if _SERVER.search(command)]
         yield f"127.0.0.1:{port}", servers
     finally:
-        for i, _ in processes_of(folder):
+        for pid, _ in processes_of(folder):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(i, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
-def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
+def test_head_of_cluster_file_reports_its_loss(
     head: tuple[str, list[int]],
 ) -> None:
-    """Ray itself would end a process whose cluster's head is gone, after 60 seconds."""
+    """Without the watch, Ray would end the process 60 seconds after the loss of the head."""
     address, servers = head
     arguments = (address, "65", *map(str, servers))
-    done = run("-m", "tests.ray.lost_head", *arguments, RAY_AUTH_MODE="disabled")
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert "CPU" in found["counts"]
-    offered = {name.partition(".")[0] for name in found["devices"]}  # OV's are OV.CPU and others
-    assert found["counts"].keys() == offered - {"TOY"}
-    assert len(found["told"]) == 4
-    for told in found["told"]:
-        assert told.startswith("ClusterError"), told
-        assert f"{address.rpartition(':')[2]} is gone: " in told
-    assert found["left Ray"]
+    result = run("-m", "tests.ray.lost_head", *arguments, RAY_AUTH_MODE="disabled")
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads(result.stdout)
+    assert "CPU" in report["counts"]
+    plugins = {
+        name.partition(".")[0] for name in report["devices"]
+    }  # OpenVINO's devices are OV.CPU and others
+    assert report["counts"].keys() == plugins - {"TOY"}
+    assert len(report["errors"]) == 4
+    for message in report["errors"]:
+        assert message.startswith("ClusterError"), message
+        assert f"{address.rpartition(':')[2]} is gone: " in message
+    assert report["left Ray"]
 
 
 @pytest.mark.slow
@@ -163,9 +165,11 @@ def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
         (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -> None:
+def test_own_ray_leaves_no_processes_or_files(number: int | None, code: int) -> None:
     temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
-    program = OWN + ("time.sleep(99)" if number else "executor.close(); executor.close()")
+    program = OWN_CLUSTER_PROGRAM + (
+        "time.sleep(99)" if number else "executor.close(); executor.close()"
+    )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -179,10 +183,10 @@ def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -
     folder = process.stdout.readline().strip()
     assert process.stdout.readline().strip() == "running"
     (sockets,) = temporary.glob("hetero-*")
-    # Names without what comes last are the processes'.
+    # Names start with the id of the process that owns the socket.
     owners = {socket.name.rpartition("-")[0] for socket in sockets.iterdir()}
     assert len(owners) == 2
-    assert any(shared_by(owner) for owner in owners)
+    assert any(shared_memory_of(owner) for owner in owners)
     if number is not None:
         assert processes_of(folder)
         process.send_signal(number)
@@ -190,22 +194,22 @@ def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -
     assert process.returncode == code, errors
     assert errors == "" or number == signal.SIGINT
     assert wait_until_gone(folder) == []
-    if number == signal.SIGKILL:  # Ray may kill the device before it has let go of anything
+    if number == signal.SIGKILL:  # Ray may kill the device before it frees anything
         sweep(sockets)
         sweep(Path("/dev/shm"), "hetero-")
     wait_for(lambda: not list(sockets.iterdir()))
-    wait_for(lambda: not any(shared_by(owner) for owner in owners))
-    # What is left of a process that was killed is swept by the next one.
+    wait_for(lambda: not any(shared_memory_of(owner) for owner in owners))
+    # The next process sweeps the files of a killed one.
     assert Path(folder).exists() == (number == signal.SIGKILL)
     shutil.rmtree(temporary)
 
 
-def shared_by(owner: str) -> list[Path]:
-    """Return the shared memory of a process."""
+def shared_memory_of(owner: str) -> list[Path]:
+    """Return the shared memory files of a process."""
     return list(Path("/dev/shm").glob(f"hetero-{owner}-*"))
 
 
-FAIL = """
+FAILING_START_PROGRAM = """
 from hetero.devices.errors import ClusterError
 from hetero.scheduler import create_executor
 try:
@@ -216,20 +220,20 @@ except ClusterError as error:
 
 
 @pytest.mark.slow
-def test_a_ray_that_cannot_start_says_why_and_what_to_do() -> None:
-    told = run("-c", FAIL).stdout
-    assert "minimum allowed" in told
-    assert "--executor inprocess" in told
+def test_failing_start_names_reason_and_fix() -> None:
+    output = run("-c", FAILING_START_PROGRAM).stdout
+    assert "minimum allowed" in output
+    assert "--executor inprocess" in output
 
 
-@pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.7"], ids=["nothing", "another thing"])
-def test_an_address_where_no_ray_answers_is_told(says: bytes) -> None:
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.7"], ids=["silent", "SSH"])
+def test_address_of_another_server_is_refused(greeting: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
         def serve() -> None:
             connection, _ = server.accept()
-            connection.sendall(says)
+            connection.sendall(greeting)
             connection.recv(100)
             time.sleep(0.5)
             connection.close()
@@ -250,40 +254,40 @@ def test_an_address_where_no_ray_answers_is_told(says: bytes) -> None:
         ("ray://10.0.0.1:10001", "Ray Client"),
     ],
 )
-def test_an_address_that_is_none_is_told_at_once(address: str, words: str) -> None:
+def test_invalid_address_is_refused_at_once(address: str, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         check_reachable(find_address(address), 2.0)
 
 
-def test_auto_where_no_ray_answers_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {"auto": "127.0.0.1:1"}
-    monkeypatch.setattr(private_api, "canonicalize_bootstrap_address", found.__getitem__)
+def test_auto_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = {"auto": "127.0.0.1:1"}
+    monkeypatch.setattr(private_api, "canonicalize_bootstrap_address", addresses.__getitem__)
     with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:1"):
         check_reachable(find_address("auto"), 2.0)
 
 
-def test_folders_of_processes_that_are_gone_are_swept(
+def test_folders_of_ended_processes_are_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_start, "_LONGEST_FOLDER", 1000)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    mine = ray_start._make_folder()
-    owner = (mine / "owner").read_text()
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    for name, whose in (
-        ("het-gone", f"{gone.pid} 1"),
+    first = ray_start._make_folder()
+    owner = (first / "owner").read_text()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    for name, owner_text in (
+        ("het-process", f"{process.pid} 1"),
         ("het-reused", f"{os.getpid()} 1"),
         ("het-other", "of another program"),
     ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "owner").write_text(whose)
+        (tmp_path / name / "owner").write_text(owner_text)
     second = ray_start._make_folder()
-    assert {path.name for path in tmp_path.iterdir()} == {mine.name, second.name, "het-other"}
+    assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, "het-other"}
     assert (second / "owner").read_text() == owner
 
 
-SECOND = """
+TWO_OWN_CLUSTERS_PROGRAM = """
 import ray
 from hetero.scheduler import create_executor
 options = {"num_cpus": 1}
@@ -303,7 +307,7 @@ print(ray.is_initialized())
 """
 
 
-THIRD = """
+TWO_USER_CLUSTERS_PROGRAM = """
 import ray
 from hetero.scheduler import create_executor
 options = dict(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
@@ -323,16 +327,19 @@ print(ray.is_initialized(), len(second.devices()) > 0)
 
 
 @pytest.mark.slow
-def test_a_core_whose_ray_the_user_has_left_takes_no_other_ray_for_it() -> None:
-    done = run("-c", THIRD)
-    assert (done.returncode, done.stdout.split()) == (0, ["False", "ClusterError", "True", "True"])
-    assert "Traceback" not in done.stderr
+def test_core_does_not_adopt_another_user_cluster() -> None:
+    result = run("-c", TWO_USER_CLUSTERS_PROGRAM)
+    assert (result.returncode, result.stdout.split()) == (
+        0,
+        ["False", "ClusterError", "True", "True"],
+    )
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_a_core_whose_ray_the_user_has_left_ends_no_other_cores_ray() -> None:
-    done = run("-c", SECOND)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+def test_closed_core_does_not_end_another_cluster() -> None:
+    result = run("-c", TWO_OWN_CLUSTERS_PROGRAM)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
     assert lines[0].startswith("ClusterError this process has left the Ray cluster")
     assert lines[1:] == ["True True", "False"]

@@ -1,4 +1,4 @@
-"""The Ray executor on one node: answers, overlap, failures, and actors that die."""
+"""The Ray executor on one node: results, concurrency, failures, and lost actors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hetero.scheduler.ray.start import connect
 from hetero.scheduler.ray.survey import NodeSurvey
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
-from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
+from tests.scheduler.on_any_executor import (  # noqa: F401  # also run on Ray
     test_a_plugin_that_fails_to_compile_is_named,
     test_a_plugin_that_misbehaves_takes_nothing_with_it,
     test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
@@ -62,7 +62,7 @@ def executor(local_ray: None) -> Iterator[RayExecutor]:
     executor = create_executor("ray", devices={"TOY": 3}, plugins=(TOY, TwinPlugin, BrokenPlugin))
     yield executor
     executor.close()
-    assert ray.is_initialized(), "a Ray that was there before is left running"
+    assert ray.is_initialized(), "the executor ended a Ray that it did not start"
 
 
 def kill(executor: RayExecutor, device: str, number: int = signal.SIGKILL) -> None:
@@ -71,11 +71,11 @@ def kill(executor: RayExecutor, device: str, number: int = signal.SIGKILL) -> No
     os.kill(pid, number)
 
 
-def test_devices_are_those_of_the_node(executor: RayExecutor) -> None:
-    rows = {row.name: row for row in executor.devices()}
-    assert {"CPU", "TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(rows)
-    assert "libbroken.so is missing" in str(rows["BROKEN"].error)
-    assert {row.node for row in rows.values()} == {ray.nodes()[0]["NodeName"]}
+def test_devices_of_the_node_are_listed(executor: RayExecutor) -> None:
+    descriptors = {descriptor.name: descriptor for descriptor in executor.devices()}
+    assert {"CPU", "TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(descriptors)
+    assert "libbroken.so is missing" in str(descriptors["BROKEN"].error)
+    assert {descriptor.node for descriptor in descriptors.values()} == {ray.nodes()[0]["NodeName"]}
     with pytest.raises(DeviceError, match="libbroken"):
         executor.get_property("BROKEN", "FULL_DEVICE_NAME")
 
@@ -89,7 +89,7 @@ def test_query_and_properties(executor: RayExecutor) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 300_000], ids=["inline", "in the object store"])
-def test_inputs_that_several_stages_take(executor: RayExecutor, size: int) -> None:
+def test_input_is_read_by_several_stages(executor: RayExecutor, size: int) -> None:
     model = build(
         [("Neg", "n", ("x",), "a"), ("Add", "b", ("x", "a"), "c"), ("Add", "d", ("x", "c"), "y")],
         ["y", "x"],
@@ -101,7 +101,7 @@ def test_inputs_that_several_stages_take(executor: RayExecutor, size: int) -> No
     np.testing.assert_array_equal(outputs["x"], x)
 
 
-def test_values_that_are_no_plain_tensors_cross(executor: RayExecutor) -> None:
+def test_sequences_cross_between_devices(executor: RayExecutor) -> None:
     model = build(
         [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
     )
@@ -114,7 +114,7 @@ def test_values_that_are_no_plain_tensors_cross(executor: RayExecutor) -> None:
         assert np.array_equal(first, value)
 
 
-def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> None:
+def test_shared_weight_is_stored_once(executor: RayExecutor) -> None:
     weights = {"w": np.full(200_000, 2, np.float32)}
     lines = [("Add", "n0", ("x", "w"), "a"), ("Mul", "n1", ("a", "w"), "y")]
     model = build(lines, ["y"], weights=weights)
@@ -125,55 +125,55 @@ def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> Non
     assert [c for c in executor._loader._weights if c.name == "w"] == [model.constants["w"]]
 
 
-def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
+def test_queries_of_one_model_split_it_once(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Model] = []
+    split_models: list[Model] = []
 
-    def counted(model: Model) -> ModelParts:
-        taken.append(model)
+    def record_split(model: Model) -> ModelParts:
+        split_models.append(model)
         return split_model(model)
 
-    monkeypatch.setattr("hetero.scheduler.ray.loading.split_model", counted)
+    monkeypatch.setattr("hetero.scheduler.ray.loading.split_model", record_split)
     model = build([("Neg", "n", ("x",), "y")], ["y"])
     for device in ("TOY.0", "TOY.1", "TOY.0"):
         assert executor.query(device, model).devices == {"n": device}
-    assert taken == [model]
+    assert split_models == [model]
 
 
-def test_an_import_reads_nothing_of_the_model_but_its_ports(executor: RayExecutor) -> None:
+def test_import_reads_only_the_ports(executor: RayExecutor) -> None:
     plan, (source,) = chain("CPU")
     compiled = executor.deploy(plan, [source])
-    payload, rows = compiled.export(0), compiled.executed_nodes(0)
+    payload, nodes = compiled.export(0), compiled.executed_nodes(0)
 
-    def read() -> Model:
+    def fail_to_read() -> Model:
         raise AssertionError("the model was read")
 
     model = source.model
-    ports = LazyModel(model.name, model.inputs, model.outputs, read)
+    ports = LazyModel(model.name, model.inputs, model.outputs, fail_to_read)
     imported = executor.deploy(plan, [StageSource(ports, payload)])
     assert imported.imported == {0}
-    assert imported.executed_nodes(0) == rows
+    assert imported.executed_nodes(0) == nodes
     np.testing.assert_array_equal(imported.submit({"x": X}).future.result(300).outputs["t0"], X + 1)
 
 
-def test_devices_of_a_plan_share_the_nodes_cores(executor: RayExecutor) -> None:
-    rows = {row.name: row for row in executor.devices()}
-    cores = rows["TOY.0"].num_threads
-    alone = executor.deploy(*chain("TOY.1"))
-    assert alone.export(0).header["threads"] == cores
-    both = executor.deploy(*chain("TOY.1", "TOY.2"))
-    shares = [both.export(i).header["threads"] for i in (0, 1)]
-    assert shares == [max(1, (cores + 1) // 2), max(1, cores // 2)]
+def test_devices_of_a_plan_share_cores(executor: RayExecutor) -> None:
+    descriptors = {descriptor.name: descriptor for descriptor in executor.devices()}
+    num_threads = descriptors["TOY.0"].num_threads
+    single = executor.deploy(*chain("TOY.1"))
+    assert single.export(0).header["threads"] == num_threads
+    pair = executor.deploy(*chain("TOY.1", "TOY.2"))
+    threads = [pair.export(i).header["threads"] for i in (0, 1)]
+    assert threads == [max(1, (num_threads + 1) // 2), max(1, num_threads // 2)]
 
 
-def test_a_stage_that_does_not_compile_says_why(executor: RayExecutor) -> None:
+def test_compile_failure_names_the_reason(executor: RayExecutor) -> None:
     model = build([("Exp", "e", ("x",), "y")], ["y"])
     with pytest.raises(UnsupportedNodesError, match="no Exp"):
         executor.deploy(*cut(model, ("TOY.0", ["e"])))
 
 
-def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
+def test_cancel_stops_running_and_waiting_requests(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_60_"))
     submissions = [deployment.submit({"x": X}) for _ in range(3)]
     for submission in submissions:
@@ -184,7 +184,7 @@ def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_deadline_and_push_back(executor: RayExecutor) -> None:
+def test_deadline_and_overload_raise(executor: RayExecutor) -> None:
     plan = chain("TOY.0", name="sleep_60_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -196,65 +196,63 @@ def test_deadline_and_push_back(executor: RayExecutor) -> None:
         late.future.result(300)
 
 
-def test_streams(executor: RayExecutor, tmp_path: Path) -> None:
+def test_streams_run_requests_concurrently(executor: RayExecutor, tmp_path: Path) -> None:
     plan, (source,) = chain("TWIN.0", names=[f"meet_2_{tmp_path}"])
     deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
     futures = [deployment.submit({"x": X}).future for _ in range(2)]
     assert all(future.result(300) for future in futures)
 
 
-def test_what_a_killed_actor_had_is_replayed_on_the_one_that_follows(
-    executor: RayExecutor, tmp_path: Path
-) -> None:
+def test_requests_of_killed_actor_are_replayed(executor: RayExecutor, tmp_path: Path) -> None:
     bystander = executor.deploy(*chain("TOY.0"))
-    # The first run waits until it runs again.
+    # The first run ends only when it has been started a second time.
     plan = chain("TOY.1", "TOY.2", names=[f"meet_2_{tmp_path}", "add"])
     deployment = executor.deploy(*plan)
     submissions = [deployment.submit({"x": X + i}) for i in range(4)]
     wait_for(lambda: any(tmp_path.iterdir()))
     kill(executor, "TOY.1")
     assert bystander.submit({"x": X}).future.result(300)
-    late = deployment.submit({"x": X + 4})
-    for i, submission in enumerate([*submissions, late]):
-        answer = submission.future.result(300)
-        np.testing.assert_array_equal(answer.outputs["t1"], X + i + 2)
-    story = "\n".join(line.event for line in deployment.story(submissions[-1].request_id))
-    assert "device TOY.1" in story
-    assert "parked" in story
-    assert story.endswith("answered")
+    later = deployment.submit({"x": X + 4})
+    for i, submission in enumerate([*submissions, later]):
+        result = submission.future.result(300)
+        np.testing.assert_array_equal(result.outputs["t1"], X + i + 2)
+    history = "\n".join(line.event for line in deployment.story(submissions[-1].request_id))
+    assert "device TOY.1" in history
+    assert "parked" in history
+    assert history.endswith("answered")
 
 
-def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
+def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_0.5_"))
     device = executor._devices.device("TOY.0")
     submission = deployment.submit({"x": X})
-    broken = exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(device.actor_id))
-    executor._keeper.ended(device, broken)
+    error = exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(device.actor_id))
+    executor._keeper.ended(device, error)
     assert submission.future.result(300)
     assert executor._devices.device("TOY.0") is device
     assert [line.attempt for line in deployment.story(submission.request_id)][-1] == 1
 
 
-def test_an_error_of_a_lost_device_names_it_and_what_helps(executor: RayExecutor) -> None:
-    """Not the device that waited for it, nor Ray's words and colours."""
+def test_lost_device_error_names_device_and_fix(executor: RayExecutor) -> None:
+    """The message has neither the waiting device nor the wording and colours of Ray."""
     plan = chain("TWIN.0", "TOY.0", name="sleep_60_")
     deployment = executor.deploy(*plan, limits=Limits(attempts=1))
     submission = deployment.submit({"x": X})
     pid = ray.get(executor._devices.device("TWIN.0").actor.ping.remote())
     kill(executor, "TWIN.0")
-    with pytest.raises(DeviceLostError, match="attempt 1") as caught:
+    with pytest.raises(DeviceLostError, match="attempt 1") as error:
         submission.future.result(300)
-    assert (caught.value.device, caught.value.attempt) == ("TWIN.0", 1)
-    assert caught.value.node == ray.nodes()[0]["NodeName"]
+    assert (error.value.device, error.value.attempt) == ("TWIN.0", 1)
+    assert error.value.node == ray.nodes()[0]["NodeName"]
     assert (
-        f"device TWIN.0 on node {caught.value.node} is gone: its worker process has died "
+        f"device TWIN.0 on node {error.value.node} is gone: its worker process has died "
         f"(pid {pid}). A device whose node is alive is restarted: send the request again."
-    ) in str(caught.value)
-    assert any("submitted" in line for line in caught.value.data["story"])
+    ) in str(error.value)
+    assert any("submitted" in line for line in error.value.data["story"])
     deployment.close()
 
 
-def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
+def test_slow_node_is_added_when_it_answers(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (fast,) = alive_nodes()
@@ -262,35 +260,41 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
     monkeypatch.setattr("hetero.scheduler.ray.survey.alive_nodes", lambda: (fast, slow))
     gate = tmp_path / "open"
 
-    def late(rows: Any) -> Any:
+    def wait_for_gate(results: Any) -> Any:
         wait_for(gate.exists)
-        return rows
+        return results
 
-    def ask(self: NodeSurvey, node: ClusterNode, until_s: float) -> Any:
-        asked = real(self, node, until_s)
+    def probe_with_gate(self: NodeSurvey, node: ClusterNode, until_s: float) -> Any:
+        probe = probe_node(self, node, until_s)
         if node.id == "slow":
-            asked.ref = ray.remote(num_cpus=0)(late).remote(asked.ref)
-        return asked
+            probe.ref = ray.remote(num_cpus=0)(wait_for_gate).remote(probe.ref)
+        return probe
 
-    real = NodeSurvey._ask
-    monkeypatch.setattr(NodeSurvey, "_ask", ask)
-    patient = RayDevices(executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=600)
+    probe_node = NodeSurvey._ask
+    monkeypatch.setattr(NodeSurvey, "_ask", probe_with_gate)
+    waiting_devices = RayDevices(
+        executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=600
+    )
     with ThreadPoolExecutor(2) as threads:
-        waiting = threads.submit(patient.descriptors)
-        wait_for(lambda: patient.survey._probes or waiting.done())
-        assert not waiting.done()
-        threads.submit(patient.forget, "an actor").result(300)
-        assert not waiting.done()
-        hasty = RayDevices(executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=0)
-        wait_for(lambda: hasty_rows(hasty))
-        assert {row.node for row in hasty_rows(hasty)} == {fast.name}
+        listing = threads.submit(waiting_devices.descriptors)
+        wait_for(lambda: waiting_devices.survey._probes or listing.done())
+        assert not listing.done()
+        threads.submit(waiting_devices.forget, "an actor").result(300)
+        assert not listing.done()
+        other_devices = RayDevices(
+            executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=0
+        )
+        wait_for(lambda: current_descriptors(other_devices))
+        assert {descriptor.node for descriptor in current_descriptors(other_devices)} == {fast.name}
         gate.touch()
-        assert {row.node for row in waiting.result(300)} == {fast.name, "slow"}
-    wait_for(lambda: "slow" in {row.node for row in hasty_rows(hasty)})
+        assert {descriptor.node for descriptor in listing.result(300)} == {fast.name, "slow"}
+    wait_for(
+        lambda: "slow" in {descriptor.node for descriptor in current_descriptors(other_devices)}
+    )
 
 
-def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
-    """Return what has come, where no node is waited for."""
+def current_descriptors(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
+    """Return the devices of the nodes that have answered, without waiting for others."""
     try:
         return devices.descriptors()
     except ClusterError:
@@ -298,19 +302,19 @@ def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
 
 
 @pytest.mark.slow
-def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> None:
+def test_actor_that_dies_is_restarted_or_reported(executor: RayExecutor) -> None:
     idle = executor.deploy(*chain("TWIN.1"))
     process = executor._devices.device("TWIN.1")
     kill(executor, "TWIN.1", signal.SIGTERM)
     wait_for(lambda: executor._devices._actors.get("TWIN.1") not in (None, process))
     np.testing.assert_array_equal(idle.submit({"x": X}).future.result(300).outputs["t0"], X + 1)
-    suicide = executor.deploy(*chain("TWIN.0", name="die"), limits=Limits(attempts=2))
+    dying = executor.deploy(*chain("TWIN.0", name="die"), limits=Limits(attempts=2))
     with pytest.raises(DeviceLostError, match=r"attempt 4: device TWIN\.0"):
-        suicide.submit({"x": X}).future.result(300)
-    suicide.close()
+        dying.submit({"x": X}).future.result(300)
+    dying.close()
 
 
-def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
+def test_ended_requests_leave_no_state(executor: RayExecutor) -> None:
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(20):
         deployment.submit({"x": X}).future.result(300)
@@ -319,40 +323,40 @@ def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_found_and_replaced(executor: RayExecutor) -> None:
+def test_stopped_process_is_replaced(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     pid = ray.get(executor._devices.device("TOY.2").actor.ping.remote())
     os.kill(pid, signal.SIGSTOP)
-    answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
-    np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
+    result = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    np.testing.assert_array_equal(result.outputs["t1"], X + 2)
     assert ray.get(executor._devices.device("TOY.2").actor.ping.remote()) != pid
 
 
-def test_a_process_that_is_silent_for_a_while_goes_on(executor: RayExecutor) -> None:
+def test_process_that_resumes_is_kept(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     device = executor._devices.device("TOY.2")
     pid = ray.get(device.actor.ping.remote())
-    lost = threading.Event()
+    is_suspected = threading.Event()
     tell = deployment.tell
-    deployment.tell = lambda event: (lost.set(), tell(event))  # type: ignore[method-assign, func-returns-value]  # to see it
+    deployment.tell = lambda event: (is_suspected.set(), tell(event))  # type: ignore[method-assign, func-returns-value]
     os.kill(pid, signal.SIGSTOP)
     submission = deployment.submit({"x": X}, Request(timeout_s=300))
-    assert lost.wait(300)
+    assert is_suspected.wait(300)
     os.kill(pid, signal.SIGCONT)
     assert submission.future.result()
     assert executor._devices.device("TOY.2") is device
 
 
 @pytest.mark.slow
-def test_a_client_that_is_too_busy_to_be_heard_misses_no_answer(
+def test_busy_client_receives_every_result(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
-    free, busy_s = threading.Event(), 4.0  # twice as long as a device may be silent
+    is_free, busy_s = threading.Event(), 4.0  # twice the silence after which a device is suspected
 
     def status() -> dict[str, float]:
-        free.wait(300)
+        is_free.wait(300)
         return {}
 
     monkeypatch.setattr(executor._channel._control._callbacks, "status", status)
@@ -361,60 +365,60 @@ def test_a_client_that_is_too_busy_to_be_heard_misses_no_answer(
         submission = deployment.submit({"x": X}, Request(timeout_s=300))
         with suppress(TimeoutError):
             submission.future.result(busy_s)
-    free.set()
+    is_free.set()
     assert submission.future.result(300)
     assert {line.attempt for line in submission.story()} <= {0, 1}
 
 
 @pytest.mark.slow
-def test_a_stage_that_hangs_is_ended_with_its_process(executor: RayExecutor) -> None:
+def test_hanging_stage_is_killed_after_its_timeout(executor: RayExecutor) -> None:
     limits = Limits(attempts=1, stage_timeout_s=1.0)
-    stuck = executor.deploy(*chain("TOY.0", name="sleep_60_"), limits=limits)
+    hanging = executor.deploy(*chain("TOY.0", name="sleep_60_"), limits=limits)
     bystander = executor.deploy(*chain("TOY.0", "TOY.1"))
     with pytest.raises(DeviceLostError, match="longer than its STAGE_TIMEOUT_S"):
-        stuck.submit({"x": X}, Request(timeout_s=300)).future.result()
+        hanging.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert bystander.submit({"x": X}, Request(timeout_s=300)).future.result()
-    stuck.close()
+    hanging.close()
 
 
-def test_an_executor_that_cannot_be_made_lets_go_of_its_ray(
+def test_failed_executor_releases_its_session(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sessions: list[Any] = []
 
-    def connect_(*arguments: Any, **options: Any) -> Any:
+    def record_session(*arguments: Any, **options: Any) -> Any:
         sessions.append(connect(*arguments, **options))
         return sessions[-1]
 
-    def fails(*_: Any, **__: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ClusterError("cannot listen")
 
-    monkeypatch.setattr("hetero.scheduler.ray.executor.connect", connect_)
-    monkeypatch.setattr("hetero.scheduler.ray.executor.DirectChannel", fails)
+    monkeypatch.setattr("hetero.scheduler.ray.executor.connect", record_session)
+    monkeypatch.setattr("hetero.scheduler.ray.executor.DirectChannel", fail)
     with pytest.raises(ClusterError, match="cannot listen"):
         create_executor("ray", devices={"TOY": 3}, plugins=(TOY,))
     assert [session.users for session in sessions] == [0]
 
 
 @pytest.mark.slow
-def test_what_is_closed_as_its_device_is_started_again_is_not_loaded_for_good(
+def test_deployment_closed_during_restart_is_unloaded(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed, other = (executor.deploy(*chain("TOY.2")) for _ in range(2))
     load = executor._loader.load
-    begun, go_on = threading.Event(), threading.Event()
+    is_loading, may_load = threading.Event(), threading.Event()
 
-    def late(deployment: Any, stages: Any) -> dict[int, int]:
+    def load_later(deployment: Any, stages: Any) -> dict[int, int]:
         if deployment is closed:
-            begun.set()
-            assert go_on.wait(300)
+            is_loading.set()
+            assert may_load.wait(300)
         return load(deployment, stages)
 
-    monkeypatch.setattr(executor._loader, "load", late)
+    monkeypatch.setattr(executor._loader, "load", load_later)
     kill(executor, "TOY.2")
-    assert begun.wait(300)
+    assert is_loading.wait(300)
     closed.close()
-    go_on.set()
+    may_load.set()
     assert other.submit({"x": X}).future.result(300)
     actor = executor._devices.device("TOY.2").actor
     wait_for(lambda: not ray.get(actor.has_all.remote([closed.key])))
