@@ -1,4 +1,4 @@
-"""Requests that are joined on Ray: each caller has what it would have alone."""
+"""Dynamic batching on Ray: each caller receives the result of an unbatched request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from tests.support.models import branches, branches_output
 pytestmark = pytest.mark.ray
 
 
-def test_requests_over_two_actors_are_joined_and_split_again(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_batches_over_two_actors_are_split_again(core: hetero.Core, tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
     pins = {"tanh": "CPU"}
@@ -30,22 +28,22 @@ def test_requests_over_two_actors_are_joined_and_split_again(
         requests = [compiled.create_infer_request() for _ in inputs]
         for request, x in zip(requests, inputs, strict=True):
             request.start_async({"x": x})
-        late = compiled.create_infer_request()
-        late.start_async({"x": inputs[0]}, timeout_s=0.01)
+        expired = compiled.create_infer_request()
+        expired.start_async({"x": inputs[0]}, timeout_s=0.01)
         with pytest.raises(DeadlineError):
-            late.wait()
+            expired.wait()
         gate.touch()
         for request, x in zip(requests, inputs, strict=True):
             request.wait()
             np.testing.assert_allclose(request.results[0], branches_output(x), rtol=1e-6)
-        # As many as there are levels ran alone; then full batches of 7 and 8 rows; then the rest.
-        stories = [" ".join(request.story()) for request in requests]
-        sizes = [set(re.findall(r"batch of (\d+):", story)) for story in stories]
+        # Three requests run alone, then full batches of 7 and 8 rows, and finally the last request.
+        histories = [" ".join(request.story()) for request in requests]
+        sizes = [set(re.findall(r"batch of (\d+):", history)) for history in histories]
         assert sizes == [{"1"}] * 3 + [{"4"}] * 8 + [{"1"}]
 
 
 @pytest.mark.slow
-def test_a_batch_whose_device_dies_is_run_again_and_nobody_hears_of_it(tmp_path: Path) -> None:
+def test_batch_of_lost_device_runs_again(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 4, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
     plugins = ("tests.support.waiting_plugin:WaitingPlugin",)

@@ -1,4 +1,4 @@
-"""The watch of a cluster's head: one that is not reached is gone soon, a busy one is not."""
+"""Watch of the cluster head: it reports an unreachable head soon, a busy one not at all."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LONG_S = 60.0
 
 
 @contextmanager
-def watched(server: socket.socket) -> Iterator[Queue[ClusterError]]:
-    """Watch what listens; what is told comes in a queue."""
-    told: Queue[ClusterError] = Queue()
+def watch_server(server: socket.socket) -> Iterator[Queue[ClusterError]]:
+    """Watch a server; yield the queue of its loss errors."""
+    errors: Queue[ClusterError] = Queue()
     host, port = server.getsockname()
-    found = ClusterWatch(f"{host}:{port}", told.put)
+    cluster_watch = ClusterWatch(f"{host}:{port}", errors.put)
     try:
-        yield told
+        yield errors
     finally:
-        found.close()
-        found.join()
+        cluster_watch.close()
+        cluster_watch.join()
 
 
-def deaf() -> socket.socket:
-    """Return a server whose host takes no more connections, and does not say so."""
+def server_without_backlog() -> socket.socket:
+    """Return a server whose backlog is full after one connection and drops further ones."""
     server = socket.create_server(("127.0.0.1", 0), backlog=0)
     server.settimeout(LONG_S)
     return server
@@ -45,22 +45,22 @@ def fill(server: socket.socket, stack: ExitStack) -> None:
             stack.enter_context(socket.create_connection(server.getsockname(), 0.2))
 
 
-def test_a_head_whose_host_is_not_reached_is_gone_long_before_a_silent_one(
+def test_unreachable_host_is_reported_before_silence_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch, "_LOOK_S", 0.01)
     monkeypatch.setattr(watch, "_UNREACHED_S", 0.5)
-    begun_s = time.monotonic()
+    start_s = time.monotonic()
     with ExitStack() as stack:
-        server = stack.enter_context(deaf())
+        server = stack.enter_context(server_without_backlog())
         fill(server, stack)
-        told = stack.enter_context(watched(server))
-        error = told.get(timeout=LONG_S)
+        errors = stack.enter_context(watch_server(server))
+        error = errors.get(timeout=LONG_S)
     assert "its host is not there" in str(error)
-    assert time.monotonic() - begun_s < watch._SILENT_S
+    assert time.monotonic() - start_s < watch._SILENT_S
 
 
-def test_a_head_that_lets_in_and_has_no_time_to_answer_is_still_there(
+def test_busy_head_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_ANSWER_S", "_UNREACHED_S"):
@@ -69,22 +69,22 @@ def test_a_head_that_lets_in_and_has_no_time_to_answer_is_still_there(
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         server.settimeout(LONG_S)
-        told = stack.enter_context(watched(server))
+        errors = stack.enter_context(watch_server(server))
         for _ in range(10):
-            stack.enter_context(server.accept()[0])  # it stays open, and nothing is said
-        assert told.empty()
+            stack.enter_context(server.accept()[0])  # connections stay open and receive nothing
+        assert errors.empty()
 
 
-def test_a_head_that_refuses_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_REFUSED_S"):
         monkeypatch.setattr(watch, name, 0.01)
     server = socket.create_server(("127.0.0.1", 0))
-    with watched(server) as told:
+    with watch_server(server) as errors:
         server.close()
-        assert "is gone: " in str(told.get(timeout=LONG_S))
+        assert "is gone: " in str(errors.get(timeout=LONG_S))
 
 
-def test_a_client_that_can_open_no_more_files_does_not_take_the_cluster_for_gone(
+def test_exhausted_file_descriptors_do_not_report_the_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_UNREACHED_S", "_SILENT_S"):
@@ -99,11 +99,11 @@ def test_a_client_that_can_open_no_more_files_does_not_take_the_cluster_for_gone
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(socket, "create_connection", refuse)
-        found = ClusterWatch(address, lambda error: None)
+        cluster_watch = ClusterWatch(address, lambda error: None)
         for _ in range(20):
             refusals.get(timeout=LONG_S)
         with pytest.raises(ClusterError, match=r"this process cannot ask .*ulimit"):
-            found.look()
-        found.close()
-        found.join()
-    assert found.loss_error is None
+            cluster_watch.look()
+        cluster_watch.close()
+        cluster_watch.join()
+    assert cluster_watch.loss_error is None

@@ -143,9 +143,7 @@ def test_head_of_cluster_file_reports_its_loss(
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout)
     assert "CPU" in report["counts"]
-    plugins = {
-        name.partition(".")[0] for name in report["devices"]
-    }  # OpenVINO's devices are OV.CPU and others
+    plugins = {name.partition(".")[0] for name in report["devices"]}  # of OV.CPU: OV
     assert report["counts"].keys() == plugins - {"TOY"}
     assert len(report["errors"]) == 4
     for message in report["errors"]:
@@ -276,7 +274,7 @@ def test_folders_of_ended_processes_are_swept(
     process = subprocess.Popen(["true"])
     process.wait()
     for name, owner_text in (
-        ("het-process", f"{process.pid} 1"),
+        ("het-ended", f"{process.pid} 1"),
         ("het-reused", f"{os.getpid()} 1"),
         ("het-other", "of another program"),
     ):

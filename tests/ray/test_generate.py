@@ -1,4 +1,4 @@
-"""Decoders on Ray: what a device that dies had kept is made anew, and the text goes on."""
+"""Generation on Ray continues after a device is lost and its KV caches are recomputed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PINS = {"*_1": "CPU.1", "sample": "CPU.1"}
 
 
 @pytest.mark.slow
-def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
-    want = [greedy(prompt, 24) for prompt in PROMPTS]
+def test_generations_continue_after_device_losses() -> None:
+    expected_tokens = [greedy(prompt, 24) for prompt in PROMPTS]
     with (
         hetero.Core(devices={"CPU": 2}) as core,
         core.compile_model(
@@ -38,20 +38,20 @@ def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
         ) as compiled,
     ):
         assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
-        texts = [compiled.generate(prompt, 24) for prompt in PROMPTS]
+        generations = [compiled.generate(prompt, 24) for prompt in PROMPTS]
         executor: Any = core.executor
         for device in ("CPU.1", "CPU.0"):
             for _ in range(8):
-                for text in texts:
-                    next(text)
+                for generation in generations:
+                    next(generation)
             os.kill(executor._ask(executor._devices.device(device), "ping"), signal.SIGKILL)
-        assert [[*text.tokens, *text] for text in texts] == want
+        assert [[*generation.tokens, *generation] for generation in generations] == expected_tokens
 
 
-def test_texts_step_together_and_go_on_when_a_device_dies(
+def test_batched_generations_continue_after_device_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Threads read them; a device is killed when all of them are rows of one run."""
+    """Threads read the sequences; a device is killed while one run has a row of each."""
     prompts = [*PROMPTS, [8, 8, 8], [1, 2]]
     batches = FullBatches(monkeypatch)
     with (
@@ -65,31 +65,33 @@ def test_texts_step_together_and_go_on_when_a_device_dies(
         for device in ("CPU.1", "CPU.0"):
             pid = executor._ask(executor._devices.device(device), "ping")
             batches.on_full = partial(os.kill, pid, signal.SIGKILL)
-            texts = [compiled.generate(prompt, 24) for prompt in prompts]
-            batches.of(texts)
-            read(texts, [None] * len(texts))
-            assert [text.tokens for text in texts] == [greedy(p, 24) for p in prompts]
+            generations = [compiled.generate(prompt, 24) for prompt in prompts]
+            batches.of(generations)
+            read(generations, [None] * len(generations))
+            assert [generation.tokens for generation in generations] == [
+                greedy(p, 24) for p in prompts
+            ]
             assert batches.on_full is None
 
 
-@pytest.mark.parametrize(("devices", "most_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])
-def test_a_client_hears_of_a_token_in_one_message_and_few_bytes(
-    monkeypatch: pytest.MonkeyPatch, devices: list[str], most_nbytes: int
+@pytest.mark.parametrize(("devices", "max_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])
+def test_client_receives_one_small_message_per_token(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], max_nbytes: int
 ) -> None:
-    """Of 16 caches, wherever they are, it needs to know little more than that they are there."""
-    heard: list[int] = []
+    """The client receives little more than the token, although there are 16 caches."""
+    token_nbytes: list[int] = []
 
-    def counted(parts: Any, get: Any = None, start: int = 0) -> Any:
+    def record_message(parts: Any, get: Any = None, start: int = 0) -> Any:
         message = read_message(parts, get, start)
         if isinstance(message, Outputs) and message.task.stage == len(compiled.subgraphs) - 1:
-            heard.append(sum(memoryview(part).nbytes for part in parts) - start)
+            token_nbytes.append(sum(memoryview(part).nbytes for part in parts) - start)
         elif isinstance(message, Outputs):
-            others.append(message)
+            other_outputs.append(message)
         return message
 
-    others: list[Outputs] = []
+    other_outputs: list[Outputs] = []
     read_message = envelope.from_frames
-    monkeypatch.setattr(envelope, "from_frames", counted)
+    monkeypatch.setattr(envelope, "from_frames", record_message)
     pins = {f"*_{i}": devices[i * len(devices) // 8] for i in range(8)}
     pins |= dict.fromkeys(("newest*", "logits", "sample"), devices[-1])
     with (
@@ -99,13 +101,13 @@ def test_a_client_hears_of_a_token_in_one_message_and_few_bytes(
         ) as compiled,
     ):
         assert len(list(compiled.generate([3, 14, 15], 24, eos=()))) == 24
-    assert others == []
-    assert len(heard) == 24
-    assert max(heard[1:]) <= most_nbytes
+    assert other_outputs == []
+    assert len(token_nbytes) == 24
+    assert max(token_nbytes[1:]) <= max_nbytes
 
 
 @pytest.mark.slow
-def test_a_text_goes_on_on_what_is_left_when_a_device_stays_away(
+def test_generation_continues_on_remaining_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with (
@@ -115,21 +117,21 @@ def test_a_text_goes_on_on_what_is_left_when_a_device_stays_away(
         ) as compiled,
     ):
         executor: Any = core.executor
-        devices, gone = executor._devices, set[str]()
-        reached = devices.reached
+        devices, missing = executor._devices, set[str]()
+        reach = devices.reached
 
-        def unless_gone(names: Collection[str], *, wait: bool = True) -> Any:
-            if left := gone.intersection(names):
-                raise UnknownDeviceError(f"{left} left the cluster")
-            return reached(names, wait=wait)
+        def reach_unless_missing(names: Collection[str], *, wait: bool = True) -> Any:
+            if absent_names := missing.intersection(names):
+                raise UnknownDeviceError(f"{absent_names} left the cluster")
+            return reach(names, wait=wait)
 
-        monkeypatch.setattr(devices, "reached", unless_gone)
+        monkeypatch.setattr(devices, "reached", reach_unless_missing)
         monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
-        text = compiled.generate(PROMPTS[0], 24)
+        generation = compiled.generate(PROMPTS[0], 24)
         for _ in range(8):
-            next(text)
+            next(generation)
         pid = executor._ask(devices.device("CPU.1"), "ping")
-        gone.add("CPU.1")
+        missing.add("CPU.1")
         os.kill(pid, signal.SIGKILL)
-        assert [*text.tokens, *text] == greedy(PROMPTS[0], 24)
+        assert [*generation.tokens, *generation] == greedy(PROMPTS[0], 24)
         assert {s.device for s in compiled.subgraphs} == {"CPU.0"}

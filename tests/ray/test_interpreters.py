@@ -1,4 +1,4 @@
-"""Devices on interpreters of their own, beside those of the cluster's."""
+"""Devices with their own Python interpreters, next to those of the cluster."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from tests.support.networks import DOUBLE, X
 
 pytestmark = pytest.mark.ray
 #: An environment with `onnxruntime-openvino`, hetero and the same Ray and Python.
-OTHER = "HETERO_ORT_OPENVINO_PYTHON"
-OWN = "HETERO_TEST_INTERPRETER"
+OPENVINO_INTERPRETER = "HETERO_ORT_OPENVINO_PYTHON"
+MARK = "HETERO_TEST_INTERPRETER"
 
 
-def process(core: hetero.Core, device: str) -> int:
+def process_id(core: hetero.Core, device: str) -> int:
     executor: Any = core.executor
     pid: int = ray.get(executor._devices.device(device).actor.ping.remote())
     return pid
 
 
-def is_on_its_own(core: hetero.Core, device: str) -> bool:
-    return OWN.encode() in Path(f"/proc/{process(core, device)}/environ").read_bytes()
+def has_own_interpreter(core: hetero.Core, device: str) -> bool:
+    return MARK.encode() in Path(f"/proc/{process_id(core, device)}/environ").read_bytes()
 
 
-def test_an_interpreter_that_is_not_there_is_a_row_and_the_rest_serves() -> None:
+def test_missing_interpreter_is_listed_with_its_error() -> None:
     plugins = ["ORT@/no/such/python", "CPU@/no/such/python"]
     with hetero.Core(plugins=plugins, devices={"CPU": 0}) as core:
         rows = {row.name: row for row in core.device_descriptors}
-        assert "CPU" not in rows  # none is wanted
+        assert "CPU" not in rows  # zero were requested
         assert "/no/such/python is no Python of use" in str(rows["ORT"].error)
         assert rows["NULL"].error is None
 
 
 @pytest.fixture
 def interpreter(tmp_path: Path) -> str:
-    """An interpreter with the environment of ours, which it says by `OWN`."""
+    """An interpreter with the packages of this one, recognisable by the variable `MARK`."""
     python = tmp_path / "a folder" / "python"
     python.parent.mkdir()
-    python.write_text(f'#!/bin/sh\n{OWN}=1 exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\n{MARK}=1 exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
 
 
 @pytest.mark.slow
-def test_a_device_runs_on_its_own_interpreter_and_comes_back_there(interpreter: str) -> None:
+def test_device_restarts_on_its_own_interpreter(interpreter: str) -> None:
     plugins = [f"OTHER=CPU@{interpreter}", f"OTHER=NULL@{interpreter}", f"NULL@{interpreter}"]
     with hetero.Core(plugins=plugins) as core:
         rows = {row.name: row for row in core.device_descriptors}
@@ -62,32 +62,34 @@ def test_a_device_runs_on_its_own_interpreter_and_comes_back_there(interpreter: 
         compiled = core.compile_model(DOUBLE, "OTHER")
         for _ in range(2):
             np.testing.assert_array_equal(compiled(X)[0], X * 2)
-            assert is_on_its_own(core, "OTHER")
-            os.kill(process(core, "OTHER"), signal.SIGKILL)
-        assert not is_on_its_own(core, "CPU")
+            assert has_own_interpreter(core, "OTHER")
+            os.kill(process_id(core, "OTHER"), signal.SIGKILL)
+        assert not has_own_interpreter(core, "CPU")
 
 
 @pytest.fixture(scope="module")
 def provider() -> str:
-    if OTHER not in os.environ:
-        pytest.skip(f"{OTHER} names no environment with onnxruntime-openvino and hetero")
-    return f"ORT_OPENVINO@{os.environ[OTHER]}"
+    if OPENVINO_INTERPRETER not in os.environ:
+        pytest.skip(
+            f"{OPENVINO_INTERPRETER} names no environment with onnxruntime-openvino and hetero"
+        )
+    return f"ORT_OPENVINO@{os.environ[OPENVINO_INTERPRETER]}"
 
 
 @pytest.mark.slow
-def test_both_wheels_of_onnx_runtime_serve_one_model(provider: str) -> None:
-    old = provider.replace("ORT_OPENVINO", "OLD=ORT")
-    with hetero.Core(plugins=[provider, old]) as core:
+def test_two_onnxruntime_versions_run_one_model(provider: str) -> None:
+    other_version = provider.replace("ORT_OPENVINO", "OLD=ORT")
+    with hetero.Core(plugins=[provider, other_version]) as core:
         versions = core.get_versions("HETERO:ORT,OLD,ORT_OPENVINO")
         assert versions["OLD"] == versions["ORT_OPENVINO"] != versions["ORT"]
         model = core.read_model("light:shufflenet")
         devices = ["ORT_OPENVINO", "ORT", "OLD", "CPU"]
         pins = {"op:MaxPool": "OLD", "op:Concat": "CPU", "op:Gemm": "ORT"}
         inputs = light_model_inputs(model)
-        want = light_model_outputs("shufflenet")
+        expected = light_model_outputs("shufflenet")
         with core.compile_model(model, f"HETERO:{','.join(devices)}", affinity=pins) as compiled:
             assert set(compiled.get_property("EXECUTION_DEVICES")) == set(devices)
-            np.testing.assert_allclose(compiled(inputs)[0], want[0], rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(compiled(inputs)[0], expected[0], rtol=1e-3, atol=1e-5)
             blob = compiled.export_model()
-        with core.import_model(blob) as again:
-            np.testing.assert_allclose(again(inputs)[0], want[0], rtol=1e-3, atol=1e-5)
+        with core.import_model(blob) as imported:
+            np.testing.assert_allclose(imported(inputs)[0], expected[0], rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What becomes of a device is told to every deployment in the order in which it was seen."""
+"""The supervisor publishes device events to every deployment in the order of their occurrence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S = 30.0
 
 
 class _Deployment:
-    """A deployment that notes what it is told; the first is slow to take a device back."""
+    """A deployment that records events; a slow one takes long to accept a returned device."""
 
     key = "key"
     removed_devices: frozenset[str] = frozenset()
@@ -29,25 +29,25 @@ class _Deployment:
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
         self.devices = {"D": _device("a1")}
-        self.told: list[str] = []
+        self.events: list[str] = []
         self._is_slow = is_slow
         self._is_lost_again = is_lost_again
 
     def tell(self, event: events.ClientEvent) -> None:
         if self._is_slow and isinstance(event, events.DeviceReturned):
             self._is_lost_again.wait(0.5)
-        self.told.append(type(event).__name__)
-        if not self._is_slow and self.told.count("DeviceLost") == 2:
+        self.events.append(type(event).__name__)
+        if not self._is_slow and self.events.count("DeviceLost") == 2:
             self._is_lost_again.set()
 
-    def welcome(self, back: events.DeviceReturned) -> bool:
-        self.tell(back)
+    def welcome(self, event: events.DeviceReturned) -> bool:
+        self.tell(event)
         return True
 
 
 class _Deployments(list[_Deployment]):
     def tell(self, event: Any) -> None:
-        """Nobody looks."""
+        """Ignore events for observers."""
 
     told = tell
 
@@ -57,16 +57,16 @@ def _device(address: str) -> Any:
     return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address, node_id="n")
 
 
-def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
+def test_device_lost_during_its_return_is_lost_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
     session: Any = SimpleNamespace(is_left=False)
     survey = SimpleNamespace(answers=lambda node_id: False)
     devices: Any = SimpleNamespace(forget=lambda actor_id: None, survey=survey)
     deployments: Any = _Deployments([slow, other])
-    nobody: Any = None
+    unused: Any = None
     keeper = DeviceKeeper(
-        session, devices, deployments, nobody, nobody, nobody, nobody, device_timeout_s=_WAIT_S
+        session, devices, deployments, unused, unused, unused, unused, device_timeout_s=_WAIT_S
     )
     keeper._restart_soon = lambda order: None  # type: ignore[method-assign]  # the test starts it
     channel: Any = SimpleNamespace(watch=lambda address: None, status_of=lambda address: {})
@@ -74,21 +74,21 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     first, second = _device("a1"), _device("a2")
     keeper.watch(first)
     keeper.channel_ended("a1")
-    wait_for(lambda: "DeviceLost" in other.told)
+    wait_for(lambda: "DeviceLost" in other.events)
     for deployment in (slow, other):
         deployment.devices["D"] = second
-    starts = threading.Thread(target=keeper.watch, args=(second,))
-    starts.start()
+    thread = threading.Thread(target=keeper.watch, args=(second,))
+    thread.start()
     wait_for(lambda: "a2" in keeper._actors)
     keeper.channel_ended("a2")
     assert is_lost_again.wait(_WAIT_S)
-    starts.join(_WAIT_S)
+    thread.join(_WAIT_S)
     keeper.close()
-    assert slow.told == other.told == ["DeviceLost", "DeviceReturned", "DeviceLost"]
+    assert slow.events == other.events == ["DeviceLost", "DeviceReturned", "DeviceLost"]
 
 
 def _keeper(**options: Any) -> DeviceKeeper:
-    nobody: Any = None
+    unused: Any = None
     session: Any = SimpleNamespace(is_left=False)
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
@@ -100,20 +100,20 @@ def _keeper(**options: Any) -> DeviceKeeper:
         session,
         devices,
         deployments,
-        nobody,
-        nobody,
-        nobody,
-        nobody,
+        unused,
+        unused,
+        unused,
+        unused,
         device_timeout_s=_WAIT_S,
         **options,
     )
 
 
-def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
+def test_device_that_ended_a_lease_reloads_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.get", lambda answer, timeout: answer)
-    keeper, device, ended = _keeper(), _device("a1"), 0.0
+    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.get", lambda result, timeout: result)
+    keeper, device, num_leases_ended = _keeper(), _device("a1"), 0.0
     has_stages = True
 
     def has_all(deployments: list[str]) -> bool:
@@ -124,21 +124,21 @@ def test_a_device_that_has_given_a_client_up_loads_its_stages_again_and_goes_on(
     restarts: Queue[Restart] = Queue()
     keeper._restart_soon = restarts.put  # type: ignore[method-assign]
     channel: Any = SimpleNamespace(
-        watch=lambda address: None, status_of=lambda address: {"leases_ended": ended}
+        watch=lambda address: None, status_of=lambda address: {"leases_ended": num_leases_ended}
     )
     keeper.serve(channel)
     keeper.watch(device)
     wait_for(lambda: keeper._leases_ended.get("a1") == 0.0)
-    ended = 1.0  # another client's
+    num_leases_ended = 1.0  # the lease of another client
     wait_for(lambda: keeper._leases_ended.get("a1") == 1.0)
     assert restarts.empty()
-    has_stages, ended = False, 2.0
-    order = restarts.get(timeout=_WAIT_S)
-    assert (order.device, order.address, order.keep) == ("D", "a1", True)
+    has_stages, num_leases_ended = False, 2.0
+    restart = restarts.get(timeout=_WAIT_S)
+    assert (restart.device, restart.address, restart.keep) == ("D", "a1", True)
     keeper.close()
 
 
-def test_a_pools_client_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
     monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.kill", killed.append)
     device = _device("a1")
@@ -151,29 +151,29 @@ def test_a_pools_client_ends_no_process(monkeypatch: pytest.MonkeyPatch) -> None
         assert killed == ["actor of D"] * keeps
 
 
-def test_a_lease_ends_where_its_client_stays_silent_and_not_where_it_was_heard() -> None:
-    actor = DeviceActor.__new__(DeviceActor)  # of all the rest nothing is wanted here
+def test_lease_ends_only_for_silent_clients() -> None:
+    actor = DeviceActor.__new__(DeviceActor)  # the test needs no other attribute
     actor._outlives, actor._num_leases_ended = True, 0
-    gone: list[str] = []
-    forgotten: list[str] = []
+    removed_clients: list[str] = []
+    unwatched: list[str] = []
     silent_s: dict[str, float] = {"flaps": 1.0, "stopped": 61.0}
     parts: Any = SimpleNamespace(
-        client_gone=gone.append,
+        client_gone=removed_clients.append,
         num_streams=1,
         silent_s=silent_s.get,
-        unwatch=forgotten.append,
+        unwatch=unwatched.append,
         run_at_once=lambda num_streams: None,
         status=dict,
     )
     actor._loop = actor._channel = actor._workers = parts
     for client in ("flaps", "stopped", "unknown"):
         actor._end_lease(client, 60.0)
-    assert gone == forgotten == ["stopped", "unknown"]
+    assert removed_clients == unwatched == ["stopped", "unknown"]
     assert actor._status() == {"leases_ended": 2}
 
 
-def test_a_device_that_hears_where_others_are_hears_it_again_if_one_moves_meanwhile() -> None:
-    deployment = RayDeployment.__new__(RayDeployment)  # of all the rest nothing is wanted here
+def test_device_that_moves_during_open_needs_another_open() -> None:
+    deployment = RayDeployment.__new__(RayDeployment)  # the test needs no other attribute
     deployment.outdated_devices, deployment.devices, deployment._num_streams = (
         {"D"},
         {"D": _device("a1")},

@@ -1,4 +1,4 @@
-"""Models on Ray that nobody needs any more leave the devices."""
+"""Devices on Ray unload models that are no longer referenced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.models import branches
 pytestmark = pytest.mark.ray
 
 
-def test_models_that_are_dropped_in_cycles_leave_their_devices(core: hetero.Core) -> None:
+def test_models_in_reference_cycles_are_unloaded(core: hetero.Core) -> None:
     executor: Any = core.executor
     keys = set()
     for _ in range(3):
@@ -26,14 +26,14 @@ def test_models_that_are_dropped_in_cycles_leave_their_devices(core: hetero.Core
         cycle.append(cycle)
         del compiled, deployment, cycle
 
-    def are_gone() -> bool:
+    def are_closed() -> bool:
         gc.collect()
         return keys.isdisjoint(d.key for d in executor._deployments)
 
-    wait_for(are_gone)
+    wait_for(are_closed)
     actors = [executor._devices.device(name).actor for name in ("CPU.0", "CPU.1")]
 
-    def have_left() -> bool:
+    def are_unloaded() -> bool:
         return not any(ray.get([a.has_all.remote([key]) for a in actors for key in keys]))
 
-    wait_for(have_left)
+    wait_for(are_unloaded)

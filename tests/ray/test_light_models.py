@@ -1,4 +1,4 @@
-"""The nine real networks that onnx ships, split at random over ONNX Runtime and CPU, on Ray."""
+"""The nine networks that onnx ships, on Ray, split at random over ONNX Runtime and CPU."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def core() -> Iterator[hetero.Core]:
 
 
 @pytest.mark.parametrize("name", light_model_names())
-def test_random_split_gives_the_shipped_output(core: hetero.Core, name: str) -> None:
+def test_random_split_matches_the_reference_output(core: hetero.Core, name: str) -> None:
     model = core.read_model(f"light:{name}")
     pins = random_affinity(core, model, ["ORT", "CPU"], seed=0)
     with core.compile_model(model, "HETERO:ORT,CPU", affinity=pins) as compiled:
         assert set(pins.values()) == {"ORT", "CPU"}
         assert len(compiled.subgraphs) > 1
         results = compiled(light_model_inputs(model))
-    for got, want in zip(results.to_tuple(), light_model_outputs(name), strict=True):
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    for output, expected in zip(results.to_tuple(), light_model_outputs(name), strict=True):
+        assert output.shape == expected.shape
+        np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-5)

@@ -1,4 +1,4 @@
-"""A request that ends its device's process takes no other request with it."""
+"""Quarantine of poison requests: a request that kills its device fails no other request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ X = np.ones(4, np.float32)
 PLUGIN = "tests.support.poisonous_plugin:PoisonousPlugin"
 
 
-@pytest.mark.slow  # its device is started again four times
-def test_of_eight_requests_the_one_that_ends_its_device_fails() -> None:
+@pytest.mark.slow  # the device is restarted four times
+def test_only_the_poison_request_fails() -> None:
     with hetero.Core(devices={"POISONOUS": 1}, plugins=(PLUGIN,)) as core:
         negated = make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": X}, ["y"])
         model = core.compile_model(negated, "POISONOUS", {"MAX_ATTEMPTS": 2})

@@ -1,4 +1,4 @@
-"""A pool: commands and programs find its devices started, share them, and end without them."""
+"""Pools: commands and programs share their devices, which outlive each of them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.scheduler.models import chain
 
 pytestmark = pytest.mark.ray
 
-#: Has a device keep 400 bytes, says ready once its model has answered, then answers each line.
-CLIENT = """
+#: Stores 400 bytes on a device, prints "ready" after a request, then runs one for each line.
+CLIENT_PROGRAM = """
 import sys
 import numpy as np
 import hetero
@@ -43,8 +43,8 @@ with hetero.Core() as core:
             print(model(np.ones(16, np.float32))[0].shape, flush=True)
 """
 
-#: Is a client of a Ray of its own, of a pool that ends then, of its own again, and of its user's.
-MANY_RAYS = """
+#: Uses a cluster of its own, then a pool, its own again, and finally a cluster of the user.
+MANY_CLUSTERS_PROGRAM = """
 import os, subprocess, sys
 import numpy as np
 import ray
@@ -67,8 +67,8 @@ ray.init(address="local", include_dashboard=False, log_to_driver=False)
 use(False)
 """
 
-#: Has two texts in their middle, ends the first, says ready, and the next token for each line.
-TALKER = """
+#: Starts two generations, cancels the first, prints "ready", then a token for each line.
+GENERATION_PROGRAM = """
 import sys
 import hetero
 from hetero.examples.small_decoder import small_decoder
@@ -88,19 +88,19 @@ with hetero.Core() as core:
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """An environment in which no other pool is, and none is left."""
+    """Variables of an environment without a pool; stops the pool that the test starts."""
     folder = tempfile.mkdtemp(prefix="p", dir="/tmp")
-    gone = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-    kept = {name: value for name, value in os.environ.items() if name not in gone}
-    environment = {**kept, "TMPDIR": folder, "PYTHONPATH": str(Path.cwd())}
+    removed = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    variables = {name: value for name, value in os.environ.items() if name not in removed}
+    environment = {**variables, "TMPDIR": folder, "PYTHONPATH": str(Path.cwd())}
     yield environment
-    subprocess.run(hetero("pool down"), env=environment, capture_output=True, check=False)
-    left = [line for line in commands() if f"{folder}/" in line]
+    subprocess.run(hetero_command("pool down"), env=environment, capture_output=True, check=False)
+    processes = [line for line in command_lines() if f"{folder}/" in line]
     shutil.rmtree(folder, ignore_errors=True)
-    assert not left
+    assert not processes
 
 
-def commands() -> Iterator[str]:
+def command_lines() -> Iterator[str]:
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             yield entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -108,58 +108,62 @@ def commands() -> Iterator[str]:
             continue
 
 
-def hetero(arguments: str) -> list[str]:
+def hetero_command(arguments: str) -> list[str]:
     return [sys.executable, "-m", "hetero", *shlex.split(arguments)]
 
 
-def told(arguments: str, environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        hetero(f"{arguments} --json"), env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-@pytest.mark.slow
-def test_the_examples_of_the_help(environment: dict[str, str]) -> None:
-    for line in EXAMPLES["pool"]:
-        done = subprocess.run(
-            hetero(line.removeprefix("hetero ")),
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, line + done.stdout + done.stderr
-    none = subprocess.run(
-        hetero("pool status"), env=environment, capture_output=True, text=True, check=False
-    )
-    assert none.returncode == 1
-    assert "no pool is up on this machine; `hetero pool up` starts one" in none.stderr
-
-
-@pytest.mark.slow
-def test_a_process_goes_from_one_ray_to_another(environment: dict[str, str]) -> None:
-    """Ray keeps what let it into the first for as long as a process lives, unless it is told."""
-    done = subprocess.run(
-        [sys.executable, "-c", MANY_RAYS],
+def run_json(arguments: str, environment: dict[str, str]) -> dict[str, Any]:
+    result = subprocess.run(
+        hetero_command(f"{arguments} --json"),
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
 
 
 @pytest.mark.slow
-def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
+def test_help_examples_run(environment: dict[str, str]) -> None:
+    for line in EXAMPLES["pool"]:
+        result = subprocess.run(
+            hetero_command(line.removeprefix("hetero ")),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, line + result.stdout + result.stderr
+    status = subprocess.run(
+        hetero_command("pool status"), env=environment, capture_output=True, text=True, check=False
+    )
+    assert status.returncode == 1
+    assert "no pool is up on this machine; `hetero pool up` starts one" in status.stderr
+
+
+@pytest.mark.slow
+def test_process_changes_between_clusters(environment: dict[str, str]) -> None:
+    """Ray keeps the credentials of the first cluster until they are reloaded."""
+    result = subprocess.run(
+        [sys.executable, "-c", MANY_CLUSTERS_PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_killed_client_does_not_affect_other_clients(
     environment: dict[str, str],
 ) -> None:
-    assert told("pool up --devices NULL=2", environment)["pool"]["devices"] == {"NULL": 2}
+    assert run_json("pool up --devices NULL=2", environment)["pool"]["devices"] == {"NULL": 2}
     clients = [
         subprocess.Popen(
-            [sys.executable, "-c", CLIENT],
+            [sys.executable, "-c", CLIENT_PROGRAM],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -168,16 +172,16 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
         for _ in range(2)
     ]
     for client in clients:
-        assert answer(client) == "ready"
-    before = {row["name"]: row for row in told("pool status", environment)["devices"]}
+        assert read_line(client) == "ready"
+    before = {row["name"]: row for row in run_json("pool status", environment)["devices"]}
     assert [before[name]["clients"] for name in ("NULL.0", "NULL.1")] == [2, 2]
     assert before["NULL.0"]["kept_nbytes"] == 800
-    opened = Path(f"/proc/{before['NULL.0']['process']}/fd")
-    num_open = len(list(opened.iterdir()))
+    descriptors = Path(f"/proc/{before['NULL.0']['process']}/fd")
+    num_descriptors = len(list(descriptors.iterdir()))
     clients[0].send_signal(signal.SIGKILL)
     clients[0].wait()
     while True:
-        after = {row["name"]: row for row in told("pool status", environment)["devices"]}
+        after = {row["name"]: row for row in run_json("pool status", environment)["devices"]}
         counts = [after[name]["clients"] for name in ("NULL.0", "NULL.1")]
         if counts == [1, 1] and after["NULL.0"]["kept_nbytes"] == 400:
             break
@@ -186,98 +190,100 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
     assert clients[1].stdin is not None
     clients[1].stdin.write("again\n")
     clients[1].stdin.flush()
-    assert answer(clients[1]) == "(16,)"
+    assert read_line(clients[1]) == "(16,)"
     clients[1].communicate()
-    assert told("run light:squeezenet --device ORT", environment)["check"]["matches"]
+    assert run_json("run light:squeezenet --device ORT", environment)["check"]["matches"]
     while any(
-        row["clients"] or row["kept_nbytes"] for row in told("pool status", environment)["devices"]
+        row["clients"] or row["kept_nbytes"]
+        for row in run_json("pool status", environment)["devices"]
     ):
         time.sleep(0.1)
-    while len(list(opened.iterdir())) > num_open - 2 * 3:  # of each: its process, and two sockets
+    # Each client has three file descriptors: of its process and of two sockets.
+    while len(list(descriptors.iterdir())) > num_descriptors - 2 * 3:
         time.sleep(0.1)
 
 
-def answer(client: subprocess.Popen[str]) -> str:
+def read_line(client: subprocess.Popen[str]) -> str:
     assert client.stdout is not None
     return client.stdout.readline().strip()
 
 
 @pytest.fixture
 def pool(local_ray: None) -> Iterator[None]:
-    """A pool in the Ray of these tests."""
+    """A pool on the cluster of these tests."""
     open_pool(Pool({"NULL": 2}))
     yield
     dissolve()
 
 
-def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
+def test_second_client_reuses_devices_without_probes(
     pool: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def process() -> int:
+    def process_id() -> int:
         executor: Any = create_executor("ray")
         try:
-            listed.append(executor.devices())
-            number: int = ray.get(executor._devices.device("NULL.1").actor.ping.remote())
-            return number
+            listings.append(executor.devices())
+            pid: int = ray.get(executor._devices.device("NULL.1").actor.ping.remote())
+            return pid
         finally:
             executor.close()
 
-    listed: list[Any] = []
-    first = process()
+    listings: list[Any] = []
+    first_pid = process_id()
     monkeypatch.setattr(NodeSurvey, "_ask", None)
-    assert process() == first
-    assert listed[0] == listed[1]
+    assert process_id() == first_pid
+    assert listings[0] == listings[1]
 
 
-def test_a_device_that_dies_is_started_anew_once_by_the_pools_keeper(
+def test_pool_supervisor_restarts_a_lost_device_once(
     pool: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def process(executor: Any) -> int:
-        number: int = ray.get(executor._devices.device("NULL.0").actor.ping.remote())
-        return number
+    def process_id(executor: Any) -> int:
+        pid: int = ray.get(executor._devices.device("NULL.0").actor.ping.remote())
+        return pid
 
     executors: list[Any] = [create_executor("ray") for _ in range(2)]
     try:
         deployments = [executor.deploy(*chain("NULL.0")) for executor in executors]
-        before = process(executors[0])
+        pid_before = process_id(executors[0])
         with monkeypatch.context() as patch:
-            patch.setattr(ray, "kill", None)  # not for clients to do
-            os.kill(before, signal.SIGKILL)
+            patch.setattr(ray, "kill", None)  # clients must not kill devices
+            os.kill(pid_before, signal.SIGKILL)
             for deployment in deployments:
-                made = deployment.submit({"x": np.ones(4, np.float32)})
-                assert made.future.result(300).outputs["t0"].shape == (4,)
-        assert process(executors[0]) == process(executors[1]) != before
+                submission = deployment.submit({"x": np.ones(4, np.float32)})
+                assert submission.future.result(300).outputs["t0"].shape == (4,)
+        assert process_id(executors[0]) == process_id(executors[1]) != pid_before
     finally:
         for executor in executors:
             executor.close()
 
 
 @pytest.mark.slow
-def test_caches_of_a_text_that_is_cancelled_and_of_a_client_that_is_killed_are_freed(
+def test_caches_of_cancelled_generations_and_killed_clients_are_freed(
     environment: dict[str, str],
 ) -> None:
-    def kept() -> list[int]:
-        rows = {row["name"]: row for row in told("pool status", environment)["devices"]}
+    def resident_nbytes() -> list[int]:
+        rows = {row["name"]: row for row in run_json("pool status", environment)["devices"]}
         return [rows[name]["kept_nbytes"] for name in ("CPU.0", "CPU.1")]
 
-    def await_kept(least: int, most: int) -> None:
-        until_s = time.monotonic() + 60
-        while not all(least <= nbytes <= most for nbytes in kept()):
-            assert time.monotonic() < until_s, kept()
+    def await_nbytes(minimum: int, maximum: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while not all(minimum <= nbytes <= maximum for nbytes in resident_nbytes()):
+            assert time.monotonic() < deadline_s, resident_nbytes()
 
-    told("pool up --devices CPU=2", environment)
-    talker = subprocess.Popen(
-        [sys.executable, "-c", TALKER],
+    run_json("pool up --devices CPU=2", environment)
+    client = subprocess.Popen(
+        [sys.executable, "-c", GENERATION_PROGRAM],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert answer(talker) == "ready"
-    # On each device keys and values of 2 heads of 8 floats for each of 4 tokens, the next one's
-    # among them, and what makes them again: of one text less than two have.
+    assert read_line(client) == "ready"
+    # Each device holds keys and values of 2 heads with 8 floats for each of 4 tokens, including
+    # the next one, and their lineage: more than one sequence needs, and less than two.
     caches_nbytes = 2 * 2 * 8 * 4 * 4
-    await_kept(caches_nbytes, 2 * caches_nbytes - 1)
-    talker.send_signal(signal.SIGKILL)
-    talker.wait()
-    await_kept(0, 0)
+    await_nbytes(caches_nbytes, 2 * caches_nbytes - 1)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    await_nbytes(0, 0)

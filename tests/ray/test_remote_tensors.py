@@ -1,4 +1,4 @@
-"""Remote tensors on Ray: in the actors' processes, past the client, and gone with their device."""
+"""Remote tensors on Ray: they cross between actors directly and are lost with their device."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
-def compiled(core: hetero.Core) -> hetero.CompiledModel:
+def compile_chain(core: hetero.Core) -> hetero.CompiledModel:
     pins = {"h": "CPU.0", "y": "CPU.1"}
     return core.compile_model(parse_model(CHAIN), DEVICES, affinity=pins)
 
 
-def kept_nbytes(core: hetero.Core, device: str) -> float:
+def resident_nbytes(core: hetero.Core, device: str) -> float:
     executor: Any = core.executor
     address = executor._devices.reached([device])[device].address
     return float(executor._channel.status_of(address).get("kept_nbytes", -1))
 
 
-def test_tensors_go_from_actor_to_actor_and_are_freed(core: hetero.Core) -> None:
+def test_tensors_cross_between_actors_and_are_freed(core: hetero.Core) -> None:
     tensor = core.create_context("CPU.2").from_host(X)
-    wait_for(lambda: kept_nbytes(core, "CPU.2") == X.nbytes)
-    with compiled(core) as model:
+    wait_for(lambda: resident_nbytes(core, "CPU.2") == X.nbytes)
+    with compile_chain(core) as model:
         request = model.create_infer_request()
         request.keep_remote("y")
-        kept = request.infer({"x": tensor})["y"]
-        np.testing.assert_array_equal(request.infer({"x": kept})["y"].to_host(), X - 2)
-        np.testing.assert_array_equal(kept.to_host(), X - 1)
+        output = request.infer({"x": tensor})["y"]
+        np.testing.assert_array_equal(request.infer({"x": output})["y"].to_host(), X - 2)
+        np.testing.assert_array_equal(output.to_host(), X - 1)
     tensor.close()
-    del request, kept
-    wait_for(lambda: kept_nbytes(core, "CPU.2") == kept_nbytes(core, "CPU.1") == 0)
+    del request, output
+    wait_for(lambda: resident_nbytes(core, "CPU.2") == resident_nbytes(core, "CPU.1") == 0)
 
 
 def kill(core: hetero.Core, name: str) -> None:
@@ -56,17 +56,17 @@ def kill(core: hetero.Core, name: str) -> None:
     os.kill(executor._ask(executor._devices.device(name), "ping"), signal.SIGKILL)
 
 
-def test_what_a_dead_actor_kept_is_gone_and_said_so(core: hetero.Core) -> None:
+def test_tensor_of_lost_actor_raises(core: hetero.Core) -> None:
     context = core.create_context("CPU.2")
     tensor = context.from_host(X)
     kill(core, "CPU.2")
     with pytest.raises(DeviceLostError, match=r"CPU\.2"):
         tensor.to_host()
     with (
-        compiled(core) as model,
+        compile_chain(core) as model,
         pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*Create the tensor again"),
     ):
         model({"x": tensor})
     np.testing.assert_array_equal(context.from_host(X + 1).to_host(), X + 1)
     kill(core, "CPU.2")
-    assert context.from_host(X) is not None  # at once: nobody knows of it yet
+    assert context.from_host(X) is not None  # at once: the client has not noticed the loss yet

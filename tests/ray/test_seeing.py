@@ -1,4 +1,4 @@
-"""What is seen of requests on Ray: traces, figures, and stories of devices that were lost."""
+"""Traces, metrics and request histories on Ray, also of lost devices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CUT = {"op:Tanh": "CPU.1"}
 
 
 @pytest.fixture
-def own() -> Iterator[hetero.Core]:
+def private_core() -> Iterator[hetero.Core]:
     with hetero.Core(devices={"CPU": 2}) as core:
         yield core
 
 
-def test_a_trace_has_every_device_on_one_clock(core: hetero.Core, tmp_path: Path) -> None:
+def test_trace_has_one_clock_for_all_devices(core: hetero.Core, tmp_path: Path) -> None:
     with (
         core.trace(tmp_path / "trace.json"),
         core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
@@ -52,59 +52,61 @@ def test_a_trace_has_every_device_on_one_clock(core: hetero.Core, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_lost_device_is_counted_traced_and_told(own: hetero.Core, tmp_path: Path) -> None:
+def test_lost_device_is_in_metrics_trace_and_history(
+    private_core: hetero.Core, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.json"
     with (
-        own.trace(path),
-        own.serve_metrics() as metrics,
-        own.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+        private_core.trace(path),
+        private_core.serve_metrics() as metrics,
+        private_core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
     ):
         request = compiled.create_infer_request()
         request.infer(X)
         device = compiled.deployment.devices["CPU.1"]  # type: ignore[attr-defined]
         os.kill(ray.get(device.actor.ping.remote()), signal.SIGKILL)
         request.infer(X, timeout_s=60)
-        found = exposition.read(metrics.text())
-        story = request.story()
-    name = "branches"
-    assert found["hetero_requests_total"].value(model=name, state="answered") == 2
-    assert found["hetero_device_losses_total"].value(device="CPU.1") == 1
-    (silent,) = (
+        families = exposition.read(metrics.text())
+        history = request.story()
+    model = "branches"
+    assert families["hetero_requests_total"].value(model=model, state="answered") == 2
+    assert families["hetero_device_losses_total"].value(device="CPU.1") == 1
+    (age_s,) = (
         value
-        for (_, labels), value in found["hetero_device_heartbeat_age_seconds"].values.items()
+        for (_, labels), value in families["hetero_device_heartbeat_age_seconds"].values.items()
         if ("device", "CPU.0") in labels
     )
-    assert 0 <= silent < 60
-    retries = found["hetero_request_retries_total"].value(model=name)
-    assert retries == max(int(line.split("attempt ")[1].split(":")[0]) for line in story) - 1
+    assert 0 <= age_s < 60
+    retries = families["hetero_request_retries_total"].value(model=model)
+    assert retries == max(int(line.split("attempt ")[1].split(":")[0]) for line in history) - 1
     events = json.loads(path.read_text())["traceEvents"]
-    lost = [e["name"] for e in events if e.get("cat") == "device"]
-    assert any(what.startswith("CPU.1 lost: ") for what in lost)
+    event_names = [e["name"] for e in events if e.get("cat") == "device"]
+    assert any(name.startswith("CPU.1 lost: ") for name in event_names)
 
 
 @pytest.mark.slow
-def test_commands_trace_and_show_what_runs_on_ray(
-    own: hetero.Core, shell: Shell, tmp_path: Path
+def test_commands_trace_and_show_ray_requests(
+    private_core: hetero.Core, shell: Shell, tmp_path: Path
 ) -> None:
     model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
     onnx.save_model(branches(), model)
     pins = ("-d", SPLIT, "--devices", "CPU=2", "-a", "op:Tanh=CPU.1")
     line = ("run --profile --json", model, *pins, "--trace", path, "--metrics-port", 0)
-    done = shell(*line, ray=True)
-    assert done.code == 0, done.err
-    profile = done.document["profile"]
+    result = shell(*line, ray=True)
+    assert result.code == 0, result.err
+    profile = result.document["profile"]
     assert all(row["seconds"] > 0 for row in profile["nodes"])
     assert sorted(name for row in profile["nodes"] for name in row["covers"]) == sorted(
         node.name for node in branches().graph.node
     )
     assert [row["runs"] for row in profile["stages"]] == [10, 10, 10]
-    assert "metrics: http://127.0.0.1:" in done.err
+    assert "metrics: http://127.0.0.1:" in result.err
     events = json.loads(path.read_text())["traceEvents"]
     devices = {e["args"]["device"] for e in events if e.get("cat") == "stage"}
     assert devices == {"CPU.0", "CPU.1"}
     with (
-        own.serve_metrics() as metrics,
-        own.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+        private_core.serve_metrics() as metrics,
+        private_core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
     ):
         compiled(X)
         document = shell("top --json", metrics.url, ray=True).document

@@ -1,4 +1,4 @@
-"""State on Ray: caches stay in the actors, and are gone with them."""
+"""States on Ray: KV caches stay in the actors and are lost with them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from tests.support.remote_cores import await_freed
 from tests.support.stateful_models import STATES, decoder, expected, generated
 
 pytestmark = pytest.mark.ray
-#: Runs of a request, and requests at once.
+#: Runs of each request, and concurrent requests.
 COUNT, THREADS = 12, 4
 
 
 @pytest.fixture(scope="module")
-def fed() -> Iterator[hetero.Core]:
+def feedback_core() -> Iterator[hetero.Core]:
     with hetero.Core("ray", devices=COUNTS) as core:
         yield core
 
 
-def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lost() -> None:
+def test_split_decoder_matches_and_names_lost_states() -> None:
     with (
         hetero.Core(devices={"CPU": 2}) as core,
         core.compile_model(
@@ -45,44 +45,46 @@ def test_a_decoder_over_two_actors_generates_the_same_tokens_and_says_what_is_lo
         ) as compiled,
     ):
         request = compiled.create_infer_request()
-        want = expected(decoder())
-        assert generated(request) == want
-        kept = {s.name: s._states._values[s.name].bundle.device for s in request.query_state()}
-        assert kept == {f"past.{i}.{kind}": f"CPU.{i}" for i in (0, 1) for kind in ("key", "value")}
-        request.restore_s = 0.0  # what runs from now on, nothing is kept for
+        expected_tokens = expected(decoder())
+        assert generated(request) == expected_tokens
+        devices = {s.name: s._states._values[s.name].bundle.device for s in request.query_state()}
+        assert devices == {
+            f"past.{i}.{kind}": f"CPU.{i}" for i in (0, 1) for kind in ("key", "value")
+        }
+        request.restore_s = 0.0  # disables the lineage of later runs
         request.reset_state()
-        assert generated(request) == want
+        assert generated(request) == expected_tokens
         executor: Any = core.executor
         os.kill(executor._ask(executor._devices.device("CPU.1"), "ping"), signal.SIGKILL)
         with pytest.raises(TensorError, match=r"'past\.1\.\w+'.*CPU\.1.*reset_state\(\)"):
             request.infer({"ids": [[1]]})
         request.reset_state()
-        assert generated(request) == want
+        assert generated(request) == expected_tokens
 
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("devices", "last", "others"), DEVICE_CASES)
-def test_the_next_run_reads_what_actors_made(
-    fed: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
+def test_next_run_reads_outputs_on_actors(
+    feedback_core: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
 ) -> None:
-    def told(request: InferRequest) -> list[np.ndarray]:
+    def run_with_feedback(request: InferRequest) -> list[np.ndarray]:
         request.feedback = {"x": "y"}
-        x, found = X, []
+        x, outputs = X, []
         for _ in range(COUNT):
             request.start_async({"x": x, "gain": GAIN})
-            is_early = request.start_next({"gain": GAIN})  # unless the run has ended already
+            is_early = request.start_next({"gain": GAIN})  # False if the run has already ended
             request.wait()
-            found.append(request.results["y"])
-            x = UNUSED_INPUT if is_early else found[-1]
+            outputs.append(request.results["y"])
+            x = UNUSED_INPUT if is_early else outputs[-1]
         request.cancel()  # the run after the last
         request.reset_state()
-        return found
+        return outputs
 
     with (
-        compile_feedback_model(fed, devices, last, others) as compiled,
+        compile_feedback_model(feedback_core, devices, last, others) as compiled,
         ThreadPoolExecutor(THREADS) as pool,
     ):
         requests = [compiled.create_infer_request() for _ in range(THREADS)]
-        for found in pool.map(told, requests):
-            np.testing.assert_allclose(found, expected_outputs(COUNT), rtol=1e-5)
-        await_freed(fed, 0)
+        for outputs in pool.map(run_with_feedback, requests):
+            np.testing.assert_allclose(outputs, expected_outputs(COUNT), rtol=1e-5)
+        await_freed(feedback_core, 0)

@@ -1,4 +1,4 @@
-"""Real networks and exports, cut at random over three vendors' runtimes, on Ray."""
+"""Networks and exports on Ray, split at random over the runtimes of three vendors."""
 
 from __future__ import annotations
 
@@ -33,39 +33,37 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
-def check(core: hetero.Core, model: Model, given: Any, wanted: Any, tolerance: Any) -> None:
+def check(core: hetero.Core, model: Model, inputs: Any, expected: Any, tolerance: Any) -> None:
     pins = random_affinity(core, model, DEVICES, crc32(model.name.encode()))
     with core.compile_model(model, "HETERO:OV,ORT,CPU", affinity=pins) as compiled:
         assert {s.device.partition(".")[0] for s in compiled.subgraphs} == set(DEVICES)
-        results = compiled(given).to_tuple()
-    for got, want in zip(results, wanted, strict=True):
-        np.testing.assert_allclose(got, want, **tolerance, strict=True)
+        results = compiled(inputs).to_tuple()
+    for output, expected_output in zip(results, expected, strict=True):
+        np.testing.assert_allclose(output, expected_output, **tolerance, strict=True)
 
 
 @pytest.mark.parametrize("name", light_model_names())
-def test_a_random_cut_gives_the_shipped_output(core: hetero.Core, name: str) -> None:
+def test_random_split_over_vendors_matches_reference(core: hetero.Core, name: str) -> None:
     if f"real/test_{name}" in EXPECTED_FAILURES_OF_THREE_VENDORS:
-        pytest.skip("what a Softmax of sums near 1e10 gives is all rounding")
+        pytest.skip("a Softmax of sums near 1e10 is dominated by rounding errors")
     model = core.read_model(f"light:{name}")
-    wanted = light_model_outputs(name)
-    check(core, model, light_model_inputs(model), wanted, {"rtol": 1e-3, "atol": 1e-5})
+    expected = light_model_outputs(name)
+    check(core, model, light_model_inputs(model), expected, {"rtol": 1e-3, "atol": 1e-5})
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt", "vit", "mobilenet", "unet", "lstm"])
-def test_a_random_cut_of_an_export_gives_what_onnx_runtime_gives(
-    core: hetero.Core, name: str
-) -> None:
+def test_random_split_of_export_matches_onnxruntime(core: hetero.Core, name: str) -> None:
     proto = SMALL_NETWORKS[f"small-{name}"]()
     model = core.read_model(proto)
-    given = sample_inputs(model)
+    inputs = sample_inputs(model)
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    wanted = session.run(None, {port.name: given[port.name] for port in model.inputs})
-    check(core, model, given, wanted, {"rtol": 1e-3, "atol": 1e-4})
+    expected = session.run(None, {port.name: inputs[port.name] for port in model.inputs})
+    check(core, model, inputs, expected, {"rtol": 1e-3, "atol": 1e-4})
 
 
-def test_what_follows_computed_sizes_is_cut_over_vendors(core: hetero.Core) -> None:
+def test_computed_sizes_are_split_over_vendors(core: hetero.Core) -> None:
     x = np.arange(-12, 12, dtype=np.float32).reshape(4, 2, 3)
     pins = {"op:Reshape": "CPU", "op:Neg": "OV", "op:Relu": "ORT"}
     with core.compile_model(flattening(), "HETERO:OV,ORT,CPU", affinity=pins) as compiled:

@@ -1,4 +1,4 @@
-"""What a user does on Ray: by the API on the tests' own Ray, and by commands that start one."""
+"""Everyday use on Ray: the API on the cluster of the tests, and commands that start a cluster."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 
 
-def test_a_session_in_onnx_runtimes_form_is_split(core: hetero.Core) -> None:
+def test_onnxruntime_session_runs_on_two_devices(core: hetero.Core) -> None:
     session = hetero.InferenceSession(
         branches(), devices=SPLIT, affinity={"tanh": "CPU.1"}, core=core
     )
     assert set(session.get_providers()) == {"CPU.0", "CPU.1"}
-    want, (output,) = branches_output(X), session.get_outputs()
-    np.testing.assert_allclose(session.run(None, {"x": X})[0], want, rtol=1e-6)
-    told: list[Any] = []
-    session.run_async([output.name], {"x": X}, lambda *said: told.append(said), "mine")
-    wait_for(lambda: bool(told))
-    ((results, user, error),) = told
-    np.testing.assert_allclose(results[0], want, rtol=1e-6)
+    expected, (output,) = branches_output(X), session.get_outputs()
+    np.testing.assert_allclose(session.run(None, {"x": X})[0], expected, rtol=1e-6)
+    calls: list[Any] = []
+    session.run_async([output.name], {"x": X}, lambda *arguments: calls.append(arguments), "mine")
+    wait_for(lambda: bool(calls))
+    ((results, user, error),) = calls
+    np.testing.assert_allclose(results[0], expected, rtol=1e-6)
     assert (user, error) == ("mine", "")
-    binding, memory = session.io_binding(), np.zeros_like(want)
+    binding, memory = session.io_binding(), np.zeros_like(expected)
     binding.bind_cpu_input("x", X)
     binding.bind_ortvalue_output(output.name, hetero.OrtValue.ortvalue_from_numpy(memory))
     session.run_with_iobinding(binding)
-    np.testing.assert_allclose(memory, want, rtol=1e-6)
+    np.testing.assert_allclose(memory, expected, rtol=1e-6)
 
 
-def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Core) -> None:
+def test_dropped_model_closes_after_its_last_request(core: hetero.Core) -> None:
     deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
-    # By their keys: what earlier tests left may be closed at any moment.
-    before = {deployment.key for deployment in deployments}
+    # Compared by key, because deployments of earlier tests may be closed at any moment.
+    earlier_keys = {deployment.key for deployment in deployments}
     compiled = core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"})
-    (key,) = {deployment.key for deployment in deployments} - before
+    (key,) = {deployment.key for deployment in deployments} - earlier_keys
     request = compiled.create_infer_request()
     compiled({"x": X})
     del compiled
@@ -69,7 +69,7 @@ def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Co
     wait_for(lambda: key not in {deployment.key for deployment in deployments})
 
 
-def test_a_fork_leaves_the_devices_to_its_parent(
+def test_fork_cannot_use_the_parents_devices(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
@@ -83,7 +83,7 @@ def test_a_fork_leaves_the_devices_to_its_parent(
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_inputs_in_every_form_and_memory_order(core: hetero.Core) -> None:
+def test_inputs_of_every_form_and_memory_order(core: hetero.Core) -> None:
     wide = np.arange(24, dtype=np.float32).reshape(4, 6) / 9
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         for inputs in (X, [X], X.tolist(), {"x": X}, {0: X}, {compiled.input(0): X}):
@@ -91,11 +91,11 @@ def test_inputs_in_every_form_and_memory_order(core: hetero.Core) -> None:
         for x in (np.asfortranarray(X), wide[::2, ::2], wide[::-1, 3:], X.astype(">f4")):
             np.testing.assert_allclose(compiled(x)[0], branches_output(x), rtol=1e-6)
         results = compiled(X)
-        again = pickle.loads(pickle.dumps(results))
-        np.testing.assert_array_equal(again["y"], results["y"])
+        copy = pickle.loads(pickle.dumps(results))
+        np.testing.assert_array_equal(copy["y"], results["y"])
 
 
-def test_an_input_may_be_written_to_once_the_request_has_started(core: hetero.Core) -> None:
+def test_input_may_change_after_the_request_starts(core: hetero.Core) -> None:
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         request = compiled.create_infer_request()
         x = X.copy()
@@ -116,7 +116,7 @@ def test_an_input_may_be_written_to_once_the_request_has_started(core: hetero.Co
         (TensorProto.FLOAT, np.zeros((0,), np.float32)),
     ],
 )
-def test_every_element_type_crosses(core: hetero.Core, element: int, values: np.ndarray) -> None:
+def test_element_type_crosses_devices(core: hetero.Core, element: int, values: np.ndarray) -> None:
     ports = [helper.make_tensor_value_info(name, element, ["N"]) for name in "xz"]
     nodes = [
         helper.make_node("Identity", ["x"], ["y"], "first"),
@@ -129,7 +129,7 @@ def test_every_element_type_crosses(core: hetero.Core, element: int, values: np.
         np.testing.assert_array_equal(compiled(values)[0], values, strict=True)
 
 
-def test_weights_beside_the_model_by_a_relative_path(
+def test_external_weights_with_a_relative_path(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,13 +141,13 @@ def test_weights_beside_the_model_by_a_relative_path(
         np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)
 
 
-def test_one_compiled_model_called_from_many_threads(core: hetero.Core) -> None:
-    wrong: list[object] = []
+def test_compiled_model_is_called_from_many_threads(core: hetero.Core) -> None:
+    failures: list[object] = []
 
     def call(i: int) -> None:
         for _ in range(5):
             if not np.allclose(compiled(X * i)[0], branches_output(X * i), 1e-5):
-                wrong.append(i)
+                failures.append(i)
 
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
@@ -155,10 +155,10 @@ def test_one_compiled_model_called_from_many_threads(core: hetero.Core) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert not wrong
+    assert not failures
 
 
-def test_a_compiled_model_after_its_core_says_so() -> None:
+def test_compiled_model_of_closed_core_raises() -> None:
     core = hetero.Core()
     compiled = core.compile_model(branches(), "CPU")
     core.close()
@@ -170,24 +170,24 @@ def test_a_compiled_model_after_its_core_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_bench_says_what_a_lost_device_cost(
+def test_bench_reports_the_cost_of_lost_devices(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnx.save_model(branches(), path := tmp_path / "branches.onnx")
     monkeypatch.setattr(job, "SLOW_START_S", 0.0)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    # The 4th run is the 3rd request of one at a time; the device starts anew and counts anew.
-    done = shell("bench -d NULL -c NULL_FAULT=die@4 -n 3 -j 1", path, ray=True)
-    assert "`hetero pool up`" in done.err
+    # The 4th run is the 3rd request of the serial phase; a restarted device counts from 0 again.
+    result = shell("bench -d NULL -c NULL_FAULT=die@4 -n 3 -j 1", path, ray=True)
+    assert "`hetero pool up`" in result.err
     costs = re.findall(
-        r"lost with a device and run again: 1; .* ([\d.]+) s of .* ([\d.]+) s", done.out
+        r"lost with a device and run again: 1; .* ([\d.]+) s of .* ([\d.]+) s", result.out
     )
-    # One request at a time: nothing else ran meanwhile.
+    # With one request at a time nothing else runs in between.
     assert [0 < float(longest) <= float(whole) for longest, whole in costs] == [True, True]
     assert "pool up" not in shell("run -d CPU", path).err
 
 
-def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
+def test_options_are_checked_by_devices(core: hetero.Core) -> None:
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
         core.set_property("CPU.1", {"NUM_STREAMS": "many"})
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
@@ -196,7 +196,7 @@ def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
         assert compiled(X)
 
 
-def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -> None:
+def test_device_id_and_options_reach_the_device(core: hetero.Core) -> None:
     config = {"DEVICE_ID": "1", "NUM_STREAMS": "2", "PERF_COUNT": "YES"}
     with core.compile_model(branches(), "CPU", config) as compiled:
         assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.1"]
@@ -208,7 +208,7 @@ def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -
         core.compile_model(branches(), "CPU", {"DEVICE_ID": "7"})
 
 
-def test_profiled_runs_tell_times_of_every_subgraph(core: hetero.Core) -> None:
+def test_profiled_run_has_times_of_every_subgraph(core: hetero.Core) -> None:
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), SPLIT, config, affinity={"tanh": "CPU.1"}) as compiled:
         request = compiled.create_infer_request()
@@ -216,17 +216,17 @@ def test_profiled_runs_tell_times_of_every_subgraph(core: hetero.Core) -> None:
         runs = compiled.submit({"x": X}).future.result(60).stage_timings
         nodes = compiled.get_runtime_model().nodes
         subgraphs = len(compiled.subgraphs)
-    timed = [n.name for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]
-    assert {name.partition(":")[0] for name in timed} == {f"subgraph{i}" for i in range(subgraphs)}
+    names = [n.name for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]
+    assert {name.partition(":")[0] for name in names} == {f"subgraph{i}" for i in range(subgraphs)}
     assert all(0 < run.infer_s <= run.run_s for run in runs)
 
 
-def without_place(value: Any) -> Any:
-    """Leave out of a document where and when it was made."""
+def without_origin(value: Any) -> Any:
+    """Remove node, time and command from a document."""
     if isinstance(value, dict):
-        gone = ("node", "query_s", "command")
-        return {key: without_place(item) for key, item in value.items() if key not in gone}
-    return [without_place(item) for item in value] if isinstance(value, list) else value
+        omitted = ("node", "query_s", "command")
+        return {key: without_origin(item) for key, item in value.items() if key not in omitted}
+    return [without_origin(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize(
@@ -237,24 +237,22 @@ def without_place(value: Any) -> Any:
         pytest.param("query MODEL", marks=pytest.mark.slow),
     ],
 )
-def test_this_machine_alone_answers_as_it_does_through_ray(
-    shell: Shell, tmp_path: Path, line: str
-) -> None:
+def test_inprocess_output_equals_output_of_ray(shell: Shell, tmp_path: Path, line: str) -> None:
     onnx.save_model(branches(), tmp_path / "m.onnx")
     line = line.replace("MODEL", str(tmp_path / "m.onnx"))
-    alone, there = shell(f"{line} --json"), shell(f"{line} --json --executor ray", ray=True)
-    assert without_place(alone.document) == without_place(there.document)
+    local, on_ray = shell(f"{line} --json"), shell(f"{line} --json --executor ray", ray=True)
+    assert without_origin(local.document) == without_origin(on_ray.document)
 
 
-# Commands that start a Ray of their own.
+# The following commands start a Ray cluster of their own.
 
 
-def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
-    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+def start_command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.Popen(
         [sys.executable, "-m", "hetero", *arguments],
         cwd=ROOT,
-        env=own | {"PYTHONPATH": str(ROOT)} | variables,
+        env=environment | {"PYTHONPATH": str(ROOT)} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -263,16 +261,16 @@ def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def processes_with(variable: str) -> list[str]:
-    """Return the processes that have `variable` in their environment."""
-    found = []
+    """Return the command lines of the processes with `variable` in their environment."""
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 if variable.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_text().replace("\0", " ")[:300])
+                    processes.append((entry / "cmdline").read_text().replace("\0", " ")[:300])
             except OSError:
                 continue
-    return found
+    return processes
 
 
 @pytest.mark.parametrize(
@@ -282,10 +280,10 @@ def processes_with(variable: str) -> list[str]:
         ({"RAY_ADDRESS": "nonsense"}, (), "wanted host:port"),
     ],
 )
-def test_a_ray_that_is_not_there_is_told_at_once(
+def test_unreachable_ray_is_refused_at_once(
     variables: dict[str, str], arguments: tuple[str, ...], words: str
 ) -> None:
-    process = command("run", "light:shufflenet", *arguments, **variables)
+    process = start_command("run", "light:shufflenet", *arguments, **variables)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert out == ""
@@ -294,7 +292,7 @@ def test_a_ray_that_is_not_there_is_told_at_once(
     assert "Traceback" not in err
 
 
-def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_folder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     from hetero.scheduler.ray import start as ray_start
 
     monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
@@ -302,36 +300,33 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_start._make_folder()
 
 
-def test_a_working_directory_that_was_removed_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_removed_working_directory_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from hetero.scheduler.ray import start as ray_start
 
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
+    removed = tmp_path / "gone"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
     with pytest.raises(errors.ClusterError, match="needs a working directory"):
         ray_start._make_folder()
 
 
-def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_ctrl_c_cancels_the_run_but_not_the_model(core: hetero.Core, tmp_path: Path) -> None:
     def interrupt() -> None:
-        wait_for(lambda: in_flight(observed) == 1)
+        wait_for(lambda: in_flight(metrics) == 1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    observed = Metrics(core.executor.load)
+    metrics = Metrics(core.executor.load)
     gate = tmp_path / "open"
     with core.compile_model(branches(), "WAITING", {"WAIT_FILE": str(gate)}) as compiled:
-        wait_for(lambda: in_flight(observed) == 0)  # another test's would be taken for this one's
+        # Otherwise a request of another test could be counted.
+        wait_for(lambda: in_flight(metrics) == 0)
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             compiled({"x": X})
         thread.join()
-        wait_for(lambda: in_flight(observed) == 0)
+        wait_for(lambda: in_flight(metrics) == 0)
         gate.touch()
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
@@ -352,13 +347,11 @@ def in_flight(metrics: Metrics) -> float:
         pytest.param([signal.SIGTERM], 143, "DeviceActor", id="SIGTERM while it runs"),
     ],
 )
-def test_interrupted_it_ends_soon_and_leaves_no_process(
-    numbers: list[int], code: int, server: str
-) -> None:
-    """It is interrupted once a process of Ray's is there."""
+def test_interrupted_command_leaves_no_process(numbers: list[int], code: int, server: str) -> None:
+    """The signal is sent as soon as a server process of Ray runs."""
     mark = f"MARK_{time.monotonic_ns()}"
     temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
-    process = command(
+    process = start_command(
         "bench",
         "light:shufflenet",
         "-d",
@@ -377,7 +370,7 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(
     assert process.returncode == code
     assert not out or "interrupted: these are the figures so far" in out
     assert err.strip().endswith("hetero: interrupted")
-    # A second one may come inside a hook of Python's, which prints it and goes on.
+    # A second signal may arrive inside a hook of Python, which prints it and continues.
     printed = err.count("Exception ignored in") if len(numbers) > 1 else 0
     assert err.count("Traceback") == printed
     wait_for(lambda: not processes_with(mark))
