@@ -117,7 +117,7 @@ def test_pipelines_share_is_relative_to_the_busiest_device(rows: Any) -> None:
         assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
 
 
-def test_batching_compares_with_a_plain_session_and_batches_by_hand(rows: Any) -> None:
+def test_batching_compares_with_session_and_manual_batches(rows: Any) -> None:
     options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
     results = rows(batching.main, *options, "--rounds", "1")
     assert [row["way"] for row in results] == [
@@ -163,7 +163,7 @@ def test_scale_reports_time_per_stage_and_leaks(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_growth_has_a_value_for_each_number_of_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_growth_has_one_value_per_device_count(capsys: pytest.CaptureFixture[str]) -> None:
     growth.main(["--devices", "2,3", "--json"])
     results = json.loads(capsys.readouterr().out)["rows"]
     assert {"deploy", "request, alone", "loss of a device: others wait"} < {
@@ -176,7 +176,7 @@ def test_numbers_accept_units() -> None:
     assert numbers("1k,2.5M,7,") == [1_000, 2_500_000, 7]
 
 
-def test_measure_keeps_the_window_in_flight_and_awaits_the_oldest() -> None:
+def test_measure_keeps_window_in_flight() -> None:
     events: list[tuple[str, int]] = []
 
     def submit() -> Callable[[], None]:

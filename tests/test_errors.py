@@ -34,6 +34,6 @@ def test_each_error_is_a_builtin_type_too(cls: type[errors.HeteroError]) -> None
         assert len(builtin) > 3, f"{cls.__name__} is only an Exception"
 
 
-def test_the_docstring_draws_every_error() -> None:
+def test_docstring_lists_every_error() -> None:
     for cls in LEAVES:
         assert cls.__name__ in errors.__doc__

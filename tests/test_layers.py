@@ -310,7 +310,7 @@ def on_import(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("place", INNER)
-def test_a_folder_keeps_the_arrows_inside_its_package(place: str) -> None:
+def test_folder_imports_no_forbidden_neighbour(place: str) -> None:
     paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{place}/")]
     assert paths
     wrong = {relative(p): both for p in paths if (both := neighbours(p) & INNER[place])}
@@ -318,7 +318,7 @@ def test_a_folder_keeps_the_arrows_inside_its_package(place: str) -> None:
 
 
 @pytest.mark.parametrize("folder", HETERO)
-def test_a_folder_of_hetero_imports_what_it_may(folder: str) -> None:
+def test_hetero_folder_imports_only_listed_folders(folder: str) -> None:
     paths = [p for p in SOURCES if relative(p).startswith(f"hetero/{folder}/")]
     wrong = {
         relative(p): more
@@ -334,7 +334,7 @@ def test_a_folder_of_hetero_imports_what_it_may(folder: str) -> None:
     assert wrong == {}
 
 
-def test_nothing_below_imports_applications_and_faces() -> None:
+def test_core_imports_no_applications_and_faces() -> None:
     core = [
         p
         for p in SOURCES
@@ -356,7 +356,7 @@ def test_imports_on_call_are_inside_functions(name: str) -> None:
     assert ON_CALL[name] not in modules
 
 
-def test_an_application_imports_no_other() -> None:
+def test_application_imports_no_other_application() -> None:
     folders = {relative(p).split("/")[2] for p in SOURCES if relative(p).startswith("hetero/apps/")}
     wrong = {
         relative(p): other
@@ -377,7 +377,7 @@ def test_every_folder_is_listed() -> None:
     assert folders - listed == set()
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_have_no_import_cycles() -> None:
     modules = {module_name(p): p for p in SOURCES}
     graph = {
         name: {module for module in on_import(path) if module in modules}
@@ -386,7 +386,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
-def test_no_test_imports_another() -> None:
+def test_test_modules_import_no_other_test_module() -> None:
     wrong = {
         relative(path): found.group()
         for path in (ROOT / "tests").rglob("*.py")
@@ -395,13 +395,13 @@ def test_no_test_imports_another() -> None:
     assert wrong == {}
 
 
-def test_nothing_imports_the_command_line() -> None:
+def test_only_commands_import_the_command_line() -> None:
     paths = [p for p in SOURCES if not fnmatch(relative(p), "hetero/cli/*")]
     paths = [p for p in paths if p.name not in ("__main__.py", "command.py")]
     assert [relative(p) for p in paths if "cli" in neighbours(p)] == []
 
 
-def test_a_file_keeps_the_layers() -> None:
+def test_files_import_only_lower_layers() -> None:
     for path in SOURCES:
         name = relative(path)
         package = name.partition("/")[0]
@@ -417,7 +417,7 @@ def test_a_file_keeps_the_layers() -> None:
             )
 
 
-def test_private_modules_of_ray_are_in_one_file() -> None:
+def test_private_ray_modules_are_used_in_one_file() -> None:
     private = re.compile(r"\bray\._|internal_kv")
     paths = [relative(p) for p in SOURCES if private.search(p.read_text())]
     assert paths == ["scheduler/ray/private_api.py"]
@@ -426,7 +426,7 @@ def test_private_modules_of_ray_are_in_one_file() -> None:
 @pytest.mark.parametrize(
     "machine", ["client/machine", "device/machine", "vocabulary/events", "vocabulary/plan"]
 )
-def test_machines_are_pure(machine: str) -> None:
+def test_state_machines_are_pure(machine: str) -> None:
     found = {
         module.partition(".")[0] for module, _ in imports(ROOT / "scheduler" / f"{machine}.py")
     }

@@ -145,7 +145,7 @@ def public_members(kind: type) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("module", PUBLIC_MODULES, ids=lambda module: module.__name__)
-def test_every_public_class_function_and_member_has_a_docstring(module: ModuleType) -> None:
+def test_every_public_name_has_a_docstring(module: ModuleType) -> None:
     assert inspect.getdoc(module)
     undocumented = []
     for name in module.__all__:
@@ -179,7 +179,7 @@ def test_every_error_is_a_hetero_error() -> None:
     assert all(issubclass(kind, hetero.HeteroError) for kind in kinds)
 
 
-def test_every_error_is_exported_by_hetero_and_hetero_errors() -> None:
+def test_every_error_is_exported() -> None:
     kinds = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, Exception)}
     assert set(hetero.errors.__all__) == kinds
     assert kinds <= set(hetero.__all__)
@@ -187,7 +187,7 @@ def test_every_error_is_exported_by_hetero_and_hetero_errors() -> None:
         assert getattr(hetero, name) is getattr(hetero.errors, name) is getattr(errors, name)
 
 
-def test_the_version_and_the_types_of_results_are_exported() -> None:
+def test_version_and_result_types_are_exported() -> None:
     assert hetero.__version__ == metadata.version("hetero")
     with hetero.Core("inprocess") as core:
         model = core.read_model("light:bvlc_alexnet")
@@ -226,7 +226,7 @@ def test_core_refuses_invalid_executor_arguments(arguments: dict[str, str], word
 
 
 @pytest.mark.parametrize("name", ["scheduler.py", "devices/__init__.py"])
-def test_import_ignores_a_users_module_of_the_same_name(name: str, tmp_path: Path) -> None:
+def test_import_ignores_user_modules_of_same_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("raise AssertionError('the module of the user was imported')\n")
     program = "import hetero; core = hetero.Core('inprocess'); print(core.available_devices)"

@@ -40,14 +40,14 @@ def test_site_builds_without_warnings_and_contains_every_page(tmp_path: Path) ->
         "prefill",
     ],
 )
-def test_a_guide_uses_the_term_that_readers_search_for(term: str) -> None:
+def test_guides_use_common_terms(term: str) -> None:
     pages = [page for page in DOCS.glob("*.md") if page.stem != "glossary"]
     assert any(term.lower() in page.read_text().lower() for page in pages)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
-def test_a_notebook_runs(notebook: Path) -> None:
+def test_notebook_runs(notebook: Path) -> None:
     client = pytest.importorskip("nbclient", reason="needs pip install -e '.[docs]'")
     cells = pytest.importorskip("nbformat").read(notebook, as_version=4)
     client.NotebookClient(cells, timeout=400, kernel_name="python3").execute()

@@ -164,7 +164,7 @@ def test_infer_raises_deadline_error(control, infer_request):
     np.testing.assert_array_equal(infer_request.infer({"x": X}, timeout_s=300)["y"], X * 2)
 
 
-def test_wait_for_a_stuck_run_raises_at_the_deadline(control, infer_request):
+def test_wait_raises_at_the_deadline(control, infer_request):
     control.gate.clear()
     infer_request.start_async({"x": X}, timeout_s=0.05)
     with pytest.raises(DeadlineError):

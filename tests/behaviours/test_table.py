@@ -34,7 +34,7 @@ def test_counts_equal_the_rows():
     assert checks in TABLE
 
 
-def test_every_row_has_a_test_and_deviations_have_notes():
+def test_rows_have_tests_and_deviations_have_notes():
     for number, state, tests, note in ROWS:
         assert tests or state == "cannot apply", number
         assert note or state == "has", number

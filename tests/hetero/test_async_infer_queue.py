@@ -150,7 +150,7 @@ def test_hanging_callback_raises_deadline_error() -> None:
         release.set()
 
 
-def test_process_exits_although_a_callback_waits_for_its_queue() -> None:
+def test_process_exits_while_callback_waits_for_queue() -> None:
     program = """
 import hetero, numpy as np
 from tests.support.models import branches

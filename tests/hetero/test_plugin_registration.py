@@ -57,7 +57,7 @@ def test_register_plugin_under_several_names(core):
         (DENSE, "WITH.DOT", "must not contain a dot"),
     ],
 )
-def test_plugin_load_error_is_listed_and_raised_on_use(core, plugin, name, error):
+def test_plugin_load_error_is_listed_and_raised(core, plugin, name, error):
     core.register_plugin(plugin, name)
     (row,) = (row for row in core.device_descriptors if row.name == name)
     assert error in row.error
@@ -66,7 +66,7 @@ def test_plugin_load_error_is_listed_and_raised_on_use(core, plugin, name, error
             core.compile_model(DOUBLE, name)
 
 
-def test_unloaded_plugin_is_recreated_and_its_models_keep_running():
+def test_unloaded_plugin_is_recreated_for_new_models():
     instances = []
 
     class CountedPlugin(DensePlugin):

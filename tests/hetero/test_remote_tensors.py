@@ -74,7 +74,7 @@ def test_remote_tensor_goes_directly_between_devices(
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_remote_tensor_on_the_same_device_is_not_transferred(core: hetero.Core) -> None:
+def test_remote_tensor_on_same_device_is_not_transferred(core: hetero.Core) -> None:
     request = core.compile_model(parse_model(CHAIN), "CPU.0").create_infer_request()
     request.keep_remote()
     first = request.infer({"x": X})["y"]
@@ -246,7 +246,7 @@ class NoGiveChannel(MemoryChannel):
 
 
 @pytest.mark.parametrize("core", [NoGiveChannel], indirect=True)
-def test_request_fails_when_device_of_its_tensor_is_lost(
+def test_request_with_tensor_of_lost_device_fails(
     core: hetero.Core,
 ) -> None:
     model = core.compile_model(parse_model(CHAIN), "CPU.0")

@@ -261,7 +261,7 @@ def test_model_with_batch_of_one_is_batched(
         assert closed_gate.runs == [1, 8]
 
 
-def test_export_and_cache_of_model_with_batch_of_one(core: hetero.Core, tmp_path: Path) -> None:
+def test_single_batch_model_is_exported_and_cached(core: hetero.Core, tmp_path: Path) -> None:
     options = {**BATCH, "CACHE_DIR": tmp_path}
     compiled = core.compile_model(batch_of_one_model(), "CPU", options)
     imported = core.import_model(compiled.export_model())
@@ -291,7 +291,7 @@ def softmax_over_batch_model() -> onnx.ModelProto:
         (softmax_over_batch_model(), "Softmax.* operates on axis 0"),
     ],
 )
-def test_not_batchable_model_is_rejected_unless_batching_is_off(
+def test_unbatchable_model_is_rejected_if_batching_is_on(
     core: hetero.Core, model: onnx.ModelProto, pattern: str
 ) -> None:
     with pytest.raises(PropertyError, match=pattern) as error:
@@ -330,7 +330,7 @@ def test_export_and_cache_keep_the_batch_size(
     assert unbatched.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 2
 
 
-def test_batched_model_starts_no_thread_and_unloads_when_deleted() -> None:
+def test_batched_model_has_no_thread_and_unloads() -> None:
     with hetero.Core("inprocess") as core:
         compiled = core.compile_model(branches(), "CPU", BATCH)
         compiled({"x": x(1)})  # now the executor has started its own threads

@@ -1,4 +1,4 @@
-"""Tests of batchability: batches of batchable models have the results of single runs."""
+"""Batchability: batches of batchable models give the results of single runs."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_batch_axis_other_than_one_stays(sizes: str) -> None:
     assert with_open_batch_axis(model) is model
 
 
-def test_batch_of_one_with_fixed_nodes_is_not_batchable() -> None:
+def test_model_with_fixed_batch_is_not_batchable() -> None:
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[2, 3] y)
         <float[2, 1] c = {1, 2}> { z = Concat <axis = 0> (x, x) y = Mul(z, c) }"""
     model = with_open_batch_axis(read_model(onnx.parser.parse_model(text)))

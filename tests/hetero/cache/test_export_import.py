@@ -221,11 +221,11 @@ def test_missing_device_error_suggests_remap(core: hetero.Core) -> None:
         with pytest.raises(errors.UnknownDeviceError, match="remap") as error:
             other_core.import_model(blob)
         assert error.value.data["devices"] == ("COUNT",)
-        with other_core.import_model(blob, remap={"COUNT": "CPU.1"}) as moved:
-            assert moved.get_property("EXECUTION_DEVICES") == ["CPU.1", "CPU.0"]
-            assert moved.deployment.imported == {1}
-            assert "(compiled for COUNT)" in moved.affinity.reasons["matmul"]
-            np.testing.assert_allclose(moved({"x": X})[0], branches_output(X), rtol=1e-6)
+        with other_core.import_model(blob, remap={"COUNT": "CPU.1"}) as remapped:
+            assert remapped.get_property("EXECUTION_DEVICES") == ["CPU.1", "CPU.0"]
+            assert remapped.deployment.imported == {1}
+            assert "(compiled for COUNT)" in remapped.affinity.reasons["matmul"]
+            np.testing.assert_allclose(remapped({"x": X})[0], branches_output(X), rtol=1e-6)
         with other_core.import_model(blob, "HETERO:ORT,CPU.1") as replanned:
             assert replanned.get_property("EXECUTION_DEVICES") == ["ORT"]
             np.testing.assert_allclose(replanned({"x": X})[0], branches_output(X), rtol=1e-6)
@@ -234,11 +234,11 @@ def test_missing_device_error_suggests_remap(core: hetero.Core) -> None:
 def test_remap_within_plugin_imports_without_compiling(blob: bytes) -> None:
     with (
         hetero.Core(executor="inprocess", devices={"CPU": 2, "ORT": 2}) as other_core,
-        other_core.import_model(blob, remap={"ORT": "ORT.1", "CPU": "CPU.1"}) as moved,
+        other_core.import_model(blob, remap={"ORT": "ORT.1", "CPU": "CPU.1"}) as remapped,
     ):
-        assert moved.get_property("EXECUTION_DEVICES") == ["ORT.1", "CPU.1"]
-        assert len(moved.deployment.imported) == len(moved.subgraphs)
-        np.testing.assert_allclose(moved({"x": X})[0], branches_output(X), rtol=1e-6)
+        assert remapped.get_property("EXECUTION_DEVICES") == ["ORT.1", "CPU.1"]
+        assert len(remapped.deployment.imported) == len(remapped.subgraphs)
+        np.testing.assert_allclose(remapped({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
 def test_remap_of_unknown_device_is_rejected(core: hetero.Core, blob: bytes) -> None:
@@ -305,8 +305,8 @@ def test_commands(tmp_path: Path) -> None:
     rerun = call("run", file, *flags)
     assert rerun["subgraphs"] == document["subgraphs"]
     for options in (("--remap", "ORT=CPU"), ("-d", "CPU")):
-        moved = call("run", file, *options, *flags)
-        assert {s["device"] for s in moved["subgraphs"]} == {"CPU"}
+        remapped = call("run", file, *options, *flags)
+        assert {s["device"] for s in remapped["subgraphs"]} == {"CPU"}
     assert call("inspect", file, "--verify", "--json")["name"] == "branches"
     call("run", file, "--remap", "ORT", *flags, code=2)
     call("run", file, "-a", "op:Neg=CPU", *flags, code=2)

@@ -130,7 +130,7 @@ def write_external(folder: Path, **entries: object) -> Path:
 
 
 @pytest.mark.parametrize("target", ["../../blobs/weight", "../../blobs/more/weight", "../weight"])
-def test_external_data_behind_links_of_a_download_cache_is_read(
+def test_external_data_behind_cache_links_is_read(
     core: hetero.Core, tmp_path: Path, target: str
 ) -> None:
     """In the cache of Hugging Face, each file of a snapshot links to a file of one folder."""
@@ -399,7 +399,7 @@ def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
         ("json:loads", "expected a subclass"),
     ],
 )
-def test_plugin_that_fails_to_load_is_listed_and_raises_when_used(
+def test_failing_plugin_is_listed_and_raises_on_use(
     shell: Shell, model: Path, spec: str, words: str
 ) -> None:
     # Known plugins without an installed package are also listed.
@@ -443,7 +443,7 @@ def test_broken_plugin_named_explicitly_raises_its_error(
         assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
 
 
-def test_device_list_skips_a_broken_plugin_with_a_warning(
+def test_device_list_skips_broken_plugin_with_warning(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with hetero.Core("inprocess", plugins=[PluginWithoutBackend]) as core:
@@ -475,7 +475,7 @@ def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path)
 # Use after close.
 
 
-def test_compiled_model_fails_after_close_and_after_its_core() -> None:
+def test_closed_compiled_model_raises() -> None:
     core = hetero.Core("inprocess")
     closed = core.compile_model(branches(), "CPU")
     orphan = core.compile_model(branches(), "CPU")

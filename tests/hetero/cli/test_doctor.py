@@ -58,7 +58,7 @@ def test_unreachable_cluster_fails(checks: Any) -> None:
     assert "ray status" in checks_by_name["cluster"]["advice"]
 
 
-def test_good_packages_and_absent_devices_take_one_line_each(shell: Shell) -> None:
+def test_doctor_prints_one_line_per_package_and_device(shell: Shell) -> None:
     text = " ".join(shell("doctor", ray=True).out.split())
     packages = text.partition(" check ")[0]
     assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)

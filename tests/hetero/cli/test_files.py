@@ -111,7 +111,7 @@ def test_missing_folder_is_reported_before_any_work(
         ("run", "-o", "out.npz"),
     ],
 )
-def test_full_disk_error_names_the_file_and_leaves_nothing(
+def test_full_disk_error_names_and_removes_the_file(
     shell: Shell,
     model: Path,
     tmp_path: Path,

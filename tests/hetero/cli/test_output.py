@@ -214,7 +214,7 @@ def started_executors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("query MODEL --address 127.0.0.1:6379", "ray"),
     ],
 )
-def test_ray_starts_only_for_commands_that_run_or_measure(
+def test_ray_starts_only_for_commands_that_run(
     shell: Shell,
     model: Path,
     tmp_path: Path,

@@ -64,9 +64,7 @@ def test_image_is_resized_and_normalised(
     np.testing.assert_allclose(output.reshape(expected.shape), expected, atol=1e-3)
 
 
-def test_image_becomes_gray_for_a_model_with_one_channel(
-    shell: Shell, tmp_path: Path, cat: Path
-) -> None:
+def test_image_becomes_gray_for_one_channel(shell: Shell, tmp_path: Path, cat: Path) -> None:
     output = run_model(
         shell, tmp_path, save_model(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}"
     )

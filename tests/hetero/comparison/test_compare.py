@@ -311,7 +311,7 @@ def test_large_integers_are_not_rounded() -> None:
     assert not differences_of("ids", big, big + 1)[0].agrees
 
 
-def test_integers_may_differ_by_a_tolerance_of_one_or_more() -> None:
+def test_integers_agree_within_an_absolute_tolerance() -> None:
     a, b = np.array([7, 200], np.uint8), np.array([6, 201], np.uint8)
     assert differences_of("q", a, b)[0].differing == 2
     assert differences_of("q", a, b, atol=1.0)[0].agrees

@@ -46,7 +46,7 @@ def test_compilation_that_needs_lost_devices_is_rejected(
         without_devices(request(core), lost_devices)
 
 
-def test_stages_move_to_idle_device_of_the_same_plugin(
+def test_stages_move_to_idle_device_of_same_plugin(
     core: hetero.Core,
 ) -> None:
     source = request(core)

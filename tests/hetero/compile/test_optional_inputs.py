@@ -68,7 +68,7 @@ def test_inputs_exclude_optional_inputs(core: hetero.Core) -> None:
     assert [port.name for port in compiled.optional_inputs] == ["w", "b"]
 
 
-def test_model_is_compiled_once_per_set_of_overridden_inputs(
+def test_model_compiles_once_per_set_of_overrides(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployments = []
@@ -129,7 +129,7 @@ def test_wrong_shape_or_name_is_rejected(core: hetero.Core) -> None:
         compiled({"w": W})
 
 
-def test_weights_of_ir_version_3_are_no_optional_inputs(core: hetero.Core) -> None:
+def test_weights_of_ir_3_are_not_optional_inputs(core: hetero.Core) -> None:
     compiled = core.compile_model(layer(ir_version=3), "CPU")
     assert compiled.optional_inputs == ()
     with pytest.raises(TensorNameError, match="'w'"):

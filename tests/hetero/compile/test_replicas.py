@@ -300,7 +300,7 @@ def test_plan_respects_the_memory_of_the_node(
     assert {v.affinity["matmul"] for v in report.variants} == {"CPU"}
 
 
-def test_replicas_move_pins_to_devices_of_the_same_plugin(core: hetero.Core) -> None:
+def test_replicas_move_pins_within_a_plugin(core: hetero.Core) -> None:
     config = {"NUM_REPLICAS": 2}
     with pytest.raises(
         PropertyError, match=r"NUM_REPLICAS=2: .* ORT contains no other device of plugin CPU"

@@ -13,7 +13,7 @@ from hetero.measure.load_generator import keep_in_flight
 RESPONSE = Response({}, ())
 
 
-def test_number_in_flight_is_limited_and_all_are_awaited() -> None:
+def test_requests_in_flight_are_limited_and_awaited() -> None:
     waiting: list[Future[Response]] = []
     most_in_flight, calls = [0], []
 

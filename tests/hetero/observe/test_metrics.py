@@ -107,7 +107,7 @@ def test_core_without_devices_has_metrics() -> None:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
 
 
-def test_scrape_of_a_lost_cluster_is_empty_and_logged_once(
+def test_scrape_of_lost_cluster_is_empty(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def load() -> Load:

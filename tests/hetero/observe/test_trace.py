@@ -309,7 +309,7 @@ def test_wires_follow_the_requests_route() -> None:
     assert len(set(wires)) == 4
 
 
-def test_close_writes_the_trace_and_an_unwritable_path_is_refused(
+def test_close_writes_trace_and_refuses_unwritable_path(
     tmp_path: Path,
 ) -> None:
     core = hetero.Core(executor="inprocess")

@@ -130,7 +130,7 @@ def test_priority_policy_keeps_the_priority_plan() -> None:
     assert any("bottleneck 3 ms instead of 6 ms" in line for line in report.advice)
 
 
-def test_single_device_plan_is_not_slowed_by_concurrent_load() -> None:
+def test_single_device_plan_ignores_concurrent_load() -> None:
     model = chain(4)
     model_costs = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")})
     load = LoadFactors(2.0)
@@ -278,7 +278,7 @@ def test_fused_nodes_share_a_device() -> None:
     assert len({report.affinity[n] for n in ("n1", "n2", "n3")}) == 1
 
 
-def test_readers_and_producer_of_a_state_share_a_device() -> None:
+def test_state_readers_and_producer_share_a_device() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     stateful (float[n] x, float[n] past) => (float[n] y, float[n] present)
     { a = Add (x, past) b = Neg (a) c = Exp (b) present = Neg (c) e = Exp (present) y = Neg (e) }"""

@@ -313,7 +313,7 @@ def test_many_lints_of_one_code_are_counted() -> None:
     assert any(lint["message"] == "28 more of ping-pong." for lint in document["lints"])
 
 
-def test_every_lint_code_is_in_the_schema_and_the_docstring() -> None:
+def test_lint_codes_are_in_schema_and_docstring() -> None:
     from hetero.report import lints
 
     assert lints.__doc__ is not None

@@ -123,7 +123,7 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_drawing_of_a_random_placement_is_correct_and_without_overlaps(seed: int) -> None:
+def test_drawing_of_random_placement_has_no_overlaps(seed: int) -> None:
     rng = random.Random(seed)
     model = repeated(rng.randint(1, 12))
     names = ("ORT", "CPU", "NULL")
@@ -161,7 +161,7 @@ def test_drawing_shows_constants_that_cross() -> None:
     assert len(wire["tensors"]) >= 39
 
 
-def test_model_that_cannot_be_partitioned_is_drawn_as_one_box() -> None:
+def test_unpartitionable_model_is_drawn_as_one_box() -> None:
     document = build_report(branches_survey()) | {"uncut": "reason", "subgraphs": [], "wires": []}
     document["nodes"] = [node | {"subgraph": None} for node in document["nodes"]]
     view = drawing(document)

@@ -67,7 +67,7 @@ def test_fused_and_folded_nodes_are_named(shell: Shell, tmp_path: Path) -> None:
     assert "ORT: each node was timed once" in text
 
 
-def test_device_with_perf_count_off_has_no_node_times(shell: Shell, model: Path) -> None:
+def test_perf_count_off_gives_no_node_times(shell: Shell, model: Path) -> None:
     options = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
     profile = shell("run --profile --json", model, *options).document["profile"]
     is_timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
@@ -103,9 +103,7 @@ def test_profile_shows_predictions_of_a_cost_file(
     }
 
 
-def test_html_and_costs_need_a_profile_of_a_model(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_html_and_costs_need_a_profile(shell: Shell, model: Path, tmp_path: Path) -> None:
     blob, page = tmp_path / "a.hetero", ("--html", tmp_path / "page.html")
     assert shell("compile", model, *SPLIT, "-o", blob).code == 0
     assert "--html needs --profile" in shell("run", model, *SPLIT, *page).err

@@ -1,4 +1,4 @@
-"""Continuous batching: sequences of several threads and tasks have the tokens of each alone."""
+"""Continuous batching: each sequence gets the tokens that it would get in a batch of its own."""
 
 from __future__ import annotations
 

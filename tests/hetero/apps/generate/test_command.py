@@ -1,4 +1,4 @@
-"""``hetero generate``: text or ids in, a stream out, and where each layer is."""
+"""``hetero generate``: prompts as text or ids, streamed output, devices of layers, errors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.support.decoders import VOCABULARY, decoder, greedy
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """The decoder's file."""
+    """The file of a decoder."""
     onnx.save(decoder(), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 
-def test_ids_go_in_and_out(shell: Shell, model: Path) -> None:
+def test_prompt_ids_give_token_ids(shell: Shell, model: Path) -> None:
     line = f"generate {model} -d HETERO:CPU.0,CPU.1 --devices CPU=2 -a *_1=CPU.1 -n 6 --ids 3,14"
-    told = shell(line)
-    want = greedy([3, 14], 6)
-    assert told.out.split()[:6] == [str(token) for token in want]
-    assert "6 tokens (length)" in told.err
+    result = shell(line)
+    expected = greedy([3, 14], 6)
+    assert result.out.split()[:6] == [str(token) for token in expected]
+    assert "6 tokens (length)" in result.err
     document = shell(line, "--json").document
-    assert document["tokens"] == want
+    assert document["tokens"] == expected
     assert [(r["device"], r["layers"]) for r in document["layers"]] == [
         ("CPU.0", "0"),
         ("CPU.1", "1"),
@@ -34,31 +34,32 @@ def test_ids_go_in_and_out(shell: Shell, model: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["", "-c PERFORMANCE_HINT=LATENCY"])
-def test_what_is_drawn_follows_from_the_seed(shell: Shell, model: Path, plan: str) -> None:
+def test_seed_determines_sampled_tokens(shell: Shell, model: Path, plan: str) -> None:
     line = f"generate {model} --executor inprocess -d CPU {plan} --ids 3 -n 8 --temperature 50"
-    first, again, other = (
+    first, repeated, other = (
         shell(f"{line} --seed {seed}", "--json").document["tokens"] for seed in (1, 1, 2)
     )
-    assert first == again != other
+    assert first == repeated != other
 
 
-@pytest.mark.parametrize("below", ["", "onnx"])
-def test_text_goes_in_and_streams_out(shell: Shell, model: Path, below: str) -> None:
+@pytest.mark.parametrize("subfolder", ["", "onnx"])
+def test_prompt_text_gives_streamed_text(shell: Shell, model: Path, subfolder: str) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     words = [f"w{i}" for i in range(VOCABULARY - 3)]
-    # A character of two tokens is given once it is whole.
+    # The two tokens of one character are printed together.
     vocabulary = {w: i for i, w in enumerate([*words, "<unk>", "<0xC3>", "<0xA9>"])}
-    kind = tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")
-    made = tokenizers.Tokenizer(kind)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(model.parent / "tokenizer.json"))
+    word_model = tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(word_model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(model.parent / "tokenizer.json"))
     tokens = greedy([3, 14], 5)
     (model.parent / "generation_config.json").write_text(f'{{"eos_token_id": {tokens[3]}}}')
-    (model.parent / below).mkdir(exist_ok=True)
-    path = model.rename(model.parent / below / "model.onnx")  # as models for Transformers.js are
-    told = shell(f"generate {path} -d CPU -n 5", "--prompt", "w3 w14")
-    want = " ".join(made.decode([token]) for token in tokens[:4])
-    assert told.out.splitlines()[0] == want
+    (model.parent / subfolder).mkdir(exist_ok=True)
+    # Models for Transformers.js are in a subfolder.
+    path = model.rename(model.parent / subfolder / "model.onnx")
+    result = shell(f"generate {path} -d CPU -n 5", "--prompt", "w3 w14")
+    expected = " ".join(tokenizer.decode([token]) for token in tokens[:4])
+    assert result.out.splitlines()[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_text_goes_in_and_streams_out(shell: Shell, model: Path, below: str) -> 
         ("--ids 1 --temperature -1", 1, "temperature"),
     ],
 )
-def test_bad_input_is_said(shell: Shell, model: Path, line: str, code: int, text: str) -> None:
-    told = shell(f"generate {model} -d CPU {line}")
-    assert told.code == code
-    assert text in told.err
+def test_bad_input_is_reported(shell: Shell, model: Path, line: str, code: int, text: str) -> None:
+    result = shell(f"generate {model} -d CPU {line}")
+    assert result.code == code
+    assert text in result.err

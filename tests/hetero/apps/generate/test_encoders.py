@@ -1,4 +1,4 @@
-"""Decoders that read what an encoder made, with optimum's two branches for the first step."""
+"""Decoders of encoder-decoder models, merged by optimum into two branches of an If."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import hetero
 from hetero.errors import TensorNameError, TensorShapeError
 from hetero.planning.layers import find_layers
 
-#: Adds up embeddings in one cache and reads the mean of what is made of the source in the other,
-#: which the branch for later steps gives out empty, as optimum's does.
+#: The decoder cache holds embeddings, which the model sums; the encoder cache holds keys of the
+#: source, of which it takes the mean. As with optimum, later steps return an empty encoder cache.
 MERGED = """<ir_version: 9, opset_import: ["": 18]>
 merged (int64[batch, length] input_ids, float[batch, n, 4] encoder_hidden_states,
     float[batch, past, 4] past_key_values.0.decoder.key,
@@ -32,7 +32,7 @@ merged (int64[batch, length] input_ids, float[batch, n, 4] encoder_hidden_states
             one = Constant <value = int64[1] {1}> ()
             nil = Constant <value = int64[1] {0}> ()
             c = Slice (past_key_values.0.encoder.key, nil, nil, one) },
-        else_branch = made () => (float[batch, n, 4] d) { d = Identity (cross) }>
+        else_branch = keys () => (float[batch, n, 4] d) { d = Identity (cross) }>
     seen = ReduceSum (present.0.decoder.key, axis)
     read = ReduceMean (cross, axis)
     both = Add (seen, read)
@@ -41,7 +41,7 @@ merged (int64[batch, length] input_ids, float[batch, n, 4] encoder_hidden_states
 }"""
 
 
-def test_what_an_encoder_made_is_read_once_and_kept() -> None:
+def test_encoder_cache_is_computed_once() -> None:
     text = MERGED.replace(".0.", "_0_").replace("decoder.key", "decoder_key")
     proto = parse_model(text.replace("encoder.key", "encoder_key"))
     rng = np.random.default_rng(4)
@@ -51,29 +51,31 @@ def test_what_an_encoder_made_is_read_once_and_kept() -> None:
     for name, array in {**weights, "axis": np.int64([1])}.items():
         proto.graph.initializer.append(numpy_helper.from_array(array, name))
     source = rng.normal(size=(1, 5, 4)).astype(np.float32)
-    read = (source[0] @ weights["w"]).mean(0)
-    told, want = [3, 9], []
+    source_mean = (source[0] @ weights["w"]).mean(0)
+    tokens, expected = [3, 9], []
     for _ in range(6):
-        x = weights["embedding"][told]
-        want.append(int(np.argmax((x[-1] + x.sum(0) + read) @ weights["head"])))
-        told.append(want[-1])
+        x = weights["embedding"][tokens]
+        expected.append(int(np.argmax((x[-1] + x.sum(0) + source_mean) @ weights["head"])))
+        tokens.append(expected[-1])
     model = hetero.read_decoder(proto)
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
         pins = {"sample": "CPU.1"}
         compiled = core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=pins)
-        assert list(compiled.generate([3, 9], 6, inputs={"encoder_hidden_states": source})) == want
+        assert (
+            list(compiled.generate([3, 9], 6, inputs={"encoder_hidden_states": source})) == expected
+        )
         with pytest.raises(TensorNameError, match="encoder_hidden_states"):
             compiled.generate([3, 9])
         with pytest.raises(TensorNameError, match="word"):
             compiled.generate([3, 9], inputs={"word": source})
-        two = np.concatenate([source, source])
-        for prompts, wrong in (([3, 9], None), ([[3], [9], [4]], two)):
+        two_rows = np.concatenate([source, source])
+        for prompts, source_rows in (([3, 9], None), ([[3], [9], [4]], two_rows)):
             with pytest.raises(TensorShapeError, match="expected one row"):
-                compiled.generate(prompts, inputs={"encoder_hidden_states": wrong})
+                compiled.generate(prompts, inputs={"encoder_hidden_states": source_rows})
 
 
-#: A layer of the branch for the first step, which sees several tokens, each those before it; and of
-#: the one for later steps, which sees one, as exporters follow it by such a one.
+#: A layer of the first step, which reads several tokens and sums each with those before it, and a
+#: layer of later steps, which reads one token, as an exporter traces them.
 FIRST = """
     present_{i}_decoder_key = Identity (x_{i})
     flat_{i} = MatMul (encoder_hidden_states, w_{i})
@@ -111,48 +113,48 @@ COUNT = 3
 
 
 def two_branches(first: str = FIRST) -> onnx.ModelProto:
-    """Return a decoder as optimum merges one, of a node with two branches that share weights."""
+    """Build a decoder like one that optimum merged: one If, whose branches share weights."""
     numbers = ["1" * layer for layer in range(1, COUNT + 1)]
     decoders = [(f"past_key_values_{i}_decoder_key", f"present_{i}_decoder_key") for i in numbers]
     encoders = [(f"past_key_values_{i}_encoder_key", f"present_{i}_encoder_key") for i in numbers]
     cache, source = "float[batch, {}, 4] {}", "float[batch, 2, n, 2] {}"
-    given = [cache.format("past", name) for name, _ in decoders]
-    given += [source.format(name) for name, _ in encoders]
-    made = ["float[batch, length, 30] logits"]
-    made += [cache.format("total", name) for _, name in decoders]
-    made += [source.format(name) for _, name in encoders]
-    names = ", ".join(port.split()[-1] for port in made)
+    inputs = [cache.format("past", name) for name, _ in decoders]
+    inputs += [source.format(name) for name, _ in encoders]
+    outputs = ["float[batch, length, 30] logits"]
+    outputs += [cache.format("total", name) for _, name in decoders]
+    outputs += [source.format(name) for _, name in encoders]
+    names = ", ".join(port.split()[-1] for port in outputs)
 
     def branch(name: str, layer: str) -> str:
         layers = "".join((layer + BOTH).format(i=i) for i in numbers)
         end = f"logits = MatMul (x_{'1' * (COUNT + 1)}, head)"
-        return f"{name} () => ({', '.join(made)}) {{ {CONSTANTS} {layers} {end} }}"
+        return f"{name} () => ({', '.join(outputs)}) {{ {CONSTANTS} {layers} {end} }}"
 
     return parse_model(
         f"""<ir_version: 9, opset_import: ["": 18]>
         merged (int64[batch, length] input_ids, float[batch, n, 4] encoder_hidden_states,
-            {", ".join(given)}, bool[1] use_cache_branch) => ({", ".join(made)})
+            {", ".join(inputs)}, bool[1] use_cache_branch) => ({", ".join(outputs)})
         {{ {names} = If (use_cache_branch) <
             then_branch = {branch("later", LATER)}, else_branch = {branch("first", first)}> }}"""
     )
 
 
 @pytest.mark.parametrize("prompt", [[3], [3, 9, 14]])
-def test_a_merged_decoder_is_cut_by_layers(prompt: list[int]) -> None:
+def test_merged_decoder_is_split_by_layers(prompt: list[int]) -> None:
     proto = two_branches()
     rng = np.random.default_rng(4)
     sizes = {"embedding": (30, 4), "head": (4, 30)} | {f"w_{'1' * n}": (4, 4) for n in (1, 2, 3)}
     weights = {n: rng.normal(scale=0.2, size=s).astype(np.float32) for n, s in sizes.items()}
     proto.graph.initializer.extend(numpy_helper.from_array(w, n) for n, w in weights.items())
     source = rng.normal(size=(1, 5, 4)).astype(np.float32)
-    told, scores = [*prompt], []
+    tokens, scores = [*prompt], []
     for _ in range(6):
-        x = weights["embedding"][told]
+        x = weights["embedding"][tokens]
         for layer in range(1, COUNT + 1):
-            read = (source[0] @ weights[f"w_{'1' * layer}"]).mean(0)
-            x = np.tanh(x + x.cumsum(0) + read)
+            source_mean = (source[0] @ weights[f"w_{'1' * layer}"]).mean(0)
+            x = np.tanh(x + x.cumsum(0) + source_mean)
         scores.append(x[-1] @ weights["head"])
-        told.append(int(np.argmax(scores[-1])))
+        tokens.append(int(np.argmax(scores[-1])))
     model = hetero.read_decoder(proto, logits=True)
     layers = find_layers(model)
     assert len(layers) == COUNT + 1
@@ -160,16 +162,16 @@ def test_a_merged_decoder_is_cut_by_layers(prompt: list[int]) -> None:
         pins = {name: "CPU.1" for layer in layers[1:] for name in layer}
         compiled = core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=pins)
         generation = compiled.generate(prompt, 6, inputs={"encoder_hidden_states": source})
-        for token, want in zip(generation, scores, strict=True):
-            np.testing.assert_allclose(generation.logits, want, atol=1e-5)
-            assert token == np.argmax(want)
+        for token, expected_logits in zip(generation, scores, strict=True):
+            np.testing.assert_allclose(generation.logits, expected_logits, atol=1e-5)
+            assert token == np.argmax(expected_logits)
         first, second = compiled.subgraphs
         assert "w_1" in first.model.constants
         assert second.model.constants.keys() >= {"w_11", "w_111", "head"}
         assert "w_1" not in second.model.constants
 
 
-def test_a_merged_decoder_whose_source_is_read_by_way_of_ids_stays_whole() -> None:
+def test_merged_decoder_with_mixed_inputs_stays_whole() -> None:
     source = "MatMul (encoder_hidden_states"
     first = FIRST.replace("    flat", "    more_{i} = Add (encoder_hidden_states, x_{i})\n    flat")
     proto = two_branches(first.replace(source, "MatMul (more_{i}"))

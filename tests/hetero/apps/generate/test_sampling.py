@@ -1,4 +1,4 @@
-"""The node that chooses tokens, held to the words of the documentation."""
+"""The sampling node follows the documented meaning of its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.decoders import chosen
 
 
 @pytest.mark.parametrize("device", ["ORT", "CPU"])
-def test_rows_of_a_large_vocabulary_are_drawn_as_their_options_say(device: str) -> None:
+def test_sampling_of_large_vocabulary_follows_options(device: str) -> None:
     size, kinds = (
         3000,
         [
@@ -43,13 +43,13 @@ def test_rows_of_a_large_vocabulary_are_drawn_as_their_options_say(device: str) 
     )
     rng = np.random.default_rng(5)
     with hetero.Core("inprocess") as core, core.compile_model(proto, device) as compiled:
-        for spread in (0.5, 3.0, 6.0):  # the best 1,024 have the nucleus, or do not
-            for some in (kinds, kinds[1:2], kinds[3:5]):
-                scores = rng.normal(0, spread, (len(some), 1, size)).astype(np.float32)
-                rows = np.concatenate([Sampling(1.0, **kind).row(size) for kind in some])
-                rows[:, -1] = rng.random(len(some), dtype=np.float32)
-                [tokens] = compiled([scores, rows, np.zeros((len(some), 1), np.int64)]).to_tuple()
-                for kind, score, row, token in zip(some, scores, rows, tokens, strict=True):
+        for spread in (0.5, 3.0, 6.0):  # the nucleus is inside or beyond the best 1,024
+            for cases in (kinds, kinds[1:2], kinds[3:5]):
+                scores = rng.normal(0, spread, (len(cases), 1, size)).astype(np.float32)
+                rows = np.concatenate([Sampling(1.0, **kind).row(size) for kind in cases])
+                rows[:, -1] = rng.random(len(cases), dtype=np.float32)
+                [tokens] = compiled([scores, rows, np.zeros((len(cases), 1), np.int64)]).to_tuple()
+                for kind, score, row, token in zip(cases, scores, rows, tokens, strict=True):
                     near = np.clip(row[-1] + np.float64([-1e-4, 0, 1e-4]), 0, 1 - 1e-7)
-                    want = [chosen(score[0], d, [], temperature=1, **kind) for d in near]
-                    assert token[0] in want
+                    expected = [chosen(score[0], d, [], temperature=1, **kind) for d in near]
+                    assert token[0] in expected

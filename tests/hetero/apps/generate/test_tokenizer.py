@@ -1,4 +1,4 @@
-"""Text as it comes: by real tokenizers of each kind, its pieces are the text of all tokens."""
+"""Streamed text: the pieces of real tokenizers of each kind join to the text of all tokens."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ SPECIAL = ["<s>", "</s>", "<unk>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def _trained(model: Any, trainer: Any, **parts: Any) -> Any:
-    made = tokenizers.Tokenizer(model)
+def _train(model: Any, trainer: Any, **parts: Any) -> Any:
+    tokenizer = tokenizers.Tokenizer(model)
     for name, part in parts.items():
-        setattr(made, name, part)
+        setattr(tokenizer, name, part)
     trainer.show_progress = False
-    made.train_from_iterator(TEXTS, trainer)
-    return made
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    return tokenizer
 
 
 def _byte_level() -> Any:
-    """As GPT-2's, Llama 3's and Qwen's: tokens are bytes."""
+    """Build a byte-level tokenizer, as of GPT-2, Llama 3 and Qwen."""
     level = tokenizers.pre_tokenizers.ByteLevel
     trainer = trainers.BpeTrainer(
         vocab_size=300, special_tokens=SPECIAL, initial_alphabet=level.alphabet()
     )
-    return _trained(
+    return _train(
         tokenizers.models.BPE(),
         trainer,
         pre_tokenizer=level(add_prefix_space=False),
@@ -49,10 +49,10 @@ def _byte_level() -> Any:
     )
 
 
-def _spelt(*strip: Any) -> Any:
-    """As SentencePiece's BPE: a space is part of a token, what has no token is spelt in bytes."""
+def _with_byte_fallback(*strip: Any) -> Any:
+    """Build a SentencePiece BPE tokenizer: tokens include spaces, rare characters are bytes."""
     rules = tokenizers.normalizers
-    made = _trained(
+    tokenizer = _train(
         tokenizers.models.BPE(unk_token="<unk>"),
         trainers.BpeTrainer(vocab_size=100, special_tokens=SPECIAL, limit_alphabet=30),
         normalizer=rules.Sequence([rules.Prepend("\u2581"), rules.Replace(" ", "\u2581")]),
@@ -60,7 +60,7 @@ def _spelt(*strip: Any) -> Any:
             [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         ),
     )
-    document = json.loads(made.to_str())
+    document = json.loads(tokenizer.to_str())
     words = document["model"]["vocab"]
     words |= {byte: len(words) + i for i, byte in enumerate(BYTES)}
     document["model"]["byte_fallback"] = True
@@ -68,8 +68,8 @@ def _spelt(*strip: Any) -> Any:
 
 
 def _metaspace() -> Any:
-    """As T5's: the space of the first token is none."""
-    return _trained(
+    """Build a tokenizer as of T5, which drops the space of the first token."""
+    return _train(
         tokenizers.models.Unigram(),
         trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>"),
         pre_tokenizer=tokenizers.pre_tokenizers.Metaspace(),
@@ -78,8 +78,8 @@ def _metaspace() -> Any:
 
 
 def _word_piece() -> Any:
-    """As BERT's: a token that goes on with a word says so."""
-    return _trained(
+    """Build a tokenizer as of BERT, which marks tokens that continue a word."""
+    return _train(
         tokenizers.models.WordPiece(unk_token="<unk>"),
         trainers.WordPieceTrainer(vocab_size=110, special_tokens=SPECIAL),
         pre_tokenizer=tokenizers.pre_tokenizers.BertPreTokenizer(),
@@ -87,9 +87,9 @@ def _word_piece() -> Any:
     )
 
 
-def _by_ends() -> Any:
-    """As GPT-1's: a token that ends a word says so."""
-    return _trained(
+def _with_word_ends() -> Any:
+    """Build a tokenizer as of GPT-1, which marks tokens that end a word."""
+    return _train(
         tokenizers.models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"),
         trainers.BpeTrainer(vocab_size=150, special_tokens=SPECIAL, end_of_word_suffix="</w>"),
         pre_tokenizer=tokenizers.pre_tokenizers.BertPreTokenizer(),
@@ -99,11 +99,11 @@ def _by_ends() -> Any:
 
 KINDS: dict[str, Callable[[], Any]] = {
     "bytes": _byte_level,
-    "llama 2": lambda: _spelt(decoders.Strip(" ", 1, 0)),
-    "gemma": _spelt,
+    "llama 2": lambda: _with_byte_fallback(decoders.Strip(" ", 1, 0)),
+    "gemma": _with_byte_fallback,
     "metaspace": _metaspace,
     "word pieces": _word_piece,
-    "ends of words": _by_ends,
+    "ends of words": _with_word_ends,
 }
 
 
@@ -120,56 +120,56 @@ def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_are_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_pieces_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
     special = [i for token in SPECIAL for i in tokenizer.encode(token)[-1:]]
     ids = [token for i in ids for token in (i, *random.Random(i).sample(special, 1))]
     whole = tokenizer.decode(ids)
-    told = pieces(tokenizer, ids, [])
-    assert "".join(told) == whole
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(told)
-    assert sum(map(bool, told)) > len(ids) / 8  # it comes bit by bit
-    for at in range(1, len(ids)):
-        before = tokenizer.decode(ids[:at])
-        if not before.endswith("\N{REPLACEMENT CHARACTER}"):
-            assert before + "".join(pieces(tokenizer, ids[at:], ids[:at])) == whole
+    text_pieces = pieces(tokenizer, ids, [])
+    assert "".join(text_pieces) == whole
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(text_pieces)
+    assert sum(map(bool, text_pieces)) > len(ids) / 8  # most tokens yield a piece at once
+    for index in range(1, len(ids)):
+        prefix = tokenizer.decode(ids[:index])
+        if not prefix.endswith("\N{REPLACEMENT CHARACTER}"):
+            assert prefix + "".join(pieces(tokenizer, ids[index:], ids[:index])) == whole
 
 
-def test_any_tokens_have_their_text(tokenizer: Tokenizer) -> None:
+def test_pieces_of_random_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
     inner = tokenizer._tokenizer
     ids = {*range(inner.get_vocab_size() + 3)} - {inner.token_to_id(byte) for byte in BYTES}
     for seed in range(20):
-        told = random.Random(seed).choices(sorted(ids), k=80)
-        assert "".join(pieces(tokenizer, told, [])) == tokenizer.decode(told)
+        tokens = random.Random(seed).choices(sorted(ids), k=80)
+        assert "".join(pieces(tokenizer, tokens, [])) == tokenizer.decode(tokens)
 
 
-def test_bytes_that_make_no_character_take_nothing_back(tmp_path: Path) -> None:
-    made = _spelt()
-    made.save(str(tmp_path / "tokenizer.json"))
-    letter, broken, word = map(made.token_to_id, ("<0x53>", "<0xFF>", "\u2581"))
-    told = pieces(Tokenizer(tmp_path), [letter, broken, word], [])
-    assert told == ["S", "", "\ufffd ", ""]
+def test_invalid_bytes_do_not_retract_text(tmp_path: Path) -> None:
+    tokenizer = _with_byte_fallback()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    letter, invalid, word = map(tokenizer.token_to_id, ("<0x53>", "<0xFF>", "\u2581"))
+    text_pieces = pieces(Tokenizer(tmp_path), [letter, invalid, word], [])
+    assert text_pieces == ["S", "", "\ufffd ", ""]
 
 
 @pytest.mark.parametrize("kind", ["text", "special", "broken"])
-def test_a_token_costs_the_same_however_long_the_text_is(
+def test_decoding_cost_per_token_is_constant(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = _byte_level()
-    made.save(str(tmp_path / "tokenizer.json"))
+    backend = _byte_level()
+    backend.save(str(tmp_path / "tokenizer.json"))
     ids = {
-        "text": made.encode("Na\u00efve \u4f60 " * 300).ids,
+        "text": backend.encode("Na\u00efve \u4f60 " * 300).ids,
         "special": [1] * 1000,
-        "broken": [made.token_to_id("\u00a1")] * 1000,  # a byte that begins no character
+        "broken": [backend.token_to_id("\u00a1")] * 1000,  # a byte that starts no character
     }[kind]
     tokenizer, counts = Tokenizer(tmp_path), []
     decode = tokenizer.decode
 
-    def counted(given: list[int]) -> str:
-        counts.append(len(given))
-        return decode(given)
+    def record_count(tokens: list[int]) -> str:
+        counts.append(len(tokens))
+        return decode(tokens)
 
-    monkeypatch.setattr(tokenizer, "decode", counted)
+    monkeypatch.setattr(tokenizer, "decode", record_count)
     assert "".join(pieces(tokenizer, ids, [])) == decode(ids)
     assert max(counts) <= (8 if kind == "text" else 128)
     assert len(counts) <= 2 * len(ids) + 3

@@ -166,7 +166,7 @@ def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert caught.value.code().name == "DEADLINE_EXCEEDED"
 
 
-def test_calls_beyond_the_bound_are_refused_but_not_health(
+def test_excess_calls_are_refused_except_health(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grpc_server, "MAX_CALLS", 0)
@@ -177,7 +177,7 @@ def test_calls_beyond_the_bound_are_refused_but_not_health(
     assert infer_by_grpc(server) == [2.0, 3.0]
 
 
-def test_token_is_checked_before_a_message_or_body_arrives() -> None:
+def test_token_is_checked_before_the_body_arrives() -> None:
     options = {"tokens": ("secret",)}
     with serving(grpc_port=0, options=options, plus=plus_one()) as server, ExitStack() as stack:
         stack.enter_context(good_client(server, token="secret"))
@@ -227,7 +227,7 @@ def test_fields_inside_inputs_are_bounded(server: Server) -> None:
         assert code_of(server, "ModelInfer", message.SerializeToString()) == "INVALID_ARGUMENT"
 
 
-def test_typed_contents_are_bounded_and_raw_ones_are_not() -> None:
+def test_only_typed_contents_are_limited() -> None:
     message = FILE.messages["ModelInferRequest"](model_name="plus")
     entry = message.inputs.add(name="x", datatype="FP32", shape=[10_000])
     entry.contents.fp32_contents.extend([1.0] * 10_000)
@@ -257,7 +257,7 @@ def json_body(count: int, shape: list[int], datatype: str = "FP32") -> bytes:
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
 @pytest.mark.parametrize("shape", [[1, 3, 32, 32], [1_000_000], [1, 3, 577, 577]])
-def test_json_that_does_not_fit_the_model_is_not_decoded(
+def test_json_of_wrong_size_is_not_decoded(
     server: Server, encoding: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -320,7 +320,7 @@ def test_bodies_are_bounded_together(limited: Server) -> None:
     until(lambda: bodies.used == 0)
 
 
-def test_limit_of_all_bodies_below_that_of_one_is_refused() -> None:
+def test_total_body_limit_below_single_limit_is_refused() -> None:
     with pytest.raises(hetero.ArgumentError, match="at least body_nbytes"):
         options_module.ServerOptions(body_nbytes=10, all_bodies_nbytes=9)
 
@@ -369,9 +369,7 @@ def test_parameters_out_of_range_are_bad_requests(server: Server, name: str, val
 
 @pytest.mark.parametrize("prompt", ["hello", [1, 2], ["hello"]])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_prompt_for_a_model_that_is_no_decoder_is_a_bad_request(
-    server: Server, prompt: object, path: str
-) -> None:
+def test_prompt_for_other_model_is_a_bad_request(server: Server, prompt: object, path: str) -> None:
     messages = [{"role": "user", "content": "hello"}]
     fields = {"messages": messages} if "chat" in path else {"prompt": prompt}
     response = ask(server, path, {"model": "plus", **fields})

@@ -72,7 +72,7 @@ def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
     return posted(body, f"/v2/models/{model}/infer", more)
 
 
-def test_tensor_is_kept_while_the_next_request_is_read() -> None:
+def test_tensor_stays_valid_during_the_next_request() -> None:
     arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
     first, second = (sent("plus", *body_of(array)) for array in arrays)
     with (

@@ -330,7 +330,7 @@ def test_sequences_of_a_prompt_have_their_own_seeds(server: Server) -> None:
     assert len({tuple(one["token_ids"]) for one in choices}) == 3
 
 
-def test_the_generate_extension(server: Server) -> None:
+def test_generate_extension_matches_generate(server: Server) -> None:
     body = {"text_input": PROMPT, "max_tokens": 4}
     document = ask(server, "/v2/models/little/generate", body).json
     assert (document["model_name"], document["token_ids"]) == ("little", greedy(PROMPT, 4))
@@ -411,7 +411,7 @@ def test_long_prompt_is_refused_before_it_is_multiplied(
 
 
 @pytest.mark.parametrize("fields", [{"prompt": [[1]] * 300}, {"prompt": [[1]] * 2, "n": 129}])
-def test_more_sequences_than_may_ever_run_are_a_bad_request(server: Server, fields: Any) -> None:
+def test_too_many_sequences_are_a_bad_request(server: Server, fields: Any) -> None:
     answer = complete(server, **fields)
     assert answer.status == 400
     assert "at most 256" in answer.json["error"]["message"]

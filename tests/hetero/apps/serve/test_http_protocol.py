@@ -83,7 +83,7 @@ def test_endless_head_is_refused(server: Server, name: str, token: bytes) -> Non
     assert_serves(server)
 
 
-def test_head_over_the_bound_in_one_piece_is_refused(server: Server) -> None:
+def test_oversized_head_in_one_piece_is_refused(server: Server) -> None:
     head = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\nx: %s\r\n\r\n"
     assert status_of(server, head % (b"y" * 60_000)) == b"200"
     assert status_of(server, head % (b"y" * 70_000)) == b"431"

@@ -183,7 +183,7 @@ def test_requests_need_a_token_except_health_checks() -> None:
         assert ask(server, "/v2/health/live").status == 200
 
 
-def test_access_log_has_the_client_behind_a_proxy_and_its_disconnect(
+def test_access_log_has_proxied_client_and_disconnect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (

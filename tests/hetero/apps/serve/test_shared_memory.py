@@ -71,9 +71,7 @@ def test_write_without_space_is_an_error(
     assert caught.value.status == 503
 
 
-def test_region_that_has_shrunk_is_refused_and_not_enlarged(
-    folder: Path, regions: SharedMemoryRegions
-) -> None:
+def test_shrunk_region_is_refused(folder: Path, regions: SharedMemoryRegions) -> None:
     os.truncate(folder / "key", 100)
     with pytest.raises(ProtocolError, match="100 bytes"):
         regions.write(Location("all", 0, len(DATA)), DATA)
@@ -105,7 +103,7 @@ def test_tensor_is_bounded_before_it_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 4, 12, 2**19])
-def test_size_of_a_tensor_is_compared_with_its_shape_before_it_is_read(
+def test_tensor_size_is_checked_before_reading(
     regions: SharedMemoryRegions, monkeypatch: pytest.MonkeyPatch, nbytes: int
 ) -> None:
     parameters = {"shared_memory_region": "all", "shared_memory_byte_size": nbytes}

@@ -103,7 +103,7 @@ def test_large_tensors_are_decoded_in_chunks(count: int) -> None:
     assert json.loads(encode_json("x", expected)) == expected.tolist()
 
 
-def test_data_that_does_not_fit_the_shape_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_of_wrong_size_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         pytest.fail("the data is decoded")
 

@@ -122,7 +122,7 @@ def test_stops_are_bounded(stop: object) -> None:
         assert "stop" in response.json["error"]["message"]
 
 
-def test_request_that_outlasts_the_drain_time_is_answered_503() -> None:
+def test_request_beyond_the_drain_time_gets_503() -> None:
     with (
         serving("GATED", options={"drain_s": 1}, plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),

@@ -44,7 +44,7 @@ def fleet(report: PlanReport, **counts: int) -> Fleet:
     return Fleet(devices, {}, client_s=0.0)
 
 
-def test_one_device_matches_an_m_d_1_queue() -> None:
+def test_one_device_matches_md1_queue() -> None:
     # M/D/1: the mean wait is load * time / (2 * (1 - load)) (Pollaczek and Khinchine).
     report = plan_of(0.01)
     for load in (0.3, 0.7):
@@ -93,7 +93,7 @@ def test_shared_cores_limit_the_rate() -> None:
 @pytest.mark.parametrize(
     ("requests", "near"), [(2_000, 0.3), pytest.param(20_000, 0.12, marks=pytest.mark.slow)]
 )
-def test_exponential_run_times_match_an_m_m_1_queue(requests: int, near: float) -> None:
+def test_exponential_run_times_match_mm1_queue(requests: int, near: float) -> None:
     # M/M/1: the mean wait is load * time / (1 - load); quantiles of an exponential.
     report = plan_of(0.01)
     times = tuple(-math.log(1 - (i + 0.5) / 400) for i in range(400))

@@ -66,7 +66,7 @@ def test_contradictory_layouts_are_refused() -> None:
     assert "input 'x': cannot convert layout NCHW to NHWD: it has no D" in refusal(describe)
 
 
-def test_layout_without_a_batch_larger_than_one_is_refused() -> None:
+def test_layout_without_batch_of_four_is_refused() -> None:
     def describe(ppp: Any) -> None:
         ppp.input().tensor().set_layout("HWC")
         ppp.input().model().set_layout("NCHW")
