@@ -1,4 +1,4 @@
-"""What several tests use."""
+"""Configuration of pytest and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hypothesis.internal.conjecture import providers
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
 
-# Else each of a hundred interpreters that tests start would compile all sources for itself.
+# Otherwise each of the hundred interpreters that tests start would compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# The same examples in each run; `--hypothesis-profile=default` draws others.
+# Every run draws the same examples; `--hypothesis-profile=default` draws random ones.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("many", settings.get_profile("few"), max_examples=300)
-# Else it draws the constants of all modules that are imported: of what ran before, and in seconds.
+# Otherwise Hypothesis would also draw constants of imported modules, which is slow and depends on
+# the tests that ran before.
 providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw few examples in a plain run, many where slow tests run as well; keep ONNX's cases."""
-    # What a script starts in the background ignores Ctrl-C, and what nohup starts the end of a
-    # terminal; so would the programs of tests.
+    """Choose the number of Hypothesis examples, and cache the test cases of ONNX."""
+    # Background jobs ignore SIGINT and nohup ignores SIGHUP; test programs would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector from looking through all tests again and again."""
+    """Exclude the collected tests from garbage collection, which would traverse them repeatedly."""
     gc.disable()
     collected = yield
     gc.freeze()
@@ -57,16 +57,16 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Have one worker more than cores: some tests wait for what comes late, or not at all."""
+    """Return one worker more than there are cores, because some tests wait instead of computing."""
     return len(os.sched_getaffinity(0)) + 1
 
 
-@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set; order them.
+    """Mark all but one in N of the cases marked ``sampled(N)`` as slow, and order the tests.
 
-    Those of Ray come first, so that few workers start one, and what is slow before what is not. Of
-    those of hosts, which wait more than they work, each worker begins with a share.
+    Ray tests come first, so that few workers start a cluster, then slow tests, then all others.
+    Each worker starts with a share of the tests of several hosts, which wait most of their time.
     """
     for item in items:
         mark = item.get_closest_marker("sampled")
@@ -83,21 +83,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [
         item
         for k in range(workers)
-        for some in (hosts, others)
-        for item in some[len(some) * k // workers : len(some) * (k + 1) // workers]
+        for group in (hosts, others)
+        for item in group[len(group) * k // workers : len(group) * (k + 1) // workers]
     ]
 
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """Start a Ray that executors find and leave running: a process can have one of this kind."""
+    """Start the Ray cluster of this process; executors connect to it and leave it running."""
     settings = {
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
         "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     }
-    before = {name: os.environ.get(name) for name in settings}
+    earlier_values = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     import ray
 
@@ -117,7 +117,7 @@ def local_ray() -> Iterator[None]:
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
-    for name, value in before.items():
+    for name, value in earlier_values.items():
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -125,7 +125,7 @@ def local_ray() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have a module's generator give a test the same numbers whatever ran before it."""
+    """Seed a module's generator `RNG` by the test, so that the order of tests is irrelevant."""
     generator = getattr(getattr(item, "module", None), "RNG", None)
     if generator is not None:
         seed = crc32(item.nodeid.encode())
@@ -144,20 +144,20 @@ class _SignalStack(ctypes.Structure):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Have signals come on the thread's own stack.
+    """Disable the alternative signal stack.
 
-    Where the first of two of OpenVINO's cores is freed before the second, this leaves the thread
-    the first one's, freed as well (2026.4): the next Ctrl-C would end the process by a fault.
+    If the first of two OpenVINO cores is freed before the second, the thread keeps the freed signal
+    stack of the first (OpenVINO 2026.4), and the next Ctrl-C would crash the process.
     """
     disabled = _SignalStack(None, 2, 0)  # SS_DISABLE
     ctypes.CDLL(None).sigaltstack(ctypes.byref(disabled), None)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_clock_and_no_terminal() -> Iterator[None]:
-    """Let searches for plans end by their steps alone, however slow the machine is.
+def _ignore_clock_and_terminal() -> Iterator[None]:
+    """Make tests independent of time and terminal.
 
-    Leave out what says how wide a terminal is, and that there is one.
+    Plan searches end by their step budget alone, and variables that describe a terminal are unset.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetero.planning.solver.search.DEADLINE_FRACTIONS", (math.inf, math.inf))

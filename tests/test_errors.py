@@ -20,11 +20,11 @@ LEAVES = [
 @pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
 def test_errors_pickle_with_their_data(cls: type[errors.HeteroError]) -> None:
     error = cls("where: got x, wanted y; do z", node="conv1", refusal=Refusal("dtype", "no"))
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is cls
-    assert str(again) == "where: got x, wanted y; do z"
-    assert again.node == "conv1"
-    assert again.refusal == error.refusal
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls
+    assert str(copy) == "where: got x, wanted y; do z"
+    assert copy.node == "conv1"
+    assert copy.refusal == error.refusal
 
 
 @pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)

@@ -1,4 +1,4 @@
-"""The arrows between packages, and the one place where each vendor runtime may be imported."""
+"""Import rules: layers of packages and folders, and the modules that may import a library."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SOURCES = sorted(
     for package in ("devices", "scheduler", "hetero")
     for path in (ROOT / package).rglob("*.py")
 )
-#: Folder at the top level -> prefixes of our modules that it may import.
+#: Folder at the top level -> prefixes of the project's modules that it may import.
 ALLOWED = {
     "devices": ("hetero.devices",),
     "scheduler": ("hetero.devices", "hetero.scheduler"),
     "hetero": ("hetero",),
 }
-#: Folder or file -> what beside it, in its package, it must not import.
-INNER = {
+#: Folder or file -> neighbours in its package that it must not import.
+FORBIDDEN_NEIGHBOURS = {
     "devices/errors.py": {
         "request",
         "kernels",
@@ -205,8 +205,8 @@ INNER = {
     "scheduler/universe": {"inprocess", "ray"},
     "scheduler/executor.py": {"device", "inprocess", "ray"},
 }
-#: Folder of hetero -> the folders and modules beside it that it may import.
-HETERO: dict[str, set[str]] = {
+#: Folder of hetero -> neighbouring folders and modules that it may import.
+ALLOWED_NEIGHBOURS: dict[str, set[str]] = {
     "affinity": set(),
     "batching": set(),
     "observe": set(),
@@ -238,18 +238,18 @@ HETERO: dict[str, set[str]] = {
     },
     "examples": set(),
 }
-#: Folders that stand on the core: nothing below imports them.
-TOP = {"hetero/apps", "hetero/cli", "hetero/faces"}
-#: File -> an application or face that it imports when a user calls it, and not before.
-ON_CALL = {
+#: Folders on top of the core, which does not import them.
+TOP_FOLDERS = {"hetero/apps", "hetero/cli", "hetero/faces"}
+#: File -> application or face that it imports only inside a function.
+LAZY_IMPORTS = {
     "hetero/compile/compiled_model.py": "hetero.apps.generate.generation",
     "hetero/core.py": "hetero.apps.simulate.simulate_model",
     "hetero/cli/preprocessing_options.py": "hetero.faces.openvino.preprocess",
 }
 #: Modules that give a face its public name.
 FACE_NAMES = ("backend.py", "onnxruntime.py", "openvino.py", "preprocess.py")
-#: Library -> where it may be imported: glob patterns of paths.
-RESERVED = {
+#: Library -> glob patterns of the files that may import it.
+LIBRARY_USERS = {
     "ray": ["scheduler/ray/*.py"],
     "zmq": ["scheduler/channels/*.py"],
     "onnxruntime": ["devices/ort/*.py"],
@@ -276,14 +276,14 @@ RESERVED = {
 
 @cache
 def imports(path: Path) -> tuple[tuple[str, int], ...]:
-    """Return what a file imports, wherever in it: (module, level)."""
-    found: list[tuple[str, int]] = []
+    """Return all imports of a file as (module, level), also those inside functions."""
+    modules: list[tuple[str, int]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += ((alias.name, 0) for alias in node.names)
+            modules += ((alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.module or "", node.level))
-    return tuple(found)
+            modules.append((node.module or "", node.level))
+    return tuple(modules)
 
 
 def relative(path: Path) -> str:
@@ -304,34 +304,40 @@ def neighbours(path: Path) -> set[str]:
     return {".".join(name[:end]) for name in own for end in (1, 2)}
 
 
-def on_import(path: Path) -> set[str]:
+def imports_at_load(path: Path) -> set[str]:
     """Return the modules that a file imports before any of its functions is called."""
-    return {module for module, _ in imports(path)} - {ON_CALL.get(relative(path))}
+    return {module for module, _ in imports(path)} - {LAZY_IMPORTS.get(relative(path))}
 
 
-@pytest.mark.parametrize("place", INNER)
-def test_folder_imports_no_forbidden_neighbour(place: str) -> None:
-    paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{place}/")]
+@pytest.mark.parametrize("folder", FORBIDDEN_NEIGHBOURS)
+def test_folder_imports_no_forbidden_neighbour(folder: str) -> None:
+    paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{folder}/")]
     assert paths
-    wrong = {relative(p): both for p in paths if (both := neighbours(p) & INNER[place])}
-    assert wrong == {}
+    violations = {
+        relative(p): forbidden
+        for p in paths
+        if (forbidden := neighbours(p) & FORBIDDEN_NEIGHBOURS[folder])
+    }
+    assert violations == {}
 
 
-@pytest.mark.parametrize("folder", HETERO)
+@pytest.mark.parametrize("folder", ALLOWED_NEIGHBOURS)
 def test_hetero_folder_imports_only_listed_folders(folder: str) -> None:
     paths = [p for p in SOURCES if relative(p).startswith(f"hetero/{folder}/")]
-    wrong = {
-        relative(p): more
+    violations = {
+        relative(p): modules
         for p in paths
         if (
-            more := {
-                module.split(".")[1] for module in on_import(p) if module.startswith("hetero.")
+            modules := {
+                module.split(".")[1]
+                for module in imports_at_load(p)
+                if module.startswith("hetero.")
             }
-            - HETERO[folder]
+            - ALLOWED_NEIGHBOURS[folder]
             - {folder, "devices", "scheduler"}
         )
     }
-    assert wrong == {}
+    assert violations == {}
 
 
 def test_core_imports_no_applications_and_faces() -> None:
@@ -341,24 +347,28 @@ def test_core_imports_no_applications_and_faces() -> None:
         if not relative(p).startswith(("hetero/apps/", "hetero/faces/"))
         and relative(p) not in ("hetero/__init__.py", *(f"hetero/{name}" for name in FACE_NAMES))
     ]
-    wrong = {
-        relative(p): above
+    violations = {
+        relative(p): modules
         for p in core
-        if (above := {m for m in on_import(p) if m.startswith(("hetero.apps", "hetero.faces"))})
+        if (
+            modules := {
+                m for m in imports_at_load(p) if m.startswith(("hetero.apps", "hetero.faces"))
+            }
+        )
     }
-    assert wrong == {}
+    assert violations == {}
 
 
-@pytest.mark.parametrize("name", ON_CALL)
+@pytest.mark.parametrize("name", LAZY_IMPORTS)
 def test_imports_on_call_are_inside_functions(name: str) -> None:
     tree = ast.parse((ROOT / name).read_text())
     modules = [n.module for n in tree.body if isinstance(n, ast.ImportFrom)]
-    assert ON_CALL[name] not in modules
+    assert LAZY_IMPORTS[name] not in modules
 
 
 def test_application_imports_no_other_application() -> None:
     folders = {relative(p).split("/")[2] for p in SOURCES if relative(p).startswith("hetero/apps/")}
-    wrong = {
+    violations = {
         relative(p): other
         for p in SOURCES
         if relative(p).startswith("hetero/apps/")
@@ -368,31 +378,35 @@ def test_application_imports_no_other_application() -> None:
         and other != relative(p).split("/")[2]
         and (relative(p).split("/")[2], other) != ("serve", "generate")
     }
-    assert wrong == {}
+    assert violations == {}
 
 
 def test_every_folder_is_listed() -> None:
     folders = {relative(p.parent) for p in SOURCES if len(p.relative_to(ROOT).parts) == 3}
-    listed = {*INNER, *(f"hetero/{name}" for name in HETERO), *TOP}
-    assert folders - listed == set()
+    names = {
+        *FORBIDDEN_NEIGHBOURS,
+        *(f"hetero/{name}" for name in ALLOWED_NEIGHBOURS),
+        *TOP_FOLDERS,
+    }
+    assert folders - names == set()
 
 
 def test_modules_have_no_import_cycles() -> None:
     modules = {module_name(p): p for p in SOURCES}
     graph = {
-        name: {module for module in on_import(path) if module in modules}
+        name: {module for module in imports_at_load(path) if module in modules}
         for name, path in modules.items()
     }
-    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
 
 
 def test_test_modules_import_no_other_test_module() -> None:
-    wrong = {
-        relative(path): found.group()
+    violations = {
+        relative(path): match.group()
         for path in (ROOT / "tests").rglob("*.py")
-        if (found := re.search(r"^ *(from|import) tests[.\w]*\.test_\w+", path.read_text(), re.M))
+        if (match := re.search(r"^ *(from|import) tests[.\w]*\.test_\w+", path.read_text(), re.M))
     }
-    assert wrong == {}
+    assert violations == {}
 
 
 def test_only_commands_import_the_command_line() -> None:
@@ -411,7 +425,7 @@ def test_files_import_only_lower_layers() -> None:
             assert top != "hetero" or module.startswith(ALLOWED[package]), (
                 f"{name}: {package} must not import {module}"
             )
-            allowed = RESERVED.get(top)
+            allowed = LIBRARY_USERS.get(top)
             assert allowed is None or any(fnmatch(name, p) for p in allowed), (
                 f"{name}: {module} is for {allowed}"
             )
@@ -427,7 +441,7 @@ def test_private_ray_modules_are_used_in_one_file() -> None:
     "machine", ["client/machine", "device/machine", "vocabulary/events", "vocabulary/plan"]
 )
 def test_state_machines_are_pure(machine: str) -> None:
-    found = {
+    libraries = {
         module.partition(".")[0] for module, _ in imports(ROOT / "scheduler" / f"{machine}.py")
     }
-    assert not found & {"time", "threading", "asyncio", "queue", "random", "concurrent", "ray"}
+    assert not libraries & {"time", "threading", "asyncio", "queue", "random", "concurrent", "ray"}

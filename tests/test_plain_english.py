@@ -69,7 +69,7 @@ class Text(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """Findings in a part of the project, with what they are shares of."""
+    """Findings in a part of the project, and the totals of which they are shares."""
 
     names: list[str]
     first_lines: list[str]

@@ -22,10 +22,10 @@ def test_site_builds_without_warnings_and_contains_every_page(tmp_path: Path) ->
         [*command, "-d", tmp_path / "doctrees"], capture_output=True, text=True, timeout=600
     )
     assert (sphinx.returncode, sphinx.stderr) == (0, "")
-    built = {page.stem for page in (tmp_path / "site").glob("*.html")}
-    assert {page.stem for page in DOCS.glob("*.md")} <= built
-    listed = re.findall(r"\]\((\S+)\)", (tmp_path / "site" / "llms.txt").read_text())
-    assert [name for name in listed if not (tmp_path / "site" / name).is_file()] == []
+    pages = {page.stem for page in (tmp_path / "site").glob("*.html")}
+    assert {page.stem for page in DOCS.glob("*.md")} <= pages
+    links = re.findall(r"\]\((\S+)\)", (tmp_path / "site" / "llms.txt").read_text())
+    assert [name for name in links if not (tmp_path / "site" / name).is_file()] == []
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_notebook_runs(notebook: Path) -> None:
 
 
 def test_llms_txt_lists_every_page() -> None:
-    listed = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text())
-    assert sorted([*listed, "index"]) == sorted(page.stem for page in DOCS.glob("*.md"))
+    links = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text())
+    assert sorted([*links, "index"]) == sorted(page.stem for page in DOCS.glob("*.md"))
 
 
 def test_readme_has_at_most_150_lines() -> None:
