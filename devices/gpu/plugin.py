@@ -17,6 +17,7 @@ from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from hetero.devices.kernels import ALL, Kernel
 from hetero.devices.model.extension import with_allowed_extensions
 from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
@@ -76,8 +77,8 @@ class GPUPlugin(InterpreterPlugin):
             from hetero.devices.gpu.cupy_backend import CupyBackend
         except ImportError as error:
             raise PluginLoadError(
-                f"device GPU needs CuPy, which cannot be imported ({error}); pip install "
-                "'hetero[gpu]'.",
+                f"device GPU needs CuPy, which cannot be imported ({error}); "
+                f"{install_command('gpu')}.",
                 device="GPU",
             ) from error
         backend = CupyBackend()

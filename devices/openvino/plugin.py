@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from hetero.devices.errors import DeviceError, PluginLoadError
 from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import Config, PropertyTable
@@ -16,7 +17,7 @@ try:
     import openvino
 except ImportError as error:
     raise PluginLoadError(
-        "device OV needs OpenVINO, which is not installed; pip install 'hetero[openvino]'.",
+        f"device OV needs OpenVINO, which is not installed; {install_command('openvino')}.",
         device="OV",
     ) from error
 

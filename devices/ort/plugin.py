@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from hetero.devices.errors import BlobError, PluginLoadError
 from hetero.devices.model.constant_nodes import lift_constant_nodes
 from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import (
@@ -25,7 +26,7 @@ try:
     import onnxruntime
 except ImportError as error:
     raise PluginLoadError(
-        "device ORT needs ONNX Runtime, which is not installed; pip install 'hetero[ort]'.",
+        f"device ORT needs ONNX Runtime, which is not installed; {install_command('ort')}.",
         device="ORT",
     ) from error
 

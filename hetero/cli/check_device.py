@@ -12,6 +12,7 @@ from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, progress
 from hetero.comparison.core_subject import CoreSubject
 from hetero.core import Core
+from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.testing import CheckResult, device_results, operator_results
@@ -74,5 +75,5 @@ def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:
             yield from operator_results(plugin)
         except ImportError as error:
             raise click.UsageError(
-                f"--operators: {error}. ONNX's suite requires it: pip install 'hetero[test]'."
+                f"--operators: {error}. ONNX's suite requires it: {install_command('test')}."
             ) from error

@@ -11,6 +11,7 @@ import click
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_result, progress
+from hetero.devices.plugin.install_command import install_command
 from hetero.scheduler.device.probe import probe_node
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 from hetero.terminal_tables import table
@@ -35,16 +36,16 @@ def _provider(hardware: str, wheel: str, provider: str) -> KnownDevice:
 
 
 KNOWN_DEVICES: Final[Mapping[str, KnownDevice]] = {
-    "CPU": KnownDevice("numpy kernels", "pip install hetero"),
-    "ORT": KnownDevice("ONNX Runtime on the CPU", "pip install 'hetero[ort]'"),
-    "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", "pip install 'hetero[openvino]'"),
-    "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", "pip install 'hetero[gpu]'"),
+    "CPU": KnownDevice("numpy kernels", install_command()),
+    "ORT": KnownDevice("ONNX Runtime on the CPU", install_command("ort")),
+    "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", install_command("openvino")),
+    "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", install_command("gpu")),
     "ORT_CUDA": _provider("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
     "ORT_TENSORRT": _provider("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
     "ORT_OPENVINO": _provider("OpenVINO", "onnxruntime-openvino", "OpenVINO"),
     "ORT_MIGRAPHX": _provider("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
     "ORT_QNN": _provider("Qualcomm's NPUs", "onnxruntime-qnn", "QNN"),
-    "NULL": KnownDevice("no compute: scripted times, to measure with", "pip install hetero"),
+    "NULL": KnownDevice("no compute: scripted times, to measure with", install_command()),
 }
 
 

@@ -16,6 +16,7 @@ from hetero.devices.errors import ExternalDataError
 from hetero.devices.model.light_models import PREFIX, light_model_inputs
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_proto import tensor_array
+from hetero.devices.plugin.install_command import install_command
 from hetero.measure.sample_inputs import sample_inputs
 
 #: Suffixes of array files; a file with any other suffix is read as .npy.
@@ -198,7 +199,7 @@ def read_image(path: Path) -> np.ndarray:
     except ImportError as error:
         raise click.UsageError(
             f"--input {path}: reading images needs Pillow, which is not installed: "
-            "pip install 'hetero[pictures]'; or pass a .npy file."
+            f"{install_command('pictures')}; or pass a .npy file."
         ) from error
     try:
         with Image.open(path) as file:

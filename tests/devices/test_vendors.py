@@ -11,6 +11,7 @@ import pytest
 
 from hetero.devices import load_plugins, read_model
 from hetero.devices.errors import HeteroError, ModelError
+from hetero.devices.plugin.install_command import install_command
 from hetero.devices.testing import operator_results
 from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.support.single_nodes import schemas, single_node_models
@@ -42,7 +43,7 @@ def test_device_without_its_runtime_names_the_extra(runtime, extra, monkeypatch)
     monkeypatch.setitem(sys.modules, runtime, None)
     (entry,) = load_plugins([PLUGINS[runtime]], entry_points=False).values()
     assert entry.plugin is None
-    assert f"pip install 'hetero[{extra}]'" in entry.error
+    assert install_command(extra) in entry.error
 
 
 @pytest.mark.slow

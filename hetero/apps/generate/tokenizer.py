@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from hetero.devices.errors import ArgumentError
+from hetero.devices.plugin.install_command import install_command
 
 #: Maximum tokens that wait for the rest of a character; more do not form one.
 _MAX_PENDING: Final = 64
@@ -23,7 +24,7 @@ class Tokenizer:
             import tokenizers
         except ImportError as error:
             raise ArgumentError(
-                "text needs the package tokenizers: pip install 'hetero[generate]', or pass "
+                f"text needs the package tokenizers: {install_command('generate')}, or pass "
                 "token ids."
             ) from error
         path = Path(folder)

@@ -13,6 +13,7 @@ from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.workers import bind
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
+from hetero.devices.plugin.install_command import install_command
 
 if TYPE_CHECKING:
     from hetero.apps.serve.grpc_server import GrpcServer
@@ -230,5 +231,5 @@ def require_extra() -> None:
         import grpc, httptools, orjson, uvicorn  # noqa: E401, F401, I001 - only to see that they import
     except ImportError as error:
         raise UnsupportedOperationError(
-            f"serving needs {error.name}: pip install 'hetero[serve]'."
+            f"serving needs {error.name}: {install_command('serve')}."
         ) from error

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from PIL import Image
 
+from hetero.devices.plugin.install_command import install_command
 from tests.support import preprocess_formulas as formulas
 from tests.support.command_line import Shell
 from tests.support.models import branches
@@ -150,4 +151,4 @@ def test_missing_pillow_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = shell("run", save_model(tmp_path, 1, 3, 7, 9), "-d", "CPU", "-i", cat)
     assert result.code == 2
-    assert "pip install 'hetero[pictures]'" in result.err
+    assert install_command("pictures") in result.err
