@@ -25,7 +25,7 @@ from benchmarks.tables import print_rows
 from hetero.planning.solver.candidates import Solution
 from hetero.planning.solver.problem import Problem
 from tests.support.evaluation import plan
-from tests.support.instances import load, residual_network
+from tests.support.planner_problems import load, residual_network
 
 
 def main(argv: Sequence[str] | None = None) -> int:

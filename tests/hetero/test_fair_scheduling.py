@@ -12,7 +12,7 @@ import hetero
 from hetero.devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
 from tests.scheduler.parties import wait_for
-from tests.support import exposition
+from tests.support import prometheus_text as exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 import hetero
-from tests.support import exposition
+from tests.support import prometheus_text as exposition
 from tests.support.command_line import Shell
 from tests.support.models import branches
 

@@ -1,10 +1,10 @@
-"""Values that are arrays by one protocol alone."""
+"""Array-like objects that support a single protocol."""
 
 from __future__ import annotations
 
 
 class OnlyArray:
-    """Something with ``__array__`` that shares its memory, as a tensor of PyTorch."""
+    """Array-like with ``__array__``, which shares its memory like a tensor of PyTorch."""
 
     def __init__(self, array):
         self.array = array
@@ -14,7 +14,7 @@ class OnlyArray:
 
 
 class OnlyDLPack:
-    """Something with DLPack alone."""
+    """Array-like with DLPack only."""
 
     def __init__(self, array):
         self.array = array

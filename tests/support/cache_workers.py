@@ -33,7 +33,7 @@ def layers(count: int = 4) -> onnx.ModelProto:
 
 
 def expected(count: int = 4) -> np.ndarray:
-    """Return what `layers` computes for `X`."""
+    """Return the output of `layers` for `X`."""
     value = X
     for tensor in layers(count).graph.initializer:
         value = np.maximum(value @ numpy_helper.to_array(tensor), 0)

@@ -1,4 +1,4 @@
-"""Helpers of cache tests: a Core with counting devices, and compilation with a cache folder."""
+"""A Core with counting devices, and compilation with a cache folder."""
 
 from __future__ import annotations
 

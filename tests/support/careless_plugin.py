@@ -1,4 +1,4 @@
-"""A plugin with faults: what the conformance suite finds of it."""
+"""A faulty plugin, which fails checks of the conformance suite."""
 
 from typing import ClassVar
 
@@ -8,7 +8,7 @@ from hetero.devices import OperatorPlugin
 
 
 class CarelessPlugin(OperatorPlugin):
-    """The device ``CARELESS``: its Relu lets half of what is negative through."""
+    """Device ``CARELESS``, whose Relu returns half of each negative element."""
 
     name = "CARELESS"
     element_types = ("float",)

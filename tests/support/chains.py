@@ -1,4 +1,4 @@
-"""Models to plan: chains and random sums."""
+"""Models for planning tests: chains and random sums."""
 
 from __future__ import annotations
 

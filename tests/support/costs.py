@@ -1,4 +1,4 @@
-"""Costs with given numbers, for tests that measure no device."""
+"""Costs with fixed numbers, for tests that measure no device."""
 
 from __future__ import annotations
 

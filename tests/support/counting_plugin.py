@@ -1,4 +1,4 @@
-"""The CPU device under another name, which writes a line for each query and compilation."""
+"""The CPU device under another name; it logs each query and compilation to a file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class CountingPlugin(CPUPlugin):
         Property("COUNT_COMPILE_S", float, 0.0, True, "Seconds that compiling takes.", minimum=0),
         Property("COUNT_LEVEL", int, 0, True, "Changes what compiles.", shapes_result=True),
     )
-    #: What `version` and `fingerprint` end with.
+    #: Suffix of `version` and `fingerprint`.
     release: ClassVar[str] = "1"
     chip: ClassVar[str] = "a"
-    #: Called when something is compiled.
+    #: Called at each compilation.
     on_compile: ClassVar[Callable[[], object]] = staticmethod(lambda: None)
     #: Whether payloads are refused.
     broken: ClassVar[bool] = False
@@ -61,5 +61,5 @@ class CountingPlugin(CPUPlugin):
 
 
 def lines(path: Path) -> list[str]:
-    """Return what has happened, judging queries that compilation makes by itself as such."""
+    """Return the logged events, without the queries that a compilation makes itself."""
     return path.read_text().split() if path.exists() else []

@@ -1,4 +1,4 @@
-"""Functions for a `WorkerProcess` that crash, hang or exhaust memory, as a vendor runtime may."""
+"""Worker functions that crash, hang or exhaust memory, like a faulty vendor runtime."""
 
 import ctypes
 import select
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def respond(request):
-    """Crash, hang or fill the process if the request is such a word; return the request."""
+    """Crash, hang or exhaust memory if the request says it; otherwise return the request."""
     match request.decode():
         case "crash":
             ctypes.string_at(0)

@@ -50,7 +50,7 @@ def plain(x: np.ndarray) -> np.ndarray:
     return x
 
 
-#: `Wait` says that it runs, and goes on when it may.
+#: Set by `wait` when it runs; set by the test to let it return.
 waiting, may_go_on = threading.Event(), threading.Event()
 
 
@@ -61,7 +61,7 @@ def wait(x: np.ndarray) -> np.ndarray:
     return x.copy()
 
 
-#: How often `Doomed` is lost before it runs.
+#: Number of device losses before `Doomed` runs.
 doomed = [0]
 
 

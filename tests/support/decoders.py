@@ -1,4 +1,4 @@
-"""What a small decoder says, by ONNX's evaluator, which sees the whole text at once."""
+"""Expected tokens of a small decoder: ONNX's evaluator on whole sequences, without a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ decoder = cache(small_decoder)
 
 
 def decoder_with_places_by(kind: str, **attributes: Any) -> onnx.ModelProto:
-    """Return the decoder with an operator between its positions and the table of them."""
+    """Return the decoder with one more operator between its position ids and their embedding."""
     model = small_decoder()
     shape = numpy_helper.from_array(np.array([0, -1]), "as_they_are")
     model.graph.initializer.append(shape)
@@ -44,36 +44,36 @@ def _evaluator() -> ReferenceEvaluator:
 
 
 def whole_logits(ids: Sequence[int]) -> np.ndarray:
-    """Return the scores after all ids by ONNX's evaluator, which sees them at once, cacheless."""
+    """Return the last logits of a sequence, from one run of ONNX's evaluator without a cache."""
     model, evaluator = decoder(), _evaluator()
-    given: dict[str, np.ndarray] = {
+    inputs: dict[str, np.ndarray] = {
         "input_ids": np.asarray([ids], np.int64),
         "attention_mask": np.ones((1, len(ids)), np.int64),
         "position_ids": np.arange(len(ids))[None],
     }
     for port in model.graph.input:
         if port.name.startswith("past"):
-            given[port.name] = np.zeros((1, 2, 0, 8), np.float32)
-    logits: np.ndarray = evaluator.run(["logits"], given)[0]
+            inputs[port.name] = np.zeros((1, 2, 0, 8), np.float32)
+    logits: np.ndarray = evaluator.run(["logits"], inputs)[0]
     return logits[0, -1]
 
 
 def greedy(ids: Sequence[int], count: int) -> list[int]:
-    """Return the best tokens that follow by `whole_logits` of the decoder of two layers."""
-    told = _followed(tuple(map(int, ids)), max(count, 8))
-    return list(told[:count])
+    """Return the `count` tokens with the highest logits that follow a sequence."""
+    tokens = _greedy_tokens(tuple(map(int, ids)), max(count, 8))
+    return list(tokens[:count])
 
 
 @cache
-def _followed(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-    told = list(ids)
+def _greedy_tokens(ids: tuple[int, ...], count: int) -> tuple[int, ...]:
+    tokens = list(ids)
     for _ in range(count):
-        told.append(int(np.argmax(whole_logits(told))))
-    return tuple(told[len(ids) :])
+        tokens.append(int(np.argmax(whole_logits(tokens))))
+    return tuple(tokens[len(ids) :])
 
 
-def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) -> int:
-    """Return the token by the words of the documentation, one score at a time."""
+def chosen(scores: np.ndarray, random_number: float, seen: list[int], **options: float) -> int:
+    """Sample a token by the documented rules, one score at a time."""
     k, p = int(options.get("top_k", 0)) or len(scores), options.get("top_p", 1.0)
     penalty = options.get("repetition_penalty", 1.0)
     scores = scores.astype(np.float64)
@@ -83,16 +83,18 @@ def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) 
     best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:k]
     weights = np.exp(scores[best] - scores[best[0]])
     weights /= weights.sum()
-    kept, before = [], 0.0
+    candidates, before = [], 0.0
     for i, weight in zip(best, weights, strict=True):
         if before < p and weight >= options.get("min_p", 0.0) * weights[0]:
-            kept.append((i, weight))
+            candidates.append((i, weight))
         before += weight
-    if k >= len(scores) and p >= 1:  # nothing goes by rank: in the vocabulary's order
-        kept.sort()
-    goal, reached = drawn * sum(weight for _, weight in kept), 0.0
-    for i, weight in kept:
-        reached += weight
-        if reached > goal:
+    if (
+        k >= len(scores) and p >= 1
+    ):  # without a rank limit, candidates are in the vocabulary's order
+        candidates.sort()
+    goal, cumulative_weight = random_number * sum(weight for _, weight in candidates), 0.0
+    for i, weight in candidates:
+        cumulative_weight += weight
+        if cumulative_weight > goal:
             return i
-    return kept[-1][0]
+    return candidates[-1][0]

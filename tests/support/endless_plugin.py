@@ -1,4 +1,4 @@
-"""A device that says that it runs, and does not end until it is cancelled."""
+"""A device that prints a line when it runs, and runs until it is cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetero.devices.null.plugin import NullPlugin
 
 
 class EndlessProgram(Program):
-    """Prints a line and waits."""
+    """Prints a line and waits for its cancellation."""
 
     def run(self, inputs: Any, context: RunContext) -> list[Value]:
         print("running", flush=True)

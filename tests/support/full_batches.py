@@ -1,4 +1,4 @@
-"""Full batches: a step ends only when all other sequences wait for it."""
+"""Full decoding batches: a step ends only when all other sequences wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU device under another name, whose runs wait until a gate is open."""
+"""The CPU device under another name; its runs wait until the test opens a gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE_S = 60
 
 
 class GatedProgram(Program):
-    """Runs what another program does once the gate is open; a row of 13 is bad luck."""
+    """Runs another program once the gate is open; fails if an input contains 13."""
 
     def __init__(self, inner: Program) -> None:
         self._inner = inner
@@ -35,7 +35,7 @@ class GatedProgram(Program):
 
 
 class GatedPlugin(CPUPlugin):
-    """The device ``GATED``: the CPU, while a gate is open."""
+    """Device ``GATED``: the CPU device behind a gate."""
 
     name: ClassVar[str] = "GATED"
     gate: ClassVar[threading.Event] = threading.Event()

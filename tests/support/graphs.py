@@ -1,4 +1,4 @@
-"""Models for the tests here: small ones written as text, and random ones from a seed."""
+"""Small models built from lines of text, and random models from a seed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def value(name: str) -> onnx.ValueInfoProto:
 def build(
     lines: str, *, outputs: str, inputs: str = "x", constants: str = "", literals: str = ""
 ) -> Model:
-    """Make a model of float vectors from lines such as ``add1: p1 = Add(x, c)``.
+    """Build a model of float vectors from lines such as ``add1: p1 = Add(x, c)``.
 
     `constants` are initializers, `literals` are `Constant` nodes; all names separated by spaces.
     """
     nodes = [literal(name) for name in literals.split()]
     for line in lines.strip().splitlines():
         left, right = line.split("=")
-        name, _, made = left.rpartition(":")
+        name, _, writes = left.rpartition(":")
         op, _, read = right.strip().rstrip(")").partition("(")
         reads = [r.strip() for r in read.split(",")] if read.strip() else []
         nodes.append(
-            helper.make_node(op, reads, [m.strip() for m in made.split(",")], name=name.strip())
+            helper.make_node(op, reads, [w.strip() for w in writes.split(",")], name=name.strip())
         )
     return read_model(
         proto(
@@ -77,8 +77,8 @@ def feeds(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
     return {port.name: rng.standard_normal(SHAPE).astype(np.float32) for port in model.inputs}
 
 
-def evaluate(model: Model, given: Mapping[str, object]) -> list[object]:
-    """Run a model in ONNX Runtime, unoptimised, so that each node computes as it stands."""
+def evaluate(model: Model, inputs: Mapping[str, object]) -> list[object]:
+    """Run a model in ONNX Runtime without optimisations, so that it computes every node."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -86,13 +86,13 @@ def evaluate(model: Model, given: Mapping[str, object]) -> list[object]:
     session = onnxruntime.InferenceSession(
         model.to_bytes(), options, providers=["CPUExecutionProvider"]
     )
-    wanted = {i.name for i in session.get_inputs()}
-    results: list[object] = session.run(None, {k: v for k, v in given.items() if k in wanted})
+    names = {port.name for port in session.get_inputs()}
+    results: list[object] = session.run(None, {k: v for k, v in inputs.items() if k in names})
     return results
 
 
 class RandomGraph:
-    """Grows a random model of float vectors, with everything that makes cutting hard."""
+    """Random model of float vectors, with every structure that makes partitioning hard."""
 
     def __init__(self, seed: int, size: int) -> None:
         self.dice = random.Random(seed)
@@ -121,9 +121,9 @@ class RandomGraph:
             self.dice.choice(growers)()
 
     def model(self) -> Model:
-        made = [v for node in self.nodes for v in node.output if v in self.values]
-        outputs = self.dice.sample(made, min(len(made), self.dice.randint(1, 3)))
-        # Some pass through, some are constants, some are there twice.
+        computed = [v for node in self.nodes for v in node.output if v in self.values]
+        outputs = self.dice.sample(computed, min(len(computed), self.dice.randint(1, 3)))
+        # These may be inputs, constants, or duplicates of other outputs.
         outputs += self.dice.choices(self.values, k=self.dice.randint(0, 2))
         if not outputs:
             outputs = [self.inputs[0]]
@@ -145,10 +145,12 @@ class RandomGraph:
         self.count += 1
         return f"v{self.count}"
 
-    def add(self, op: str, reads: Sequence[str], made: Sequence[str], **attributes: object) -> None:
-        """Add a node: named, unnamed, or with a name that others have too."""
+    def add(
+        self, op: str, reads: Sequence[str], writes: Sequence[str], **attributes: object
+    ) -> None:
+        """Add a node: with a name of its own, without a name, or with a duplicate name."""
         name = self.dice.choice([f"node {len(self.nodes)}", "", "twin"])
-        self.nodes.append(helper.make_node(op, reads, made, name=name, **attributes))
+        self.nodes.append(helper.make_node(op, reads, writes, name=name, **attributes))
 
     def unary(self) -> None:
         self.add(self.dice.choice(["Tanh", "Abs", "Neg", "Identity"]), [self.pick()], [self.new()])
@@ -160,42 +162,42 @@ class RandomGraph:
         self.values.append(f"v{self.count}")
 
     def clip(self) -> None:
-        """An absent optional input before one that is there."""
-        bound, made = self.new(), self.new()
+        """Add a Clip with an absent optional input before a present one."""
+        bound, result = self.new(), self.new()
         self.add("ReduceMax", [self.pick()], [bound], keepdims=0)
-        self.add("Clip", [self.pick(), "", bound], [made])
-        self.values.append(made)
+        self.add("Clip", [self.pick(), "", bound], [result])
+        self.values.append(result)
 
     def split(self) -> None:
-        """Two outputs, of which one or none is read."""
-        first, second, made = self.new(), self.new(), self.new()
+        """Add a Split with two outputs, of which one or none is read."""
+        first, second, result = self.new(), self.new(), self.new()
         self.add("Split", [self.pick()], [first, second], axis=0, num_outputs=2)
-        self.add("Add", [self.dice.choice([self.pick()]), second], [made])
-        self.values.append(made)
+        self.add("Add", [self.dice.choice([self.pick()]), second], [result])
+        self.values.append(result)
 
     def branch(self) -> None:
-        """An If whose branches read outer values, a constant among them if there is one."""
-        total, wanted, made = self.new(), self.new(), self.new()
+        """Add an If whose branches read outer values, and a constant if the model has any."""
+        total, condition, result = self.new(), self.new(), self.new()
         self.add("ReduceSum", [self.pick()], [total], keepdims=0)
-        self.add("Cast", [total], [wanted], to=TensorProto.BOOL)
+        self.add("Cast", [total], [condition], to=TensorProto.BOOL)
         bodies = []
         for op in ("Add", "Sub"):
-            inner = f"{made}_{op}"
+            inner = f"{result}_{op}"
             node = helper.make_node(op, [self.pick(), self.dice.choice(self.values)], [inner])
             bodies.append(helper.make_graph([node], op, [], [value(inner)]))
-        self.add("If", [wanted], [made], then_branch=bodies[0], else_branch=bodies[1])
-        self.values.append(made)
+        self.add("If", [condition], [result], then_branch=bodies[0], else_branch=bodies[1])
+        self.values.append(result)
 
     def loop(self) -> None:
-        made, trips = self.new(), self.new()
+        result, trips = self.new(), self.new()
         self.nodes.append(
             helper.make_node("Constant", [], [trips], value_int=self.dice.randint(0, 2))
         )
-        step, go, state, kept, done = (f"{made}_{i}" for i in range(5))
+        step, go, state, next_state, done = (f"{result}_{i}" for i in range(5))
         body = helper.make_graph(
             [
-                helper.make_node("Add", [state, self.pick()], [f"{made}_t"]),
-                helper.make_node("Tanh", [f"{made}_t"], [kept]),
+                helper.make_node("Add", [state, self.pick()], [f"{result}_t"]),
+                helper.make_node("Tanh", [f"{result}_t"], [next_state]),
                 helper.make_node("Identity", [go], [done]),
             ],
             "body",
@@ -204,35 +206,35 @@ class RandomGraph:
                 helper.make_tensor_value_info(go, TensorProto.BOOL, ()),
                 value(state),
             ],
-            [helper.make_tensor_value_info(done, TensorProto.BOOL, ()), value(kept)],
+            [helper.make_tensor_value_info(done, TensorProto.BOOL, ()), value(next_state)],
         )
-        self.add("Loop", [trips, "", self.pick()], [made], body=body)
-        self.values.append(made)
+        self.add("Loop", [trips, "", self.pick()], [result], body=body)
+        self.values.append(result)
 
     def scan(self) -> None:
-        made = self.new()
-        item, out, outer = f"{made}_i", f"{made}_o", self.pick()
+        result = self.new()
+        item, out, outer = f"{result}_i", f"{result}_o", self.pick()
         body = helper.make_graph(
             [
-                helper.make_node("ReduceMin", [outer], [f"{made}_m"], keepdims=0),
-                helper.make_node("Add", [item, f"{made}_m"], [out]),
+                helper.make_node("ReduceMin", [outer], [f"{result}_m"], keepdims=0),
+                helper.make_node("Add", [item, f"{result}_m"], [out]),
             ],
             "body",
             [helper.make_tensor_value_info(item, TensorProto.FLOAT, ())],
             [helper.make_tensor_value_info(out, TensorProto.FLOAT, ())],
         )
-        self.add("Scan", [self.pick()], [made], body=body, num_scan_inputs=1)
-        self.values.append(made)
+        self.add("Scan", [self.pick()], [result], body=body, num_scan_inputs=1)
+        self.values.append(result)
 
     def sequence(self) -> None:
-        """A sequence that may cross, and an element of it."""
-        made, place, items = self.new(), self.new(), self.new()
+        """Add a sequence that may cross between subgraphs, and a node that reads one element."""
+        result, place, items = self.new(), self.new(), self.new()
         if not self.sequences or self.dice.random() < 0.6:
             self.add("SequenceConstruct", [self.pick(), self.pick()], [items])
             self.sequences.append(items)
         self.nodes.append(helper.make_node("Constant", [], [place], value_int=1))
-        self.add("SequenceAt", [self.dice.choice(self.sequences), place], [made])
-        self.values.append(made)
+        self.add("SequenceAt", [self.dice.choice(self.sequences), place], [result])
+        self.values.append(result)
 
 
 def random_model(seed: int, size: int) -> Model:

@@ -1,8 +1,8 @@
-"""Run one operator through our kernel and through an oracle, and compare the two.
+"""Comparison of one operator's kernel with an oracle.
 
-The first oracle is ONNX Runtime, on a one-node model at the opset under test; `run_reference` is
-ONNX's own evaluator, for what ONNX Runtime lacks (right from opset 13 on). Where neither will do,
-`check` takes the expected outputs.
+The default oracle is ONNX Runtime, on a one-node model at the opset under test. `run_reference` is
+ONNX's own evaluator, for operators that ONNX Runtime lacks (correct from opset 13). If neither runs
+the operator, `check` takes the expected outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORT_NEWEST = 26
 
 
 def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]:
-    """Return an opset for each version of the operator that models of these opsets meet."""
+    """Return one opset for each version of the operator from `oldest` to `newest`."""
     versions = [version for version in _versions()[op_type] if version <= newest]
     return sorted(
         {max(version, oldest) for version in versions if version <= oldest}
@@ -42,11 +42,11 @@ def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]
 @cache
 def _versions() -> dict[str, list[int]]:
     """Return the versions of each operator, in order."""
-    found: dict[str, list[int]] = {}
+    versions_by_name: dict[str, list[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "":
-            found.setdefault(schema.name, []).append(schema.since_version)
-    return {name: sorted(versions) for name, versions in found.items()}
+            versions_by_name.setdefault(schema.name, []).append(schema.since_version)
+    return {name: sorted(versions) for name, versions in versions_by_name.items()}
 
 
 def cases(*op_types: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[tuple[str, int]]:
@@ -79,10 +79,9 @@ def run_kernel(
     domain: str = "",
     n_outputs: int = 1,
 ) -> list[Any]:
-    """Run our kernel as the executor would; return its outputs as a list.
+    """Run the kernel like the executor, with read-only inputs; return its outputs as a list.
 
-    Its inputs are read-only. It runs on the emulated GPU too, where that has such arrays, and must
-    give the same.
+    If the emulated GPU supports the element types, the kernel also runs there, with equal outputs.
     """
     kernel = KERNELS.find(domain, op_type, opset)
     assert kernel is not None, f"no kernel for {domain}::{op_type} at opset {opset}"
@@ -94,21 +93,22 @@ def run_kernel(
     assert not unknown, f"{op_type} at opset {opset} takes no attribute {sorted(unknown)}"
     reserved = {"memo": {}, "n_outputs": n_outputs, "version": opset}
     keywords |= {name: reserved[name] for name in kernel.reserved}
-    given = [frozen(value) for value in inputs]
+    arguments = [frozen(value) for value in inputs]
     with np.errstate(all="ignore"):
-        result = kernel.function(np, *given, **keywords)
+        result = kernel.function(np, *arguments, **keywords)
         results = list(result) if isinstance(result, tuple) else [result]
-        if is_deterministic_on_device(kernel, given, keywords, results):
+        if is_deterministic_on_device(kernel, arguments, keywords, results):
             if "memo" in keywords:
-                keywords["memo"] = {}  # the first one holds arrays of the host
-            on_device = run_on_device(kernel, given, keywords)
-            for position, (got, wanted) in enumerate(zip(on_device, results, strict=True)):
-                assert_close(got, wanted, 1e-6, 1e-6, f"{op_type} on the emulated GPU, {position}")
+                keywords["memo"] = {}  # the first memo holds arrays of the host
+            on_device = run_on_device(kernel, arguments, keywords)
+            for position, (actual, result) in enumerate(zip(on_device, results, strict=True)):
+                subject = f"{op_type} on the emulated GPU, output {position}"
+                assert_close(actual, result, 1e-6, 1e-6, subject)
     return results
 
 
 def refuses(error: type[Exception], message: str, *arguments: Any, **keywords: Any) -> None:
-    """Assert that our kernel refuses the arguments of `run_kernel` in such words (a pattern)."""
+    """Assert that the kernel raises this error; `message` is a pattern of its text."""
     with pytest.raises(error, match=message):
         run_kernel(*arguments, **keywords)
 
@@ -121,7 +121,7 @@ def one_node_model(
     domain: str = "",
     n_outputs: int = 1,
 ) -> onnx.ModelProto:
-    """Return a model of one node, whose graph inputs are the node's (absent ones left out)."""
+    """Return a model of one node, whose graph inputs are those that the node has."""
     names = ["" if value is None else f"x{i}" for i, value in enumerate(inputs)]
     outputs = [f"y{i}" for i in range(n_outputs)]
     tensors = {
@@ -185,15 +185,15 @@ def check(
     oracle: Any = run_onnxruntime,
     expected: Sequence[Any] | None = None,
 ) -> list[Any]:
-    """Assert that our kernel gives what the oracle gives (or `expected`); return our outputs."""
+    """Assert that the kernel's outputs equal the oracle's, or `expected`; return them."""
     ours = run_kernel(op_type, inputs, attributes, opset, domain, n_outputs)
     if expected is None:
         expected = oracle(op_type, inputs, attributes, opset, domain, n_outputs)
     case = f"{op_type} at opset {opset}, {dict(attributes or {})}"
-    for position, (got, wanted) in enumerate(
+    for position, (actual, expected_output) in enumerate(
         zip(ours[:n_outputs], list(expected)[:n_outputs], strict=True)
     ):
-        assert_close(got, wanted, rtol, atol, f"{case}, output {position}")
+        assert_close(actual, expected_output, rtol, atol, f"{case}, output {position}")
     return ours
 
 
@@ -207,7 +207,7 @@ def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
 
 _session = cache(partial(onnxruntime_session, as_written=True))
 
-#: ml_dtypes' scalar types by numpy's name for them, for tests that make such arrays.
+#: Element types of ml_dtypes by numpy's name.
 NARROW = {
     name: np.dtype(getattr(ml_dtypes, name)) for name in WIDER_TYPES if hasattr(ml_dtypes, name)
 }

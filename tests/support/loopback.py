@@ -1,4 +1,4 @@
-"""The loopback channel: parties in one process, with messages that go through the envelope."""
+"""A channel within one process that serializes each message like channels between processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hetero.scheduler.vocabulary.messages import Message
 
 
 class LoopbackChannel(MemoryChannel):
-    """A memory channel on which messages travel as they do between processes; for tests."""
+    """Memory channel that serializes and parses each message."""
 
     def send(self, address: str, message: Message) -> None:
-        """Send a message as bytes, and what they are read as."""
+        """Serialize a message, and deliver the parsed copy."""
         parts = [bytes(frame) for frame in envelope.to_frames(message)]
         super().send(address, envelope.from_frames(parts))

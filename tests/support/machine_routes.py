@@ -1,4 +1,4 @@
-"""Routes and answers of the client's machine."""
+"""Routes and results for tests of the client's state machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def route(*devices: str, share: float = 1.0) -> Route:
 def answered(
     now_s: float, request_id: int, attempt: int, answer: Any, nbytes: int = 0
 ) -> ev.PartArrived:
-    """Return the event of a whole answer."""
+    """Return the event of a complete result."""
     return ev.PartArrived(now_s, request_id, attempt, {"y": answer}, RUNS, nbytes)
 
 
-#: How the stages of any route here went.
+#: Stage timings of every result.
 RUNS = tuple(StageTiming(i, "A") for i in range(5))

@@ -1,4 +1,4 @@
-"""Putting the subgraphs of a partition together again."""
+"""Merging the subgraphs of a partition into one model."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from hetero.partition.partition import Partition
 
 
 def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
-    """Return one model made of the subgraphs' nodes and constants.
+    """Merge the nodes and constants of subgraphs into a model equal to the partitioned one.
 
-    It has the nodes, edges, constants and ports of the model that was cut. What several subgraphs
-    hold copies of is there once; constants that no node reads come from the model that was cut.
+    Nodes and constants with copies in several subgraphs occur once. Constants that no node reads
+    come from the partitioned model.
 
-    `partition`: how the model was cut.
-    `models`: the subgraphs' models, read back from files for instance; the partition's own by
-        default.
-    Raises ModelError: a model lacks a port that the partition has, or two of them disagree about a
-        node.
+    `models`: the models of the subgraphs, for example read from files; by default the partition's.
+    Raises ModelError: a model lacks a port of its subgraph, or copies of a node differ.
     """
     source = partition.source
     parts = [s.model for s in partition.subgraphs] if models is None else list(models)
@@ -28,11 +25,11 @@ def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
     nodes: dict[str, Node] = {}
     constants = {n: c for n, c in source.constants.items() if n not in source.consumers}
     for subgraph, part in zip(partition.subgraphs, parts, strict=True):
-        got = {port.name for port in part.inputs}, {port.name for port in part.outputs}
-        if got != (set(subgraph.inputs), set(subgraph.outputs)):
+        part_ports = {port.name for port in part.inputs}, {port.name for port in part.outputs}
+        if part_ports != (set(subgraph.inputs), set(subgraph.outputs)):
             raise ModelError(
                 f"subgraph {subgraph.index} ({subgraph.device}) of model {source.name!r}: its "
-                f"ports are {sorted(got[0])} -> {sorted(got[1])}; the partition has "
+                f"ports are {sorted(part_ports[0])} -> {sorted(part_ports[1])}; the partition has "
                 f"{list(subgraph.inputs)} -> {list(subgraph.outputs)}. Use the subgraphs' own "
                 "models, unchanged."
             )

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own: the kernel gives what it gives, of the inferred type."""
+"""Comparison of kernels for ONNX Runtime's own operators with ONNX Runtime and inferred types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def floats(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def some(rng: np.random.Generator, value: Any) -> Any:
-    """Return the value or None."""
+    """Return the value or None, with equal probability."""
     return value if rng.random() < 0.5 else None
 
 
@@ -31,7 +31,7 @@ def check(
     domain: str = MICROSOFT,
     n_outputs: int = 1,
 ) -> None:
-    """Assert that our kernel gives what ONNX Runtime gives, and inference knew of what type."""
+    """Assert that the kernel's outputs and inferred types equal ONNX Runtime's."""
     opset = 1 if domain else 17
     ours = kernel_oracle.check(
         op_type, inputs, attributes, opset, rtol, atol, domain=domain, n_outputs=n_outputs
@@ -47,7 +47,7 @@ def check_types(
     *,
     domain: str = MICROSOFT,
 ) -> None:
-    """Assert that inference knows the results' types, and no shape that they do not have."""
+    """Assert that the inferred types and shapes match the results."""
     opset = 1 if domain else 17
     proto = kernel_oracle.one_node_model(op_type, inputs, attributes, opset, domain, len(results))
     model = read_model(proto)

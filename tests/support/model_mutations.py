@@ -1,7 +1,7 @@
-"""Damaged models: seeded mutations, and what reading, compiling and running one may come to.
+"""Fuzzing of models with seeded mutations: reading, compiling and running raise typed errors only.
 
-``python -m tests.support.model_mutations --count 200000`` tries that many in child processes. A
-case is a seed and a number; ``--seed 7 --first 1234 --count 1`` tries one again.
+``python -m tests.support.model_mutations --count 200000`` tries 200,000 mutations in child
+processes. ``--seed 7 --first 1234 --count 1`` repeats one case.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import RunContext
 
-#: Processor time for one case, in seconds, and memory for all that a child does, in bytes.
+#: Limits of the processor time of a case, and of the memory of a child process.
 CASE_S = 100
 MEMORY_NBYTES = 12 << 30
-#: Nodes that a run may take before it is stopped: loops may be endless.
+#: Nodes after which a run is cancelled, because loops may be endless.
 MOST_NODES = 3_000
-#: Most elements that an input or a known result may have.
+#: Maximum number of elements of an input or of a result with an inferred shape.
 MOST_ELEMENTS = 1 << 20
 
 ROOT = Path(__file__).parents[2]
@@ -182,26 +182,26 @@ ODD_TEXT = (
 
 
 def models() -> list[onnx.ModelProto]:
-    """Return the models that are damaged: all kinds of graphs, each of a few nodes."""
+    """Return the models to mutate: graphs of a few nodes with all kinds of structures."""
     numbers = {"W": 54, "V": 81, "L": 24, "R": 16}
-    found = []
+    bases = []
     for text in MODELS.values():
         for key, count in numbers.items():
             values = ", ".join(f"{(i * 7 % 11 - 5) / 4}" for i in range(count))
             text = text.replace(f"{{{key}}}", f"{{{values}}}")
         opset = 21 if "int4" in text else 17
         imports = f'<ir_version: 10, opset_import: ["": {opset}, "own": 1]>\n'
-        found.append(onnx.parser.parse_model(imports + text))
-    sparse = onnx.ModelProto.FromString(found[0].SerializeToString())
+        bases.append(onnx.parser.parse_model(imports + text))
+    sparse = onnx.ModelProto.FromString(bases[0].SerializeToString())
     values = numpy_helper.from_array(np.float32([1, 2]), "b")
     entry = sparse.graph.sparse_initializer.add(dims=[3], values=values)
     entry.indices.CopyFrom(numpy_helper.from_array(np.int64([0, 2]), "i"))
     del sparse.graph.initializer[1]
-    return [*found, sparse]
+    return [*bases, sparse]
 
 
 def messages(message: Message) -> Iterator[Message]:
-    """Yield a message and all in it."""
+    """Yield a message and all messages inside it."""
     yield message
     for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:
@@ -218,20 +218,20 @@ def flip(data: bytes, random_: random.Random) -> bytes:
 
 
 def cut(data: bytes, random_: random.Random) -> bytes:
-    """Cut the end off, or a piece out."""
+    """Delete the end or a part in the middle."""
     i, j = sorted(random_.randrange(len(data) + 1) for _ in range(2))
     return data[:i] if random_.random() < 0.5 else data[:i] + data[j:]
 
 
 def splice(data: bytes, random_: random.Random) -> bytes:
-    """Write a piece over another."""
+    """Overwrite a part with another part."""
     length = random_.randint(1, len(data) // 4)
     i, j = (random_.randrange(len(data) - length) for _ in range(2))
     return data[:i] + data[j : j + length] + data[i + length :]
 
 
 def odd(value: Any, field: Any, same: Sequence[Any], random_: random.Random) -> Any:
-    """Return another value for a field: an extreme one, or what the field is elsewhere."""
+    """Return another value for a field: an extreme value, or one of the same field elsewhere."""
     if same and random_.random() < 0.5:
         return random_.choice(same)
     if isinstance(value, float):
@@ -269,12 +269,12 @@ def fields(model: onnx.ModelProto, random_: random.Random) -> None:
             same = [getattr(m, field.name) for m in alike]
             try:
                 setattr(place, field.name, odd(value, field, same, random_))
-            except (ValueError, TypeError):  # a name that is no text, a kind that there is not
+            except (ValueError, TypeError):  # invalid UTF-8, or a value outside the enumeration
                 place.ClearField(field.name)
 
 
 def change_list(values: Any, field: Any, alike: Sequence[Any], random_: random.Random) -> None:
-    """Drop, repeat, swap, change or take from elsewhere an item of a repeated field."""
+    """Remove, duplicate, swap or replace an item of a repeated field."""
     i = random_.randrange(len(values))
     kind = random_.randrange(4)
     if kind == 0:
@@ -296,7 +296,7 @@ def change_list(values: Any, field: Any, alike: Sequence[Any], random_: random.R
 
 
 def outside(model: onnx.ModelProto, folder: Path, random_: random.Random) -> None:
-    """Put tensors, wherever they are, into files, and damage what says where they are."""
+    """Move tensors into files, and damage the files or their references."""
     tensors = [m for m in messages(model) if isinstance(m, TensorProto)]
     for tensor in random_.sample(tensors, random_.randint(1, len(tensors))) if tensors else ():
         try:
@@ -326,7 +326,7 @@ def outside(model: onnx.ModelProto, folder: Path, random_: random.Random) -> Non
 
 
 def damaged(bases: Sequence[onnx.ModelProto], folder: Path, random_: random.Random) -> bytes:
-    """Return a damaged model; files beside it go to the folder."""
+    """Return a mutated model; its external data are written to the folder."""
     model = onnx.ModelProto.FromString(random_.choice(bases).SerializeToString())
     kind = random_.random()
     if kind < 0.3:
@@ -341,7 +341,7 @@ def damaged(bases: Sequence[onnx.ModelProto], folder: Path, random_: random.Rand
 
 
 class Counting(RunContext):
-    """A run that is stopped after a number of nodes."""
+    """Context of a run that is cancelled after a number of nodes."""
 
     nodes_left = MOST_NODES
 
@@ -352,7 +352,7 @@ class Counting(RunContext):
 
 
 def feed(port: TensorSpec) -> Any:
-    """Return a small value for a port, None where it takes none."""
+    """Return a small value for a port, or None if it accepts none."""
     shape = tuple(d if isinstance(d, int) else 2 for d in port.shape or ())
     if port.dtype is None or math.prod(shape) > MOST_ELEMENTS:
         return None
@@ -362,7 +362,7 @@ def feed(port: TensorSpec) -> Any:
 
 
 def small(model: Model) -> bool:
-    """Tell whether no value that inference knows is large."""
+    """Return whether all values with an inferred shape are small."""
     return all(
         math.prod(d for d in spec.shape or () if isinstance(d, int)) <= MOST_ELEMENTS
         for spec in model.specs.values()
@@ -370,7 +370,7 @@ def small(model: Model) -> bool:
 
 
 def try_one(path: Path, core: hetero.Core | None) -> str:
-    """Read, compile and run a model; return how far it came. Raises what is no typed error."""
+    """Read, compile and run a model; return its outcome. Errors outside HeteroError are raised."""
     stage = "read"
     try:
         model = read_model(path)
@@ -395,7 +395,7 @@ def try_one(path: Path, core: hetero.Core | None) -> str:
 
 
 def try_all(seed: int, first: int, count: int, *, cut_each: int) -> int:
-    """Try cases one after another; print the number of each as it begins, and what was wrong."""
+    """Try cases in order; print the number of each at its start, and the failures."""
     bases = models()
     wrong = 0
     outcomes: Counter[str] = Counter()
@@ -404,7 +404,7 @@ def try_all(seed: int, first: int, count: int, *, cut_each: int) -> int:
         for number in range(first, first + count):
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
-            began = time.process_time()
+            start_s = time.process_time()
             signal.setitimer(signal.ITIMER_PROF, CASE_S)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "m.onnx"
@@ -414,7 +414,7 @@ def try_all(seed: int, first: int, count: int, *, cut_each: int) -> int:
                 except Exception:
                     wrong += 1
                     sys.stdout.write(f"seed {seed}, case {number}: {traceback.format_exc()}\n")
-            slowest = max(slowest, (time.process_time() - began, number))
+            slowest = max(slowest, (time.process_time() - start_s, number))
     for outcome, times in sorted(outcomes.items()):
         sys.stdout.write(f"{times:8d} {outcome}\n")
     sys.stdout.write(f"slowest: {slowest[0]:.2f} s, case {slowest[1]}\n")
@@ -422,7 +422,7 @@ def try_all(seed: int, first: int, count: int, *, cut_each: int) -> int:
 
 
 def supervise(seed: int, first: int, count: int, *, cut_each: int = 50) -> list[str]:
-    """Try cases in child processes, another after each that ends; return what was wrong."""
+    """Try cases in child processes, with a new one after each crash; return the failures."""
     wrong = []
     end = first + count
     while first < end:
@@ -455,12 +455,12 @@ def supervise(seed: int, first: int, count: int, *, cut_each: int = 50) -> list[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try mutations and print what came of them."""
+    """Try mutations and print their outcomes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cut", type=int, default=50, help="cut each so many")
+    parser.add_argument("--cut", type=int, default=50, help="split every N-th model")
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args(arguments)
     if not options.child:

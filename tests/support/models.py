@@ -1,4 +1,4 @@
-"""Small models that tests of the top layer share."""
+"""Small models for tests of the top layer."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def branches(opset: int = 17) -> onnx.ModelProto:
 
 
 def branches_output(x: np.ndarray) -> np.ndarray:
-    """Return what `branches` computes, in plain numpy."""
+    """Compute `branches` in numpy."""
     positive = np.maximum(x @ WEIGHT, 0)
     return np.tanh(positive) + positive
 
 
 def unknown_ops() -> onnx.ModelProto:
-    """Return a model with two nodes that no device can know."""
+    """Return a model with two nodes of operators that no device supports."""
     return _parsed(
         """<ir_version: 8, opset_import: ["": 17, "org.example": 1]>
         unknown (float[2] x) => (float[2] y) {

@@ -7,7 +7,7 @@ from hetero.devices import read_model
 
 
 def model(body, opset=17, ir=8):
-    """Return a graph's model, which imports a domain that nobody knows as well: ``x.y``."""
+    """Return the model of a graph in text form; it also imports an unknown domain ``x.y``."""
     header = f'<ir_version: {ir}, opset_import: ["" : {opset}, "x.y" : 1]>'
     return read_model(parser.parse_model(f"{header} g {body}"))
 

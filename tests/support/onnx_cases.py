@@ -1,4 +1,4 @@
-"""Keep the cases of ONNX's backend suite on disk: onnx makes them in eight seconds of Python."""
+"""Cache of ONNX's backend suite on disk, because onnx takes eight seconds to generate its cases."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _make = loader.load_node_model_tests
 
 
 def keep_node_cases(folder: Path) -> None:
-    """Have onnx's loader give the cases that it made for an earlier process."""
+    """Make onnx's loader return the cases that an earlier process stored."""
     path = folder / f"node-cases-onnx-{onnx.__version__}-numpy-{np.__version__}.pickle"
 
     @cache
-    def kept_or_made() -> list[TestCase]:
+    def load_or_generate() -> list[TestCase]:
         if path.exists():
             return list(pickle.loads(path.read_bytes()))
         cases = _make()
@@ -29,4 +29,4 @@ def keep_node_cases(folder: Path) -> None:
         unfinished.replace(path)
         return cases
 
-    loader.load_node_model_tests = kept_or_made
+    loader.load_node_model_tests = load_or_generate

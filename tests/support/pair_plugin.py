@@ -1,4 +1,4 @@
-"""A plugin with two unlike devices."""
+"""A plugin with two devices of different properties."""
 
 from __future__ import annotations
 

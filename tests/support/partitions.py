@@ -1,4 +1,4 @@
-"""What holds of every partition."""
+"""Checks of invariants that every partition has."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.support.merge import merge
 
 
 def check_rules(part: Partition, model: Model, affinity: Mapping[str, str]) -> None:
-    """Check a partition by its definition, without its own tables."""
+    """Check a partition against its definition, recomputed from the model."""
     listed = [name for s in part.subgraphs for name in s.node_names]
-    assert sorted(listed) == sorted(model.node_names)  # each node once
+    assert sorted(listed) == sorted(model.node_names)  # each node occurs once
     literals = {
         n.name for n in model.nodes if n.is_constant and any(v in model.consumers for v in n.writes)
     }
@@ -31,7 +31,7 @@ def check_rules(part: Partition, model: Model, affinity: Mapping[str, str]) -> N
             maker = model.producers.get(value)
             if maker is not None and value not in fixed:
                 ends = home[model.nodes[maker].name], home[node.name]
-                assert ends[0] <= ends[1]  # runs in order, so no cycle
+                assert ends[0] <= ends[1]  # subgraphs run in order, so there is no cycle
                 if ends[0] != ends[1]:
                     expected.add((value, *ends))
     wires = [(w.tensor, w.producer, w.consumer) for w in part.wires]

@@ -1,4 +1,4 @@
-"""Configurations for plans by fixed costs."""
+"""Configurations for plans with fixed costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.models import branches
 
 
 def replica_config(core: hetero.Core, folder: Path, times_s: dict[str, float], **more: Any) -> Any:
-    """Return a configuration for plans by fixed costs, with whole-model replicas."""
+    """Return a configuration for plans with fixed costs and whole-model replicas."""
     model = read_model(branches())
     line = LinearCost(1.0, 0.0, "measured")
     model_costs = costs(model, {d: dict.fromkeys(model.node_names, t) for d, t in times_s.items()})

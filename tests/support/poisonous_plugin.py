@@ -1,4 +1,4 @@
-"""The CPU device under another name, whose process ends with a request that begins with 666."""
+"""The CPU device under another name; a request that begins with 666 kills its process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PoisonousProgram(Program):
         (x,) = inputs
         assert isinstance(x, np.ndarray)
         if x.flat[0] == 666:
-            os._exit(9)  # as a segmentation fault in a vendor's runtime does
+            os._exit(9)  # like a segmentation fault in a vendor's runtime
         return self._inner.run(inputs, context)
 
 

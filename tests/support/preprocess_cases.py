@@ -1,4 +1,4 @@
-"""Preprocessing written once, for our face and OpenVINO's: the names are the same."""
+"""Preprocessing cases for both OpenVINO's API and the project's face of it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-#: Describes ports: gets a PrePostProcessor and the namespace of its enumerations.
+#: Function of a PrePostProcessor and the namespace of its enumerations; it describes the ports.
 Describe = Callable[[Any, Any], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a model takes, what is written before and behind it, and what the tensors are."""
+    """A model's input shape, the preprocessing steps, and the shapes of the input tensors."""
 
     name: str
     takes: tuple[int | str, ...]
     describe: Describe
     shapes: tuple[tuple[int, ...], ...]
     dtype: type = np.uint8
-    #: How far an answer may be away: 1 where a sum may be rounded either way.
+    #: Maximum difference of outputs: 1 if a sum may be rounded up or down.
     atol: float = 1e-3
 
     def __repr__(self) -> str:
@@ -34,7 +34,7 @@ class Case:
 
 
 def picture(shape: tuple[int, ...], dtype: type = np.uint8, seed: int = 0) -> np.ndarray:
-    """Return a picture with edges, slopes and noise, of values from 0 to 255."""
+    """Return a picture of edges, gradients and noise, with values from 0 to 255."""
     rng = np.random.default_rng(seed)
     waves = sum(
         np.sin(np.arange(size) * rng.uniform(0.05, 1.2) + rng.uniform(0, 6)).reshape(
@@ -48,7 +48,7 @@ def picture(shape: tuple[int, ...], dtype: type = np.uint8, seed: int = 0) -> np
 
 
 def model(shape: Sequence[int | str | None], opset: int = 17) -> onnx.ModelProto:
-    """Return y = x * 1, which the devices cannot leave out."""
+    """Return y = x * 1."""
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "y")]
     one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     node = helper.make_node("Mul", ["x", "one"], ["y"], "model")
@@ -57,7 +57,7 @@ def model(shape: Sequence[int | str | None], opset: int = 17) -> onnx.ModelProto
 
 
 def camera(ppp: Any, names: Any) -> None:
-    """Bytes of another size, blue first, to normalised floats."""
+    """Convert BGR bytes of another size to normalised floats."""
     ppp.input().tensor().set_element_type(names.Type.u8).set_layout(names.Layout("NHWC"))
     ppp.input().tensor().set_color_format(names.ColorFormat.BGR).set_spatial_static_shape(13, 18)
     steps = ppp.input().preprocess().convert_element_type(names.Type.f32)
@@ -80,7 +80,7 @@ def resized(algorithm: str, early: bool, layout: str = "NHWC") -> Describe:
 
 
 def sized(ppp: Any, names: Any) -> None:
-    """Resize to a size that is said, then crop to the model's."""
+    """Resize to an explicit size, then crop to the model's."""
     tensor = ppp.input().tensor().set_shape([1, 13, 18, 3])
     tensor.set_layout(names.Layout("NHWC")).set_element_type(names.Type.u8)
     steps = ppp.input().preprocess().convert_element_type(names.Type.f32)
@@ -109,39 +109,39 @@ def padded(mode: str, begin: list[int], end: list[int]) -> Describe:
 
 
 def positions(ppp: Any, names: Any) -> None:
-    """Layouts given as positions."""
+    """Convert the layout by axis positions."""
     ppp.input().preprocess().convert_layout([0, 3, 1, 2])
 
 
 def by_name(ppp: Any, names: Any) -> None:
-    """A layout given in the middle of the steps."""
+    """Convert the layout by name between other steps."""
     ppp.input().tensor().set_layout(names.Layout("NHWC"))
     ppp.input().preprocess().convert_layout(names.Layout("NCHW")).mean([1.0, 2.0, 3.0])
     ppp.input().model().set_layout(names.Layout("NCHW"))
 
 
 def turned(ppp: Any, names: Any) -> None:
-    """Channels turned round, before a model of channels first."""
+    """Reverse the channels for a channels-first model."""
     ppp.input().tensor().set_layout(names.Layout("N...C"))
     ppp.input().preprocess().reverse_channels().scale(2.0)
     ppp.input().model().set_layout(names.Layout("NC??"))
 
 
 def without_batch(ppp: Any, names: Any) -> None:
-    """A picture alone, before a model of batches."""
+    """Pass a picture without a batch axis to a model with one."""
     ppp.input().tensor().set_layout(names.Layout("HWC"))
     ppp.input().model().set_layout(names.Layout("NCHW"))
 
 
 def behind(ppp: Any, names: Any) -> None:
-    """Steps behind the model."""
+    """Postprocess with named layouts and types."""
     ppp.output().model().set_layout(names.Layout("NCHW"))
     ppp.output().postprocess().convert_element_type(names.Type.i32)
     ppp.output().tensor().set_layout(names.Layout("NHWC")).set_element_type(names.Type.i64)
 
 
 def behind_by_position(ppp: Any, names: Any) -> None:
-    """Steps behind the model, with positions."""
+    """Postprocess with a layout by axis positions."""
     ppp.output().postprocess().convert_layout([0, 2, 3, 1])
 
 

@@ -1,4 +1,4 @@
-"""What preprocessing means, in plain numpy: pixel by pixel, by the formulas."""
+"""Formulas of preprocessing steps, in numpy."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import numpy as np
 
 
 def resize(picture: np.ndarray, algorithm: str, height: int, width: int) -> np.ndarray:
-    """Return float pixels (height, width, channels) in another size."""
+    """Resize float pixels (height, width, channels)."""
     rows = weights(algorithm, picture.shape[0], height)
     columns = weights(algorithm, picture.shape[1], width)
     return np.einsum("oh,hwc,pw->opc", rows, picture.astype(np.float64), columns)
 
 
 def weights(algorithm: str, old: int, new: int) -> np.ndarray:
-    """Return how much of each old pixel is in each new one; centres are at halves."""
-    found = np.zeros((new, old))
+    """Return the weight of each old pixel in each new one; pixel centres are at halves."""
+    shares = np.zeros((new, old))
     for i in range(new):
         x = (i + 0.5) * old / new - 0.5
         if algorithm == "RESIZE_NEAREST":
-            parts = {math.ceil(x - 0.5): 1.0}  # half goes down
+            parts = {math.ceil(x - 0.5): 1.0}  # halves are rounded down
         elif algorithm == "RESIZE_LINEAR":
             parts = {math.floor(x): 1 - x % 1, math.floor(x) + 1: x % 1}
         else:
             parts = {math.floor(x) + k: cubic(x - math.floor(x) - k) for k in (-1, 0, 1, 2)}
         for at, weight in parts.items():
-            found[i, min(max(at, 0), old - 1)] += weight
-    return found
+            shares[i, min(max(at, 0), old - 1)] += weight
+    return shares
 
 
 def cubic(distance: float, a: float = -0.75) -> float:
@@ -46,5 +46,5 @@ def yuv_to_rgb(y: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def gray(rgb: np.ndarray) -> np.ndarray:
-    """Return the grey of red, green and blue, which are last."""
+    """Convert RGB, on the last axis, to grey."""
     return 0.299 * rgb[..., 0] + 0.587 * rgb[..., 1] + 0.114 * rgb[..., 2]

@@ -12,7 +12,7 @@ from hetero.devices.model.model import Model
 def random_affinity(
     core: hetero.Core, model: Model, devices: Sequence[str], seed: int
 ) -> dict[str, str]:
-    """Return a random device for each node, among those of `devices` that take it."""
+    """Return a random device for each node, among the `devices` that support it."""
     rng = random.Random(seed)
     survey = core.survey_model(model, f"HETERO:{','.join(devices)}")
     answers = {

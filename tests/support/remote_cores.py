@@ -1,4 +1,4 @@
-"""Cores in this process whose wires count what crosses them."""
+"""Cores in this process whose channels record the tensors that they carry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.loopback import LoopbackChannel
 
 
 class Counting(LoopbackChannel):
-    """A channel that notes from where to where how many bytes of tensors go."""
+    """Channel that records sender, receiver and size of tensors."""
 
     crossed: Queue[tuple[str, str, int]] = Queue()
 
@@ -45,32 +45,32 @@ class Silent:
 
 
 def crossed() -> list[tuple[str, str, int]]:
-    """Return what has crossed since the last call."""
+    """Return the transfers since the last call."""
     return [Counting.crossed.get() for _ in range(Counting.crossed.qsize())]
 
 
 def core_on(
     kind: type[MemoryChannel], devices: Mapping[str, int] = MappingProxyType({"CPU": 2})
 ) -> hetero.Core:
-    """Return a Core with channels of a kind."""
+    """Return a Core with this class of channels."""
     core = hetero.Core("inprocess", devices=devices)
     executor: Any = core.executor
     executor._switchboard = Switchboard(kind)
     executor._deployments.memory._connect = executor._switchboard.connect
-    # With an observer no request runs as a program on its caller's thread, past the channel.
+    # With an observer, no request bypasses the channel on its caller's thread.
     executor._deployments.observers.append(Silent())
     crossed()
     return core
 
 
 def kept_nbytes(core: hetero.Core) -> float:
-    """Return the bytes that devices keep; NaN while one has yet to say how it is."""
+    """Return the size of all resident tensors; NaN until each device has reported."""
     load = core.executor.load()
     return sum(device.status.get("kept_nbytes", math.nan) for device in load.devices.values())
 
 
 def await_freed(core: hetero.Core, nbytes: int) -> None:
-    """Wait until devices keep so many bytes: nobody waits for what is freed."""
+    """Wait until the resident tensors have this size; tensors are freed asynchronously."""
 
     def is_so() -> bool:
         gc.collect()
@@ -79,7 +79,7 @@ def await_freed(core: hetero.Core, nbytes: int) -> None:
     wait_for(is_so)
 
 
-#: y is x + 1 - 2, the one on one device, the two on another.
+#: y = x + 1 - 2, with one node for each of two devices.
 CHAIN = """<ir_version: 8, opset_import: ["" : 17]>
 chain (float[n] x) => (float[n] y)
 <float one = {1.0}, float two = {2.0}> { h = Add (x, one) y = Sub (h, two) }"""

@@ -1,4 +1,7 @@
-"""Surveys and plans by hand, for tests of reports; run as a module it rewrites the golden files."""
+"""Surveys and plans with fixed values, for tests of reports.
+
+``python -m tests.support.report_cases`` rewrites the golden files.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +35,26 @@ def survey_of(
     takes: Mapping[str, Sequence[str] | None],
     pins: Mapping[str, str] | None = None,
 ) -> Survey:
-    """Survey devices that take the operator types given; None: all of ONNX's own."""
+    """Return a survey of devices that support the types in `takes`; None stands for all."""
     source = read_model(model)
 
     def ask(device: str, part: Model) -> Support:
         types = takes[device]
-        taken = {
+        supported = {
             n.name: device
             for n in part.nodes
             if (not n.domain if types is None else n.op_type in types)
         }
-        refused = {
+        refusals = {
             n.name: {device: Refusal("no_kernel", f"no {n.op_type} here")}
             for n in part.nodes
-            if n.name not in taken
+            if n.name not in supported
         }
-        return Support(taken, refused, refused)
+        return Support(supported, refusals, refusals)
 
     devices = list(takes)
-    chosen = collect_pins(source, devices, pins or {})
-    support = query_priority(source, devices, ask, chosen)
+    affinity_pins = collect_pins(source, devices, pins or {})
+    support = query_priority(source, devices, ask, affinity_pins)
     return Survey(
         source,
         "HETERO:" + ",".join(devices),
@@ -61,20 +64,20 @@ def survey_of(
         ),
         {name: ask(name, source) for name in devices},
         support,
-        assign(source, support, chosen),
-        chosen,
+        assign(source, support, affinity_pins),
+        affinity_pins,
         dict.fromkeys(devices, 0.25),
     )
 
 
 def branches_survey() -> Survey:
-    """`branches`, whose Tanh the first device refuses and whose Neg is pinned to the second."""
+    """Return a survey of `branches`: device 1 refuses Tanh, and Neg is pinned to device 2."""
     takes = {"ORT": ["MatMul", "Relu", "Neg", "Abs", "Add"], "CPU": None, "NULL": []}
     return survey_of(branches(), takes, {"neg": "CPU"})
 
 
 def branches_plan(survey: Survey) -> PlanReport:
-    """A plan for `branches_survey` with numbers that are easy to check."""
+    """Return a plan for `branches_survey` with round numbers."""
     placed = Affinity(
         {**survey.affinity.devices, "abs": "CPU"}, {**survey.affinity.reasons, "abs": "plan"}
     )
@@ -113,7 +116,7 @@ def branches_plan(survey: Survey) -> PlanReport:
 
 
 def chain(*types: str, cast: dict[str, int] | None = None, dtype: int = 1) -> onnx.ModelProto:
-    """Return a model of unary nodes one after the other, each named after its type and place."""
+    """Return a chain of unary nodes, named by type and position."""
     casts = cast or {}
     nodes = []
     for i, op_type in enumerate(types):
@@ -153,7 +156,7 @@ def repeated(blocks: int) -> onnx.ModelProto:
 
 
 def golden_documents() -> dict[str, dict[str, Any]]:
-    """Return the documents that the golden files hold, by file name."""
+    """Return the documents of the golden files by file name."""
     survey = branches_survey()
     return {
         "report_query_v2.json": build_report(survey, command="hetero query branches.onnx"),

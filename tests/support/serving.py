@@ -1,4 +1,4 @@
-"""A served model of a test's own, and HTTP requests to it without any client's help."""
+"""A server for a test's models, and HTTP requests to it without a client library."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from onnx import TensorProto, helper
 import hetero
 from hetero.apps.serve.server import Server
 
-#: Where the model `plus_one` is asked.
+#: Inference endpoint of the model `plus_one`.
 INFER = "/v2/models/plus/infer"
-#: Seconds after which a test that waits fails.
+#: Timeout of every wait.
 PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
 class Response:
-    """A response as it came."""
+    """An HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -45,7 +45,7 @@ def ask(
     method: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer to one request; a body that is no bytes goes as JSON."""
+    """Send one request and return the response; a body other than bytes is sent as JSON."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     with closing(http.client.HTTPConnection(server.host, server.port, timeout=60)) as connection:
         method = method or ("GET" if data is None else "POST")
@@ -57,33 +57,33 @@ def ask(
 
 
 def posted(body: bytes, path: str = INFER, more: str = "") -> bytes:
-    """Return a POST as it is sent; `more` are lines of its head."""
+    """Return the bytes of a POST request; `more` is appended to its headers."""
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n{more}\r\n"
     return head.encode() + body
 
 
 def connected(server: Server) -> socket.socket:
-    """Return a connection."""
-    made = socket.create_connection((server.host, server.port), PATIENCE_S)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made
+    """Open a connection to the server."""
+    connection = socket.create_connection((server.host, server.port), PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def read_answer(reader: BinaryIO) -> tuple[bytes, bytes]:
-    """Read a response of a known length; return its head and its body."""
+    """Read a response with Content-Length; return its head and body."""
     head = read_head(reader)
     length = next(w for w in head.lower().split(b"\r\n") if w.startswith(b"content-length"))
     return head, reader.read(int(length.split()[1]))
 
 
 def read_head(reader: BinaryIO) -> bytes:
-    """Read the head of a response; return it without its date."""
+    """Read the head of a response; return it without the Date header."""
     lines = iter(reader.readline, b"\r\n")
     return b"".join(line for line in lines if not line.startswith(b"date:"))
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline
@@ -91,7 +91,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def tensor(name: str, datatype: str, array: Any, **more: Any) -> dict[str, Any]:
-    """Return an input as JSON has it."""
+    """Return the JSON form of an input tensor."""
     array = np.asarray(array)
     return {
         "name": name,
@@ -139,7 +139,7 @@ def serving(
     plugins: tuple[Any, ...] = (),
     **models: onnx.ModelProto,
 ) -> Iterator[Server]:
-    """Serve models by name; `config` is theirs, `options` are the server's."""
+    """Serve models by name; `config` compiles the models, `options` configure the server."""
     with hetero.Core("inprocess", plugins=plugins) as core:
         compiled = {
             name: core.compile_model(core.read_model(model.SerializeToString()), device, config)

@@ -23,32 +23,32 @@ _KINDS = {
 def schemas(opset: int) -> list[OpSchema]:
     """Return the standard operators of an operator set, in order of their names."""
     names = {s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain}
-    found = [
+    definitions = [
         onnx.defs.get_schema(name, opset) for name in sorted(names) if onnx.defs.has(name, opset)
     ]
-    return [s for s in found if not s.deprecated]
+    return [s for s in definitions if not s.deprecated]
 
 
 def single_node_models(
     schema: OpSchema, opset: int, types: list[str], shape: list[int] | None = None
 ) -> Iterator[onnx.ModelProto]:
-    """Yield a node for each of `types`, all inputs of the first one's type being of it.
+    """Yield a node for each element type; it applies to the type parameter of the first input.
 
-    Other inputs have the first type that the definition lists; nodes with bodies are left out. All
-    inputs have the same `shape`, by default an open one.
+    Other inputs are of the first type that the definition lists. Nodes with bodies are left out.
+    `shape` applies to all inputs; by default it is unknown.
     """
     required = {n: a for n, a in schema.attributes.items() if a.required}
     if any(a.type.name not in _KINDS for a in required.values()) or not schema.inputs:
         return
     attributes = {n: _KINDS[a.type.name] for n, a in required.items()}
-    wanted = [p for p in schema.inputs if p.option == _Single] or [schema.inputs[0]]
-    wanted *= max(1, schema.min_input // len(wanted))
+    parameters = [p for p in schema.inputs if p.option == _Single] or [schema.inputs[0]]
+    parameters *= max(1, schema.min_input // len(parameters))
     outputs = [p for p in schema.outputs if p.option == _Single] or [schema.outputs[0]]
     for element_type in types:
         inputs = []
-        for i, parameter in enumerate(wanted):
+        for i, parameter in enumerate(parameters):
             kind = sorted(parameter.types)[0]
-            if parameter.type_str == wanted[0].type_str:
+            if parameter.type_str == parameters[0].type_str:
                 kind = f"tensor({element_type})"
             if not kind.startswith("tensor("):
                 break

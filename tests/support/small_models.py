@@ -1,4 +1,4 @@
-"""Building small models for the CPU device's tests, and running them on it and on an oracle."""
+"""Small models, and their runs on the CPU device and on oracles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetero.devices.request.compiled_model import CompiledModel
 
 
 def flattening() -> onnx.ModelProto:
-    """Return the end of a recogniser of text: rows of computed size, by operator set 11."""
+    """Return the last nodes of a text recogniser of opset 11: Reshape with a computed size."""
     return onnx.parser.parse_model(
         """<ir_version: 6, opset_import: ["": 11]> flattening (float[N,2,3] x) => (float[N,M] y)
         <int64[1] z = {0}, int64[1] e = {1}, int64[1] r = {-1}> {
@@ -36,7 +36,7 @@ def make_model(
     functions: Sequence[onnx.FunctionProto] = (),
     domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """Return a model whose inputs have the types and shapes of the arrays given."""
+    """Return a model with inputs of the types and shapes of these arrays."""
     graph = helper.make_graph(
         list(nodes),
         "model",
@@ -79,7 +79,7 @@ def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any
 
 
 def onnxruntime_session(model: bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
-    """Return ONNX Runtime's session of a model; `as_written`: each node computes as it stands."""
+    """Return ONNX Runtime's session of a model; `as_written` disables optimisations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4

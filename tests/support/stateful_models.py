@@ -1,4 +1,4 @@
-"""Models that have something to remember: a running sum, an LSTM by steps, a small decoder."""
+"""Models with states between runs: a running sum, an LSTM by steps, a small decoder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from onnx.reference import ReferenceEvaluator
 
 import hetero
 
-#: Of `decoder`: its caches.
+#: State variables of `decoder`: its KV caches.
 STATES = {"past.*": "present.*"}
 VOCABULARY = 50
 HEADS, WIDTH = 2, 8
 
-#: y is the sum of all x so far, times two; the sum is made by one node, the product by another.
+#: y is twice the sum of all x so far; one node adds, another multiplies.
 SUM = """<ir_version: 8, opset_import: ["" : 17]>
 sum (float[n] x, float[n] before) => (float[n] y, float[n] after)
 <float two = {2.0}> { after = Add (before, x) y = Mul (after, two) }"""
@@ -58,7 +58,7 @@ def lstm(hidden: int = 5, width: int = 3) -> onnx.ModelProto:
 def decoder(layers: int = 2, *, width: int = WIDTH, heads: int = HEADS) -> onnx.ModelProto:
     """Return ids [batch, 1] -> logits: a decoder whose keys and values are inputs and outputs.
 
-    A node of layer 1, say, is named ``1/scores``.
+    Node names begin with their layer: ``1/scores``.
     """
     rng = np.random.default_rng(1)
     size = width // heads
@@ -100,7 +100,7 @@ def decoder(layers: int = 2, *, width: int = WIDTH, heads: int = HEADS) -> onnx.
 
 
 def attention_decoder(*, width: int = WIDTH, heads: int = HEADS) -> onnx.ModelProto:
-    """Return a decoder of one layer as `decoder` is, made of opset 23's Attention."""
+    """Return a decoder of one layer with opset 23's Attention."""
     rng = np.random.default_rng(2)
     past, present = (["batch", heads, length, width // heads] for length in ("past", "all"))
     nodes = [helper.make_node("Gather", ["embedding", "ids"], ["x"], "embed")]
@@ -158,7 +158,7 @@ def _model(
 
 
 def generated(request: hetero.InferRequest, count: int = 12) -> list[int]:
-    """Return the tokens that follow the first."""
+    """Generate tokens after token 1 with a request that has states."""
     tokens = [1]
     for _ in range(count):
         tokens.append(int(np.argmax(request.infer({"ids": [tokens[-1:]]})["logits"])))
@@ -166,7 +166,7 @@ def generated(request: hetero.InferRequest, count: int = 12) -> list[int]:
 
 
 def expected(model: onnx.ModelProto, count: int = 12) -> list[int]:
-    """Return the same of ONNX's own evaluator, which is handed the caches each time."""
+    """Generate the same tokens with ONNX's evaluator and explicit caches."""
     names = [port.name for port in model.graph.output]
     caches = [port for port in model.graph.input if port.name.startswith("past")]
     shape = [d.dim_value for d in caches[0].type.tensor_type.shape.dim]

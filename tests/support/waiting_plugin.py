@@ -1,4 +1,4 @@
-"""The CPU device under another name, whose runs wait for a file."""
+"""The CPU device under another name; its runs wait for a file."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_memory_after_many_runs() -> None:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.slow
 def test_process_memory_after_twenty_thousand_requests() -> None:
-    command = [sys.executable, "-m", "tests.support.many_requests", "20000"]
+    command = [sys.executable, "-m", "tests.support.memory_growth", "20000"]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
     # One leaked output per request would be 45 MB, one leaked Python object per request 1 MB.
     assert int(printed.stdout) < 1 << 20

@@ -14,7 +14,7 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.transforms import transform
 from hetero.devices.transforms.inline_functions import inline_functions
 from tests.support.small_models import make_model, run_cpu, run_reference
-from tests.support.transformed import check, floats, node, operators
+from tests.support.transform_checks import check, floats, node, operators
 
 
 def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:

@@ -18,7 +18,7 @@ from hetero.devices.model.light_models import light_model_names
 from hetero.devices.model.reader import read_model
 from hetero.devices.transforms import transform
 from tests.support.small_models import make_model, run_cpu, run_reference
-from tests.support.transformed import check, check_covers, floats, node, operators
+from tests.support.transform_checks import check, check_covers, floats, node, operators
 
 #: Networks with many weights or nodes; only slow runs test them.
 LARGE = ("bvlc_alexnet", "densenet121", "resnet50", "vgg19", "zfnet512")

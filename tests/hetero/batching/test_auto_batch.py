@@ -25,7 +25,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.response import Response
-from tests.support import exposition
+from tests.support import prometheus_text as exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
 

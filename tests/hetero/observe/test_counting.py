@@ -10,8 +10,8 @@ from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
 from hetero.scheduler.observe.observer import ObservedRequest
 from hetero.scheduler.vocabulary import events
 from hetero.scheduler.vocabulary.record import RequestState
-from tests.support import exposition
-from tests.support.observed import LOAD, ended
+from tests.support import prometheus_text as exposition
+from tests.support.observed_requests import LOAD, ended
 
 
 def count_requests(*requests: ObservedRequest) -> Metrics:

@@ -23,7 +23,7 @@ from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain, replicate
 from tests.support.command_line import Shell, start_endless_command
 from tests.support.models import branches
-from tests.support.observed import ended
+from tests.support.observed_requests import ended
 from tests.support.plans import replica_config
 
 DEVICES = "HETERO:CPU,ORT"

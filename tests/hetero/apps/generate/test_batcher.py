@@ -20,8 +20,8 @@ from hetero.devices.request.infer_request import InferRequest
 from hetero.scheduler.channels.memory import MemoryChannel
 from tests.support.decoders import decoder
 from tests.support.full_batches import FullBatches, read
-from tests.support.kinds_of_state import attention, grouped, recurrent, scattered
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed
+from tests.support.stateful_decoders import attention, grouped, recurrent, scattered
 
 SPLIT = "HETERO:CPU.0,CPU.1"
 PINS = {"*_1": "CPU.1", "sample": "CPU.1"}

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 import hetero
 from hetero.errors import ArgumentError
-from tests.support.kinds_of_state import ROOM, attention, grouped, recurrent, scattered
+from tests.support.stateful_decoders import ROOM, attention, grouped, recurrent, scattered
 
 PROMPT = [3, 14, 15]
 

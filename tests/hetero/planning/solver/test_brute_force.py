@@ -18,8 +18,8 @@ from hetero.planning.solver.mixing import max_request_rate, mix_plans
 from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
 from hetero.planning.solver.slicing import slice_order
 from tests.support.evaluation import plan
-from tests.support.every_assignment import every_assignment, every_load, least_bottleneck
-from tests.support.instances import random_problem
+from tests.support.exhaustive_search import every_assignment, every_load, least_bottleneck
+from tests.support.planner_problems import random_problem
 
 SIZES = [(9, 2), (8, 3), (9, 3), (6, 3), (7, 2)]
 

@@ -8,7 +8,7 @@ import pytest
 from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse, fuse_cycles
 from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.problem import allowed_devices, loads
-from tests.support.instances import random_problem, residual_network
+from tests.support.planner_problems import random_problem, residual_network
 
 
 @pytest.mark.parametrize("seed", range(6))

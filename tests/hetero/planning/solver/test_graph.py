@@ -9,7 +9,7 @@ from hetero.devices.errors import PlanError
 from hetero.planning.solver.graph import strong_components, topological_order
 from hetero.planning.solver.problem import Problem, make_problem
 from tests.support.evaluation import evaluate
-from tests.support.instances import random_problem
+from tests.support.planner_problems import random_problem
 
 
 def chain(times: list[list[float]], cost: float) -> Problem:

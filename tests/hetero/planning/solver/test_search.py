@@ -12,8 +12,8 @@ from hetero.devices.errors import PlanError
 from hetero.planning.solver.candidates import Candidate, Hint, Solution
 from hetero.planning.solver.problem import is_feasible, make_problem
 from tests.support.evaluation import evaluate, plan
-from tests.support.every_assignment import every_assignment, least_bottleneck
-from tests.support.instances import DATA, load, random_problem, residual_network
+from tests.support.exhaustive_search import every_assignment, least_bottleneck
+from tests.support.planner_problems import DATA, load, random_problem, residual_network
 
 #: Best contiguous plan of each published instance, by the authors' dynamic programme.
 CONTIGUOUS = {

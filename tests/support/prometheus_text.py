@@ -1,4 +1,4 @@
-"""A strict reader of Prometheus' text format, by the rules of its document."""
+"""A strict parser of the Prometheus exposition format, by its specification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass
 class Family:
-    """One metric: its type, and its values by name's suffix and labels."""
+    """A metric family: its type, and its values by name suffix and labels."""
 
     kind: str
     values: dict[tuple[str, Labels], float] = field(default_factory=dict)
@@ -25,27 +25,27 @@ class Family:
 
 
 def read(text: str) -> dict[str, Family]:
-    """Read an exposition; AssertionError where it breaks a rule."""
+    """Parse an exposition; raise AssertionError if it breaks a rule."""
     assert text.endswith("\n"), "the last line ends in a line feed"
-    found: dict[str, Family] = {}
+    families: dict[str, Family] = {}
     name, helped = "", ""
     for line in text[:-1].split("\n"):
         if line.startswith("# HELP "):
             helped = line.split(" ", 3)[2]
-            assert helped not in found, f"{helped}: one group of lines for each metric"
+            assert helped not in families, f"{helped}: one group of lines for each metric"
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
             assert re.fullmatch(NAME, name)
             assert kind in ("counter", "gauge", "histogram", "summary", "untyped")
             assert name == helped, "HELP and TYPE come first, and belong together"
             assert kind != "counter" or name.endswith("_total")
-            found[name] = Family(kind)
+            families[name] = Family(kind)
         else:
-            _sample(line, name, found[name])
-    for family in found.values():
+            _sample(line, name, families[name])
+    for family in families.values():
         if family.kind == "histogram":
             _check_histogram(family)
-    return found
+    return families
 
 
 def _sample(line: str, name: str, family: Family) -> None:

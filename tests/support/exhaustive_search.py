@@ -1,4 +1,4 @@
-"""Brute force over every assignment of a small problem, written apart from the planner."""
+"""Exhaustive search over the assignments of a small problem, independent of the planner."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetero.planning.solver.problem import Problem
 
 
 def every_assignment(problem: Problem) -> np.ndarray:
-    """All assignments that support, pins, colocation and memory allow, one a row."""
+    """Return all assignments that support, pins, colocation and memory allow, one per row."""
     n, k = problem.times.shape
     rows = np.array(list(itertools.product(range(k), repeat=n)))
     good = np.isfinite(problem.times[np.arange(n), rows]).all(axis=1)
@@ -24,21 +24,21 @@ def every_assignment(problem: Problem) -> np.ndarray:
 
 
 def every_load(problem: Problem, rows: np.ndarray) -> np.ndarray:
-    """Load of each device under each assignment, shape (rows, devices)."""
+    """Return the load of each device under each assignment, shape (rows, devices)."""
     k = problem.device_count
     result = np.zeros((len(rows), k))
     for d in range(k):
-        here = rows == d
+        is_on_device = rows == d
         result[:, d] = (
-            here * np.where(np.isfinite(problem.times[:, d]), problem.times[:, d], 0)
+            is_on_device * np.where(np.isfinite(problem.times[:, d]), problem.times[:, d], 0)
         ).sum(1)
         for h, tail in enumerate(problem.tails):
-            heads = here[:, list(problem.heads[h])]
-            result[:, d] += problem.send[h, d] * (here[:, tail] & ~heads.all(axis=1))
-            result[:, d] += problem.receive[h, d] * (~here[:, tail] & heads.any(axis=1))
+            heads = is_on_device[:, list(problem.heads[h])]
+            result[:, d] += problem.send[h, d] * (is_on_device[:, tail] & ~heads.all(axis=1))
+            result[:, d] += problem.receive[h, d] * (~is_on_device[:, tail] & heads.any(axis=1))
     return result
 
 
 def least_bottleneck(problem: Problem) -> float:
-    """The optimum."""
+    """Return the smallest bottleneck of all assignments."""
     return float(every_load(problem, every_assignment(problem)).max(axis=1).min())

@@ -1,4 +1,4 @@
-"""Requests and loads as observers are told of them."""
+"""Requests and loads that observers receive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ended(
     attempts: int = 1,
     runs: tuple[StageTiming, ...] = (),
 ) -> ObservedRequest:
-    """Return a request that was submitted at 10 s and admitted a second later, or never."""
+    """Return a request submitted at 10 s, and admitted at 11 s if it had an attempt."""
     record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 1, 99.0)
     record.state, record.attempt = state, attempts
     record.admitted_s = 11.0 if attempts else None

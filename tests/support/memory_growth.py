@@ -1,4 +1,4 @@
-"""Prints by how many bytes a number of requests grows a process that does nothing else."""
+"""Program that prints the growth of its memory, in bytes, over a number of requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.small_models import compile_cpu, make_model
 
 
 def resident_nbytes() -> int:
-    """Return what the process has in memory now."""
+    """Return the resident memory of the process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
-#: Input shapes that take turns: images of these sizes.
+#: Image sizes of consecutive requests.
 SIZES = range(8, 58)
 
 
@@ -41,13 +41,13 @@ def main(count: int) -> None:
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
     compiled = compile_cpu(model, INFERENCE_NUM_THREADS=1)
 
-    def ask(count: int) -> None:
+    def run_requests(count: int) -> None:
         for i in range(count):
             compiled([images[i % len(images)]])
 
-    ask(4000)  # Python and numpy fill the caches that they reuse
+    run_requests(4000)  # fills the caches of Python and numpy
     before = resident_nbytes()
-    ask(count)
+    run_requests(count)
     print(resident_nbytes() - before)
 
 

@@ -1,4 +1,4 @@
-"""Decoders of one layer whose states are not grown by Concat: other attention, recurrent ones."""
+"""One-layer decoders with states that no Concat extends: fused attention, GRU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOM = 24
 
 _BEGIN = """<ir_version: 10, opset_import: ["": {opset}]>
 decoder (int64[batch, length] input_ids, {ports})
-    => (float[batch, length, 40] logits, {made})
+    => (float[batch, length, 40] logits, {states})
 {{
     words = Gather (embedding, input_ids)
 """
@@ -27,14 +27,14 @@ _END = """
 
 
 def attention() -> onnx.ModelProto:
-    """Return a layer of opset 23's Attention, which makes the longer cache itself."""
+    """Return a layer of opset 23's Attention, which extends the cache itself."""
     cache = "float[batch, 2, {0}, 8]"
     ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
-    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    states = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
     return _model(
         23,
         ports,
-        made,
+        states,
         _PROJECTED
         + """
     y, "present.0.key", "present.0.value" =
@@ -45,18 +45,18 @@ def attention() -> onnx.ModelProto:
 
 
 def grouped(attributes: str = "", keys: str = "k = MatMul (words, wk)") -> onnx.ModelProto:
-    """Return the same layer as onnxruntime-genai's builder writes it: a head's size is open.
+    """Return a GroupQueryAttention layer as in models of onnxruntime-genai: any head size.
 
-    `attributes`: more of its attention's, as ", local_window_size = 4".
-    `keys`: how those are made; `whole` is how many tokens there are.
+    `attributes`: further attributes of the attention, such as ", local_window_size = 4".
+    `keys`: the line that computes the keys; `whole` is the number of tokens.
     """
     cache = "float[batch, 2, {0}, size]"
     ports = [f"{cache.format('past')} past_key_values.0.{kind}" for kind in ("key", "value")]
-    made = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
+    states = [f"{cache.format('longer')} present.0.{kind}" for kind in ("key", "value")]
     model = _model(
         18,
         [*ports, "int64[batch, whole] attention_mask"],
-        made,
+        states,
         """
     axis = Constant <value = int64[1] {1}> ()
     one = Constant <value = int64 {1}> ()
@@ -80,15 +80,15 @@ def grouped(attributes: str = "", keys: str = "k = MatMul (words, wk)") -> onnx.
 
 
 def scattered() -> onnx.ModelProto:
-    """Return a layer of opset 24's, whose cache has its full length from the beginning."""
+    """Return a layer of opset 24's TensorScatter, whose cache has a fixed length."""
     cache = f"float[batch, 2, {ROOM}, 8]"
     ports = [f"{cache} past_key_values.0.{kind}" for kind in ("key", "value")]
     ports += ["int64[batch] write_indices", "int64[batch] nonpad_kv_seqlen"]
-    made = [f"{cache} present.0.{kind}" for kind in ("key", "value")]
+    states = [f"{cache} present.0.{kind}" for kind in ("key", "value")]
     return _model(
         24,
         ports,
-        made,
+        states,
         _PROJECTED
         + """
     split = Constant <value = int64[4] {0, 0, 2, 8}> ()
@@ -110,7 +110,7 @@ def scattered() -> onnx.ModelProto:
 
 
 def recurrent() -> onnx.ModelProto:
-    """Return a layer with a state of one size, which takes the place of the one before."""
+    """Return a GRU layer, whose state has a fixed size and is replaced in each step."""
     return _model(
         17,
         ["float[1, batch, 16] past_state.0"],
@@ -125,13 +125,13 @@ def recurrent() -> onnx.ModelProto:
     )
 
 
-def _model(opset: int, ports: list[str], made: list[str], body: str) -> onnx.ModelProto:
+def _model(opset: int, ports: list[str], states: list[str], body: str) -> onnx.ModelProto:
     def quoted(port: str) -> str:
         kind, _, name = port.rpartition(" ")
         return f'{kind} "{name}"'
 
     text = _BEGIN.format(
-        opset=opset, ports=", ".join(map(quoted, ports)), made=", ".join(map(quoted, made))
+        opset=opset, ports=", ".join(map(quoted, ports)), states=", ".join(map(quoted, states))
     )
     model = parse_model(text + body + _END)
     rng = np.random.default_rng(5)

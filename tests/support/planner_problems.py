@@ -1,4 +1,4 @@
-"""Planner problems for tests and benchmarks: published files, made graphs."""
+"""Planner problems for tests and benchmarks: published files and generated graphs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ DATA = Path(__file__).parents[1] / "data" / "partition"
 
 
 def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.0) -> Problem:
-    """Problem of one file of the device-placement data set.
+    """Read the problem of one file of the device-placement data set.
 
-    Its accelerators come first, then its CPUs. Accelerators pay ``cost`` for each tensor that they
-    send or receive and have the memory limit; CPUs have neither.
+    Its accelerators precede its CPUs. The memory limit and the ``cost`` of each tensor that is sent
+    or received apply to accelerators alone.
 
     Parameters
     ----------
     mask, seed : float, int
-        Share of nodes, drawn with ``seed``, that accelerators are made not to support.
+        Share of nodes, drawn with ``seed``, that accelerators do not support.
     slow : float
-        When not 0: one accelerator and one CPU that is ``slow`` times slower, both pay transfers,
-        no memory limit.
+        If not 0: one accelerator and one CPU that is ``slow`` times slower; both pay transfers,
+        without a memory limit.
     """
     raw: dict[str, Any] = json.loads(Path(path).read_text())
     k, cpus = (1, 1) if slow else (int(raw["maxFPGAs"]), int(raw.get("maxCPUs", 0)))
@@ -70,7 +70,7 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
 
 
 def random_problem(seed: int, *, nodes: int, devices: int, **limits: Any) -> Problem:
-    """A random graph with unlike devices, holes in the support, and transfers worth minding."""
+    """Return a random graph with unlike devices, unsupported nodes, and costly transfers."""
     rng = random.Random(seed)
     times = np.array([[rng.uniform(1, 10) for _ in range(devices)] for _ in range(nodes)])
     if rng.random() < 0.3:
@@ -91,9 +91,9 @@ def random_problem(seed: int, *, nodes: int, devices: int, **limits: Any) -> Pro
 
 
 def residual_network(nodes: int, seed: int) -> Problem:
-    """Blocks of parallel branches that join, a skip around each, on 2 accelerators and 2 CPUs.
+    """Return residual blocks of parallel branches, for 2 accelerators and 2 CPUs.
 
-    About one node in ten is not supported by the accelerators; nodes of a block have its size.
+    The accelerators do not support about one node in ten; all nodes of a block are of one size.
     """
     rng = random.Random(seed)
     times: list[list[float]] = []
@@ -119,8 +119,8 @@ def residual_network(nodes: int, seed: int) -> Problem:
     table[np.array([rng.random() < 0.1 for _ in times]), :2] = np.inf
     uses: dict[int, tuple[list[int], float]] = {}
     for tail, heads, cost in tensors:
-        kept = uses.setdefault(tail, ([], cost))
-        kept[0].extend(heads)
+        entry = uses.setdefault(tail, ([], cost))
+        entry[0].extend(heads)
     return make_problem(
         table,
         [(t, heads, np.full(4, cost), np.full(4, cost)) for t, (heads, cost) in uses.items()],
