@@ -3,6 +3,7 @@
 ========================  ==========================================================
 unsupported-nodes         nodes that no device supports
 unused-device             a requested device that gets no node
+single-device             a split model that one requested device runs alone
 fallback                  nodes that the preferred device refuses
 ping-pong                 a subgraph that gets data from a device and sends data back to it
 tiny-subgraph             a subgraph with few nodes, or with less work than call overhead
@@ -35,7 +36,7 @@ MAX_LISTED: Final = 12
 STRICT: Final = frozenset({"unsupported-nodes", "unused-device", "fallback", "not-cut"})
 #: Codes by severity; the others are warnings.
 _ERROR_CODES: Final = ("unsupported-nodes", "not-cut")
-_INFO_CODES: Final = ("double-wire", "unknown-wire", "planned-shapes")
+_INFO_CODES: Final = ("double-wire", "unknown-wire", "planned-shapes", "single-device")
 _RANK: Final = {"error": 0, "warning": 1, "info": 2}
 _count_nodes: Final = partial(counted, noun="node")
 #: Bytes of an element, for casts.
@@ -57,8 +58,9 @@ def lints(document: _Document) -> list[dict[str, Any]]:
             listed.append(lint)
     for code, count in counts.items():
         if count > MAX_LISTED:
-            text = f"{count - MAX_LISTED} more of {code}."
-            listed.append(_lint(code, text) | {"severity": "info"})
+            rest = count - MAX_LISTED
+            text = f"{rest} more of {code}."
+            listed.append(_lint(code, text) | {"severity": "info", "count": rest})
     return listed
 
 
@@ -71,7 +73,14 @@ def _lint(code: str, message: str, **places: list[Any]) -> dict[str, Any]:
     """`places`: the nodes, subgraphs and devices that have the problem."""
     severity = "error" if code in _ERROR_CODES else "info" if code in _INFO_CODES else "warning"
     no_places: dict[str, list[Any]] = {"nodes": [], "subgraphs": [], "devices": []}
-    return {"code": code, "severity": severity, "message": message, **no_places, **places}
+    return {
+        "code": code,
+        "severity": severity,
+        "message": message,
+        "count": 1,
+        **no_places,
+        **places,
+    }
 
 
 def _nodes(document: _Document) -> _Lints:
@@ -124,7 +133,26 @@ def _devices(document: _Document) -> _Lints:
         else:
             why = f"it supports {count}, but using it makes the plan no faster"
         text = f"{name} was requested but is not used: {why}."
-        yield _lint("unused-device", text, devices=[name])
+        lint = _lint("unused-device", text, devices=[name])
+        # The end of a priority list is a fallback, which is not used if all goes well.
+        yield lint | {"severity": "info"} if device["supported"] else lint
+    yield from _single_device(document)
+
+
+def _single_device(document: _Document) -> _Lints:
+    """Name a device that supports every node, if no cost says whether the split is better."""
+    total = document["model"]["nodes"]
+    used = [device for device in document["devices"] if device["used"]]
+    if document["plan"] or len(used) < 2 or document["request"]["pins"]:
+        return
+    for device in used:
+        if device["supported"] == total:
+            text = (
+                f"{device['name']} runs all {_count_nodes(total)}. Unless the split is faster, put "
+                f"{device['name']} first; `hetero plan` compares them."
+            )
+            yield _lint("single-device", text, devices=[device["name"]])
+            return
 
 
 def _subgraphs(document: _Document) -> _Lints:

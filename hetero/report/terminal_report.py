@@ -72,7 +72,8 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
                 visible(lint["message"]),
             )
         if len(lints) > MAX_LINTS:
-            yield styled(f"and {len(lints) - MAX_LINTS} more of {code}", style="dim")
+            rest = sum(lint["count"] for lint in lints[MAX_LINTS:])
+            yield styled(f"and {rest} more of {code}", style="dim")
 
 
 def _devices(document: dict[str, Any]) -> Rows:

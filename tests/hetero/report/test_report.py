@@ -275,6 +275,26 @@ def test_unused_device_lint_names_the_devices_before_it() -> None:
     assert "put it first" in lint["message"]
 
 
+def test_unused_fallback_is_information_and_useless_device_a_warning() -> None:
+    document = build_report(survey_of(chain("Abs"), {"ORT": None, "CPU": None, "NULL": []}))
+    severities = {
+        lint["devices"][0]: lint["severity"]
+        for lint in document["lints"]
+        if lint["code"] == "unused-device"
+    }
+    assert severities == {"CPU": "info", "NULL": "warning"}
+
+
+def test_single_device_lint_names_a_device_that_runs_all_nodes() -> None:
+    model = chain("Abs", "Neg", "Abs")
+    document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
+    (lint,) = [lint for lint in document["lints"] if lint["code"] == "single-device"]
+    assert lint["devices"] == ["CPU"]
+    assert lint["message"].startswith("CPU runs all 3 nodes.")
+    document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": ["Neg"]}))
+    assert "single-device" not in lint_codes(document)
+
+
 def test_lints_of_a_plan() -> None:
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
@@ -310,7 +330,13 @@ def test_many_lints_of_one_code_are_counted() -> None:
     model = chain(*["Abs", "Neg"] * 40, "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     assert Counter(lint_codes(document))["ping-pong"] == 13
-    assert any(lint["message"] == "28 more of ping-pong." for lint in document["lints"])
+    ping_pongs = [lint for lint in document["lints"] if lint["code"] == "ping-pong"]
+    assert ping_pongs[-1]["message"] == "28 more of ping-pong."
+    # Each of the 40 inner subgraphs on CPU gets its data from ORT and sends it back.
+    assert sum(lint["count"] for lint in ping_pongs) == 40
+    console = Console(width=200, record=True)
+    console.print(report_table(document))
+    assert "and 38 more of ping-pong" in console.export_text()
 
 
 def test_lint_codes_are_in_schema_and_docstring() -> None:
