@@ -271,6 +271,7 @@ LIBRARY_USERS = {
     "orjson": ["hetero/apps/serve/*.py"],
     "grpc": ["hetero/apps/serve/*.py"],
     "jinja2": ["hetero/apps/serve/tokenizer.py"],
+    "yaml": ["devices/file_reader.py"],
 }
 
 

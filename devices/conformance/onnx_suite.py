@@ -16,6 +16,7 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
+from hetero.devices.file_reader import read_regular
 from hetero.devices.model.light_models import (
     light_model_inputs,
     light_model_outputs,
@@ -137,7 +138,7 @@ def _read(folder: Path, prefix: str, ports: Sequence[onnx.ValueInfoProto]) -> li
     """Read the values of `ports` from a data set's folder."""
     values: list[Any] = []
     for i in range(len(list(folder.glob(f"{prefix}_*.pb")))):
-        data = (folder / f"{prefix}_{i}.pb").read_bytes()
+        data = read_regular(folder / f"{prefix}_{i}.pb", 2**31)
         kind = ports[i].type.WhichOneof("value")
         if kind == "sequence_type":
             values.append(numpy_helper.to_list(onnx.SequenceProto.FromString(data)))

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from hetero.devices.errors import ArgumentError, ModelError
+from hetero.devices.file_reader import read_regular
 from hetero.devices.model.model import Model, Node, header_with
 from hetero.devices.model.tensor_spec import TensorSpec
 
@@ -208,7 +209,7 @@ def _import_attribute(module: str, attribute: str) -> object:
 def _digest(module: str) -> str:
     """Return a hash of a module's source code."""
     file = getattr(sys.modules[module], "__file__", None)
-    return xxhash.xxh3_64_hexdigest(Path(file).read_bytes()) if file else "interactive"
+    return xxhash.xxh3_64_hexdigest(read_regular(Path(file))) if file else "interactive"
 
 
 def library_origin(path: str | Path) -> str:
@@ -218,7 +219,7 @@ def library_origin(path: str | Path) -> str:
     """
     path = Path(path).resolve()
     try:
-        return f"{path}#{xxhash.xxh3_64_hexdigest(path.read_bytes())}"
+        return f"{path}#{xxhash.xxh3_64_hexdigest(read_regular(path, 2**31))}"
     except OSError as error:
         raise ArgumentError(
             f"extension {str(path)!r} cannot be read: {error.strerror}. Pass the path of a library "

@@ -18,6 +18,8 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from hetero.devices.errors import ModelError
+from hetero.devices.file_reader import parse_json
 from hetero.devices.model.tensor_spec import TensorSpec
 
 #: `Model` and `Node` of `hetero.devices.model.model`, which imports this module.
@@ -84,11 +86,22 @@ def value_ranges(
 
     `longest` is the maximum length of a dynamic axis; `hints` are additional ranges of inputs.
     """
-    stored_ranges = json.loads(model.metadata.get(RANGES, "{}"))
-    bounds = {n: (int(a), int(b)) for n, (a, b) in stored_ranges.items()} | dict(hints or {})
+    bounds = _stored_ranges(model) | dict(hints or {})
     forward = _forward(model, bounds, longest)
     bounds = _backward(model, forward, bounds)
     return _forward(model, bounds, longest)
+
+
+def _stored_ranges(model: Model) -> dict[str, Range]:
+    """Return the ranges that a stage has from the complete model."""
+    text = model.metadata.get(RANGES, "{}")
+    try:
+        return {name: (int(low), int(high)) for name, (low, high) in parse_json(text).items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise ModelError(
+            f"model {model.name!r}: metadata {RANGES}: {error}; expected the ranges that hetero "
+            "writes. Compile the model again."
+        ) from error
 
 
 def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | None:

@@ -15,6 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from hetero.devices.errors import ModelNotFoundError
+from hetero.devices.file_reader import read_regular
 
 if TYPE_CHECKING:
     from hetero.devices.model.model import Model
@@ -54,4 +55,5 @@ def light_model_outputs(name: str) -> list[np.ndarray]:
     """Return onnx's reference outputs of ``light:NAME``."""
     path = light_model_path(name)
     tensors = sorted(path.parent.glob(f"{path.stem}_output_*.pb"))
-    return [numpy_helper.to_array(onnx.load_tensor(str(file))) for file in tensors]
+    protos = [onnx.load_tensor_from_string(read_regular(file)) for file in tensors]
+    return [numpy_helper.to_array(proto) for proto in protos]

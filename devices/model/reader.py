@@ -18,8 +18,10 @@ from hetero.devices.errors import (
     ModelTypeError,
     UnsupportedOpsetError,
 )
+from hetero.devices.file_reader import read_regular
+from hetero.devices.model.integer_ranges import RANGES
 from hetero.devices.model.light_models import PREFIX, light_model_path
-from hetero.devices.model.model import Constant, Model, Node
+from hetero.devices.model.model import Constant, Model, Node, set_metadata
 from hetero.devices.model.node_validation import validate_attribute, validate_nodes
 from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
 from hetero.devices.model.tensor_spec import TensorSpec, check_text
@@ -92,7 +94,7 @@ def _from_file(path: Path) -> Model:
                 f"{path}: expected at most {PROTOBUF_NBYTES} bytes, got {nbytes}. Save the model "
                 "with external data: onnx.save_model(model, path, save_as_external_data=True)."
             )
-        data = path.read_bytes()
+        data = read_regular(path, PROTOBUF_NBYTES)
     except ModelError:
         raise
     except OSError as error:
@@ -176,6 +178,8 @@ def _header(proto: onnx.ModelProto, context: str) -> onnx.ModelProto:
     header.ir_version = max(header.ir_version, 4)
     if not header.opset_import:  # IR versions below 3 import no opset and mean opset 1
         header.opset_import.add(domain="", version=1)
+    # Ranges are proofs for stages that hetero extracts itself; in a file they are claims.
+    set_metadata(header, {RANGES: None})
     for prop in header.metadata_props:
         check_text((prop.key, prop.value), context)
     _check_opsets(header.opset_import, context)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from hetero.devices.errors import (
     ArgumentError,
@@ -14,6 +13,7 @@ from hetero.devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from hetero.devices.file_reader import DocumentError, parse_json
 from hetero.devices.model.model import Model, header_with
 from hetero.devices.model.tensor_spec import TensorSpec
 
@@ -87,8 +87,8 @@ def _declared_states(model: Model) -> dict[str, str]:
     """Return the mapping in the model's metadata: input pattern -> output pattern."""
     text = model.metadata[STATES]
     try:
-        states: Any = json.loads(text)
-    except ValueError:
+        states = parse_json(text)
+    except DocumentError:
         states = None
     if not isinstance(states, dict) or not all(isinstance(v, str) for v in states.values()):
         raise ModelError(
@@ -105,13 +105,12 @@ def _match_inputs(model: Model, pattern: str, target: str) -> dict[str, str]:
             f"states {pattern!r}: {target!r}: expected at most as many * in the output as in the "
             "input, because each * of the output repeats the text of one in the input."
         )
-    expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
     first, *rest = target.split("*")
     pairs = {}
     for port in model.inputs:
-        if match := expression.fullmatch(port.name):
-            texts = zip(match.groups(), rest, strict=False)
-            pairs[port.name] = first + "".join(text + part for text, part in texts)
+        if (texts := _starred_texts(pattern, port.name)) is not None:
+            parts = zip(texts, rest, strict=False)
+            pairs[port.name] = first + "".join(text + part for text, part in parts)
     if not pairs:
         raise TensorNameError(
             f"model {model.name!r}: no input matches state {pattern!r}; the inputs are "
@@ -119,6 +118,26 @@ def _match_inputs(model: Model, pattern: str, target: str) -> dict[str, str]:
             name=pattern,
         )
     return pairs
+
+
+def _starred_texts(pattern: str, name: str) -> list[str] | None:
+    """Return the text of each ``*`` in a name, earlier ones as long as possible, if it matches.
+
+    A regular expression could take exponential time.
+    """
+    first, *middle = pattern.split("*")
+    if not middle:
+        return [] if name == first else None
+    last = middle.pop()
+    if len(name) < len(first) + len(last) or not name.endswith(last) or not name.startswith(first):
+        return None
+    texts, end = list[str](), len(name) - len(last)
+    for part in reversed(middle):
+        if (at := name.rfind(part, len(first), end)) < 0:
+            return None
+        texts.append(name[at + len(part) : end])
+        end = at
+    return [name[len(first) : end], *reversed(texts)]
 
 
 def _variable(model: Model, port: TensorSpec, name: str) -> Variable:

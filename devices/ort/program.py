@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -19,6 +18,7 @@ import onnx
 import onnxruntime
 
 from hetero.devices.errors import DeviceError
+from hetero.devices.file_reader import parse_json, read_regular
 from hetero.devices.model.model import Model
 from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.reader import read_model
@@ -281,7 +281,8 @@ class OrtProgram(Program):
             with NativeCall():
                 session.run(self._session_outputs, self._feeds(values))
             runs += 1
-        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+        profile = read_regular(Path(session.end_profiling()), 2**31)
+        events: list[dict[str, Any]] = parse_json(profile.decode())
         times: dict[str, list[float]] = {}
         for event in events:
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):

@@ -7,7 +7,6 @@ A plugin declares a `PropertyTable` of the properties that it supports.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import PropertyError, UnknownPropertyError
+from hetero.devices.file_reader import parse_json
 
 Config = Mapping[str, Any]
 
@@ -147,8 +147,8 @@ class Property:
             if isinstance(value, Mapping):
                 return deepcopy(dict(value))
             try:
-                parsed = json.loads(value)
-            except (TypeError, ValueError, RecursionError):
+                parsed = parse_json(value)
+            except (TypeError, ValueError):
                 parsed = None
             if isinstance(parsed, dict):
                 return parsed

@@ -10,11 +10,12 @@ from typing import Any, Final
 from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
 from hetero.affinity.metadata import metadata_pins
 from hetero.devices.errors import AffinityError, ArgumentTypeError
+from hetero.devices.file_reader import FileReader
 from hetero.devices.model.model import Model
-from hetero.scheduler.formats.regular_file import read_regular
 
-#: The size limit of an affinity file.
-_MAX_FILE_NBYTES: Final = 2**25
+_READER: Final = FileReader(
+    "affinity file", AffinityError, "Write {pattern: device}, as JSON or YAML.", max_nbytes=2**25
+)
 #: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
 AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 
@@ -27,21 +28,16 @@ def load_affinity(path: str | Path) -> dict[str, str]:
     Raises AffinityError: with the path, and with the line if the parser reports one.
     """
     path = Path(path)
-    try:
-        text = read_regular(path, _MAX_FILE_NBYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AffinityError(
-            f"affinity file {path}: cannot be read: {error}. Expected a JSON or YAML file with "
-            "{pattern: device}.",
-            path=str(path),
-        ) from error
-    entries = _json_entries(text, path) if path.suffix == ".json" else _yaml_entries(text, path)
+    entries = _json_entries(path) if path.suffix == ".json" else _yaml_entries(path)
     pins: dict[str, str] = {}
     for pattern, device, line in entries:
+        problem = ""
         if pattern in pins:
-            raise _error(path, line, f"pattern {pattern!r} occurs twice; keep one")
-        if not isinstance(device, str) or not device:
-            raise _error(path, line, f"pattern {pattern!r}: expected a device name, got {device!r}")
+            problem = f"pattern {pattern!r} occurs twice; keep one"
+        elif not isinstance(device, str) or not device:
+            problem = f"pattern {pattern!r}: expected a device name, got {device!r}"
+        if problem:
+            raise _READER.problem(path, problem, line or _json_line(path, pattern))
         pins[pattern] = device
     return pins
 
@@ -87,63 +83,50 @@ def collect_pins(model: Model, devices: Sequence[str], source: AffinitySource | 
     return pins.with_fallback(metadata)
 
 
-def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
+def _json_entries(path: Path) -> list[tuple[str, Any, int | None]]:
     class Pairs(list[tuple[str, Any]]):
         """A JSON object that keeps repeated keys."""
 
-    try:
-        content = json.loads(text, object_pairs_hook=Pairs)
-    except json.JSONDecodeError as error:
-        raise _error(path, error.lineno, f"not JSON: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise _error(path, None, f"cannot be read: {error}") from error
+    content = _READER.read_json(path, Pairs)
     if isinstance(content, Pairs) and len(content) == 1:
         key, inner = content[0]
         if key == "affinity" and isinstance(inner, Pairs):
             content = inner
     if not isinstance(content, Pairs):
-        raise _error(path, 1, f"expected {{pattern: device}}, got {type(content).__name__}")
-    lines = text.splitlines()
-
-    def line_of(key: str) -> int | None:
-        quoted = json.dumps(key)
-        return next((i for i, line in enumerate(lines, 1) if quoted in line), None)
-
-    return [(key, value, line_of(key)) for key, value in content]
+        problem = f"expected {{pattern: device}}, got {type(content).__name__}"
+        raise _READER.problem(path, problem, 1)
+    return [(key, value, None) for key, value in content]
 
 
-def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
-    import yaml  # imported here because few callers use YAML, and the import slows every start
+def _json_line(path: Path, key: str) -> int | None:
+    """Return the line of a key in a JSON file; its last one if it occurs twice."""
+    before, quoted, _ = _READER.read_text(path).rpartition(json.dumps(key))
+    return before.count("\n") + 1 if quoted else None
 
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else None
-        raise _error(path, line, f"not YAML: {getattr(error, 'problem', error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise _error(path, None, f"cannot be read: {error}") from error
-    if isinstance(root, yaml.MappingNode) and len(root.value) == 1:
-        key, inner = root.value[0]
-        if key.value == "affinity" and isinstance(inner, yaml.MappingNode):
-            root = inner
+
+def _yaml_entries(path: Path) -> list[tuple[str, Any, int | None]]:
+    root = _READER.read_yaml_nodes(path)
     if root is None:
         return []
-    if not isinstance(root, yaml.MappingNode):
-        line = root.start_mark.line + 1
-        raise _error(path, line, f"expected {{pattern: device}}, got {root.tag}")
+    if root.id == "mapping" and len(root.value) == 1:
+        key, inner = root.value[0]
+        if key.value == "affinity" and inner.id == "mapping":
+            root = inner
+    if root.id != "mapping":
+        problem = f"expected {{pattern: device}}, got {root.tag}"
+        raise _READER.problem(path, problem, root.start_mark.line + 1)
     entries: list[tuple[str, Any, int | None]] = []
     for key, value in root.value:
         line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise _error(path, line, f"expected a pattern, got {key.tag}")
+        if key.id != "scalar":
+            raise _READER.problem(path, f"expected a pattern, got {key.tag}", line)
         if value.tag != "tag:yaml.org,2002:str":
-            kind = value.tag.rpartition(":")[2]
-            raise _error(path, line, f"pattern {key.value!r}: expected a device name, got {kind}")
+            problem = f"pattern {key.value!r}: expected a device name, got {_yaml_type(value)}"
+            raise _READER.problem(path, problem, line)
         entries.append((key.value, value.value, line))
     return entries
 
 
-def _error(path: Path, line: int | None, problem: str) -> AffinityError:
-    place = f"{path}:{line}" if line else str(path)
-    return AffinityError(f"affinity file {place}: {problem}.", path=str(path), line=line)
+def _yaml_type(node: Any) -> str:
+    """Return the type of a YAML node, such as ``int``."""
+    return str(node.tag).rpartition(":")[2]

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import io
-import json
 import logging
 import os
 import re
@@ -25,10 +24,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from hetero.devices.errors import BlobError
+from hetero.devices.file_reader import open_regular, parse_json, read_regular
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.scheduler.formats.blob_file import BlobFile, ForeignError, is_own
 from hetero.scheduler.formats.publish import TEMPORARY_SUFFIX, publish
-from hetero.scheduler.formats.regular_file import open_regular
 
 _log = logging.getLogger(__name__)
 
@@ -259,7 +258,7 @@ class Cache:
         """Return the problem with a file, or None."""
         try:
             if entry.path.name.endswith(COSTS_SUFFIX):
-                json.loads(entry.path.read_bytes())
+                parse_json(read_regular(entry.path, follow_links=False).decode())
             else:
                 self._open(entry.path).verify()
         except (BlobError, OSError, ValueError) as error:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hetero.devices.file_reader import read_regular
 from hetero.devices.model.model import Model
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
 from hetero.scheduler.formats.blob_format import FORMAT_VERSION
-from hetero.scheduler.formats.regular_file import read_regular
 from hetero.version import hetero_version
 
 

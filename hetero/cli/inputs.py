@@ -13,9 +13,10 @@ import onnx
 
 from hetero.cli.option_types import Decorator, combine_options, name_value_pairs
 from hetero.devices.errors import ExternalDataError
+from hetero.devices.file_reader import open_regular, read_regular
 from hetero.devices.model.light_models import PREFIX, light_model_inputs
 from hetero.devices.model.model import Model
-from hetero.devices.model.tensor_proto import tensor_array
+from hetero.devices.model.tensor_proto import PROTOBUF_NBYTES, tensor_array
 from hetero.devices.plugin.install_command import install_command
 from hetero.measure.sample_inputs import sample_inputs
 
@@ -162,7 +163,7 @@ def _read(text: str, model: Model) -> dict[str, Any]:
     try:
         if path.suffix == ".npz":
             _check_unpacked(text, path)
-            with np.load(path, allow_pickle=False) as archive:
+            with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
                 keys = [name] if name else archive.files
                 if missing := set(keys) - set(archive.files):
                     raise click.UsageError(
@@ -171,8 +172,10 @@ def _read(text: str, model: Model) -> dict[str, Any]:
                     )
                 return {key: archive[key] for key in keys}
         if path.suffix == ".pb":
-            return {name: tensor_array(onnx.load_tensor(str(path)), str(path))}
-        return {name: np.load(path, allow_pickle=False)}
+            tensor = onnx.load_tensor_from_string(read_regular(path, PROTOBUF_NBYTES))
+            return {name: tensor_array(tensor, str(path))}
+        with open_regular(path) as file:
+            return {name: np.load(file, allow_pickle=False)}
     except ExternalDataError as error:
         raise click.UsageError(f"--input {text}: {error}") from error
     except click.UsageError:
@@ -202,7 +205,7 @@ def read_image(path: Path) -> np.ndarray:
             f"{install_command('pictures')}; or pass a .npy file."
         ) from error
     try:
-        with Image.open(path) as file:
-            return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
+        with open_regular(path) as file, Image.open(file) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise click.UsageError(f"--input {path}: Pillow cannot read the image: {error}") from error

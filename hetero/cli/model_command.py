@@ -21,6 +21,7 @@ from hetero.cli.terminal import console, print_note, progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.devices.errors import ModelError
+from hetero.devices.file_reader import open_regular
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.plugin_source import PluginSource
@@ -183,7 +184,7 @@ def is_blob(model: str) -> bool:
         return False
     if not path.stat().st_size:
         raise ModelError(f"{model} is empty; expected an ONNX model or a blob.")
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
 
 

@@ -66,7 +66,7 @@ def _samples(model: Model) -> _Samples:
         return _Samples({}, {})
     try:
         return msgspec.json.decode(text, type=_Samples)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ModelError(
             f"model {model.name!r}: metadata {SAMPLE_KEY} is {text[:80]!r}; expected JSON as "
             '{"shapes": {"x": [1, 3]}, "values": {}}. Remove or correct the entry.'

@@ -18,8 +18,8 @@ import xxhash
 from msgspec.msgpack import Decoder
 
 from hetero.devices.errors import BlobError
+from hetero.devices.file_reader import open_regular
 from hetero.scheduler.formats import blob_format as form
-from hetero.scheduler.formats.regular_file import open_regular
 from hetero.scheduler.formats.tensor_entries import (
     DTYPES,
     checked_shape,
@@ -61,7 +61,7 @@ class BlobFile:
     ) -> None:
         self.path = Path(source) if isinstance(source, str | Path) else None
         #: The path with links resolved, for other processes; None for bytes.
-        self.real_path = None if self.path is None else str(self.path.resolve())
+        self.real_path = None if self.path is None else os.path.realpath(self.path)
         if isinstance(source, str | Path):
             self._where = f"blob {source}"
             with _open(Path(source), not of_cache) as file:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -24,6 +25,7 @@ import numpy as np
 import xxhash
 
 from hetero.devices.errors import BlobError
+from hetero.devices.file_reader import open_regular, read_regular
 from hetero.scheduler.formats import blob_format as form
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_writer import BlobWriter
@@ -62,7 +64,7 @@ def is_weightless(source: Source) -> bool:
     path = Path(source)
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
@@ -107,7 +109,7 @@ def outline(source: Source) -> memoryview:
 def _data(source: Source) -> tuple[str, memoryview]:
     """Return the name of a blob for errors, and its bytes."""
     if isinstance(source, str | Path):
-        return f"blob {source}", memoryview(Path(source).read_bytes())
+        return f"blob {source}", memoryview(read_regular(Path(source), sys.maxsize - 1))
     return "blob", memoryview(source).cast("B")
 
 

@@ -5,7 +5,6 @@ Wheels that conflict in one environment can thus serve in one cluster.
 
 from __future__ import annotations
 
-import json
 import platform
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any, Final
 import ray
 
 from hetero.devices.errors import PluginLoadError
+from hetero.devices.file_reader import parse_json
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import load_plugins
 from hetero.scheduler.device.probe import PluginSpec, probe_node
@@ -122,7 +122,7 @@ def _interpreter(specified_path: str) -> str:
             timeout=_START_S,
             check=True,
         )
-        versions_there = json.loads(done.stdout)
+        versions_there = parse_json(done.stdout)
     except subprocess.CalledProcessError as error:
         details = error.stderr.strip().splitlines() or [str(error)]
         raise PluginLoadError(

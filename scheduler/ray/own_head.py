@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from hetero.devices.errors import ClusterError
+from hetero.devices.file_reader import parse_json, read_regular
 from hetero.scheduler.processes.owned_files import is_private, process_start
 from hetero.scheduler.ray.address import check_reachable
 
@@ -27,6 +28,8 @@ _START_S: Final = 120.0
 _END_S: Final = 10.0
 #: Time limit for a running head to respond, in seconds.
 _ANSWER_S: Final = 2.0
+#: Maximum size of a file in the folder, in bytes; the log is the largest.
+_MAX_NBYTES: Final = 2**26
 
 
 def folder() -> Path:
@@ -35,13 +38,22 @@ def folder() -> Path:
     return (parent if len(str(parent)) <= 20 else Path("/tmp")) / f"hetero-pool-{os.getuid()}"
 
 
+def _read(path: Path) -> str:
+    """Return a text file of the local cluster.
+
+    Raises OSError: it cannot be read, is too large, or belongs to another user.
+    """
+    data = read_regular(path, _MAX_NBYTES, follow_links=False, is_own=True)
+    return data.decode(errors="replace")
+
+
 def find_head() -> str | None:
     """Find the user's local cluster: set its access token, return its address; None without one."""
     try:
         _check_private(folder())
-        address = str(json.loads((folder() / "head.json").read_text())["address"])
+        address = str(parse_json(_read(folder() / "head.json"))["address"])
         check_reachable(address, _ANSWER_S)
-    except (OSError, ValueError, KeyError, ClusterError):
+    except (OSError, ValueError, LookupError, TypeError, ClusterError):
         return None
     _let_in()
     return address
@@ -92,7 +104,7 @@ def start_head() -> str:
         address = _address(process, place)
         (place / "head.json").write_text(json.dumps({"address": address}))
     except BaseException as error:
-        log_tail = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
+        log_tail = _read(place / "log")[-1000:] if (place / "log").exists() else ""
         stop_head()
         if not isinstance(error, OSError | ClusterError):  # Ctrl-C
             raise
@@ -112,7 +124,7 @@ def _address(process: subprocess.Popen[bytes], place: Path) -> str:
         if time.monotonic() > until_s:
             raise ClusterError(f"it was not up within {_START_S:.0f} s")
         time.sleep(0.05)
-    address = file.read_text().strip()
+    address = _read(file).strip()
     check_reachable(address, _ANSWER_S)
     return address
 
@@ -153,7 +165,7 @@ def _processes(place: Path) -> Iterator[int]:
     The system does not reuse a session's number while the session has a process.
     """
     try:
-        number, start_time = (place / "session").read_text().split()
+        number, start_time = _read(place / "session").split()
     except (OSError, ValueError):
         return
     leader = int(number)

@@ -24,10 +24,11 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from hetero.devices.errors import ClusterError
+from hetero.devices.file_reader import read_regular
 from hetero.devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
 from hetero.scheduler.processes import process_end
 from hetero.scheduler.processes.home_process import HomeProcess
-from hetero.scheduler.processes.owned_files import process_start
+from hetero.scheduler.processes.owned_files import is_private, process_start
 from hetero.scheduler.ray.address import check_is_node, check_reachable, find_address
 from hetero.scheduler.ray.own_head import find_head
 from hetero.scheduler.ray.private_api import (
@@ -47,6 +48,8 @@ LOOK_S: Final = 2.0
 #: Prefix of a local Ray's temporary folder; its file with the owner's process id and start time.
 _PREFIX: Final = "het-"
 _OWNER: Final = "owner"
+#: Maximum size of that file in bytes.
+_OWNER_NBYTES: Final = 4096
 #: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
 _LONGEST_FOLDER: Final = 30
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -307,7 +310,11 @@ def _make_folder() -> Path:
         ) from error
     for other in folder.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):  # foreign, or another process removed it
-            number, start_time = (other / _OWNER).read_text().split()
+            # Another user may put anything there, such as a pipe that never ends.
+            if not is_private(other):
+                continue
+            owner = read_regular(other / _OWNER, _OWNER_NBYTES, follow_links=False, is_own=True)
+            number, start_time = owner.decode().split()
             if process_start(int(number)) != start_time:
                 shutil.rmtree(other, ignore_errors=True)
     return folder

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgpack
+import msgspec
 
 from hetero.devices.errors import BlobError, PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -215,6 +216,18 @@ def pack_spec(spec: TensorSpec) -> list[Any]:
 
 
 def unpack_spec(entry: list[Any]) -> TensorSpec:
-    """Deserialise a port."""
-    name, kind, shape, *layout = entry
-    return TensorSpec(name, kind, None if shape is None else tuple(shape), *layout)
+    """Deserialise a port.
+
+    Raises ValueError: an entry has another type, or a size that ONNX does not have.
+    """
+    port = msgspec.convert(entry, _Port)
+    return TensorSpec(port.name, port.type, port.shape, port.layout)
+
+
+class _Port(msgspec.Struct, array_like=True):
+    """The serialised form of a port."""
+
+    name: str
+    type: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str | None, ...] | None
+    layout: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,14 @@ import msgspec
 import numpy as np
 
 from hetero.devices.errors import ArgumentError, ArgumentTypeError, ModelError
+from hetero.devices.file_reader import FileReader
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import variables_of
 
+_READER: Final = FileReader(
+    "configuration", ModelError, "Download it again from the model's publisher."
+)
 #: Key of the model metadata that holds a `Decoder` as JSON.
 KEY: Final = "hetero.decoder"
 #: Role of an input -> the names that exporters give it.
@@ -105,7 +108,7 @@ class Decoder:
             )
         try:
             return msgspec.json.decode(model.metadata[KEY], type=cls)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ModelError(
                 f"model {model.name!r}: metadata {KEY} is {model.metadata[KEY][:80]!r}; expected "
                 "the JSON that hetero.read_decoder writes. Read the model with it again."
@@ -254,14 +257,15 @@ def _read_configuration(folder: Path | None) -> dict[str, Any]:
     configuration: dict[str, Any] = {}
     for name in ("config.json", "generation_config.json", "genai_config.json"):
         path = folder / name if folder else None
-        if path is None or not path.is_file():
+        if path is None or not path.exists():
             continue
+        content = _READER.read_json(path)
         try:
-            content = json.loads(path.read_text())
             content = content["model"] if name.startswith("genai") else content
             configuration |= {key: value for key, value in content.items() if value is not None}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path}: not the configuration of a decoder: {error!r}.") from error
+        except (LookupError, TypeError, AttributeError) as error:
+            problem = f"not the configuration of a decoder: {error!r}"
+            raise _READER.problem(path, problem) from error
     return configuration
 
 

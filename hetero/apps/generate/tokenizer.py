@@ -7,8 +7,15 @@ from pathlib import Path
 from typing import Final
 
 from hetero.devices.errors import ArgumentError
+from hetero.devices.file_reader import FileReader
 from hetero.devices.plugin.install_command import install_command
 
+_READER: Final = FileReader(
+    "tokenizer",
+    ArgumentError,
+    "Pass the folder of a tokenizer.json, or token ids.",
+    max_nbytes=2**28,
+)
 #: Maximum tokens that wait for the rest of a character; more do not form one.
 _MAX_PENDING: Final = 64
 
@@ -29,14 +36,11 @@ class Tokenizer:
             ) from error
         path = Path(folder)
         path = path / "tokenizer.json" if path.is_dir() else path
-        if not path.is_file():
-            raise ArgumentError(
-                f"{path}: does not exist; name the folder of a tokenizer.json, or pass token ids."
-            )
+        data = _READER.read_bytes(path)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the package raises bare exceptions
-            raise ArgumentError(f"{path}: not a tokenizer: {error}.") from error
+            raise _READER.problem(path, f"not a tokenizer: {error}") from error
 
     def encode(self, text: str, *, has_special_tokens: bool = False) -> list[int]:
         """Return the ids of a text; special tokens are added unless the text has them."""

@@ -20,6 +20,8 @@ from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, with_core
 from hetero.cli.terminal import print_note, print_result, progress, wants_json
+from hetero.devices.errors import ArgumentError
+from hetero.devices.file_reader import FileReader
 from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
@@ -34,9 +36,10 @@ def _read_tokens(
 ) -> tuple[str, ...]:
     if value is None:
         return ()
-    tokens = tuple(value.read_text().split())
+    reader = FileReader("tokens", ArgumentError, "Write one on each line.", max_nbytes=2**20)
+    tokens = tuple(reader.read_text(value).split())
     if not tokens:
-        raise click.BadParameter(f"{value} has no token; write one on each line.")
+        raise reader.problem(value, "the file has no token")
     return tokens
 
 

@@ -21,8 +21,10 @@ from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.proto_file import proto_file
 from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
 from hetero.devices.errors import ArgumentError, HeteroError, OverloadedError
+from hetero.devices.file_reader import FileReader
 
 _log = logging.getLogger(__name__)
+_PEM: Final = FileReader("TLS file", ArgumentError, "Pass a file in PEM form.", max_nbytes=2**20)
 #: Calls at once, health checks not counted.
 MAX_CALLS: Final = 4096
 #: Calls at once on a connection; a client waits before it begins more.
@@ -64,8 +66,8 @@ class GrpcServer:
         address = f"{host}:{port}"
         try:
             if options.tls_key and options.tls_certificate:
-                pair = options.tls_key.read_bytes(), options.tls_certificate.read_bytes()
-                credentials = grpc.ssl_server_credentials([pair])
+                key, certificate = map(_PEM.read_bytes, (options.tls_key, options.tls_certificate))
+                credentials = grpc.ssl_server_credentials([(key, certificate)])
                 port = self._server.add_secure_port(address, credentials)
             else:
                 port = self._server.add_insecure_port(address)

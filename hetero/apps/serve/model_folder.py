@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
-import yaml
 
 from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.serve.repository import ModelSource
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, ModelError, ModelNotFoundError
+from hetero.devices.file_reader import FileReader
 
 #: The file with a model's options.
 OPTIONS_FILE: Final = "hetero.yaml"
@@ -47,6 +47,12 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decoder: bool = False
 
 
+_READER: Final = FileReader(
+    "options file",
+    ArgumentError,
+    f"Its keys are {', '.join(ModelOptions.__struct_fields__)}.",
+    max_nbytes=2**20,
+)
 #: Compiles or imports a file with its options.
 Load = Callable[[Path, ModelOptions], CompiledModel]
 
@@ -113,17 +119,13 @@ def _model_file(folder: Path) -> Path:
 
 def read_options(path: Path, defaults: ModelOptions) -> ModelOptions:
     """Return a model's options; the defaults if there is no such file."""
-    if not path.is_file():
+    if not path.exists():
         return defaults
-    try:
-        document = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"{path} is not YAML: {error}") from error
+    document = _READER.read_yaml(path)
     try:
         options = msgspec.convert(document, ModelOptions)
-    except msgspec.ValidationError as error:
-        keys = ", ".join(ModelOptions.__struct_fields__)
-        raise ArgumentError(f"{path}: {error}. Its keys are {keys}.") from error
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise _READER.problem(path, error) from error
     overrides = {name: getattr(options, name) for name in document}
     config = defaults.config | options.config
     return msgspec.structs.replace(defaults, **overrides | {"config": config})

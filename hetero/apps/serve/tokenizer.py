@@ -12,6 +12,11 @@ from typing import Any, Final, NoReturn
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.apps.serve.errors import protocol_error
 from hetero.devices.errors import ArgumentError
+from hetero.devices.file_reader import FileReader
+
+_READER: Final = FileReader(
+    "tokenizer file", ArgumentError, "Download it again from the model's publisher."
+)
 
 #: Tokens that templates write, by their names in ``tokenizer_config.json``.
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -34,21 +39,18 @@ class PromptTokenizer:
         path = folder / "tokenizer_config.json"
         template_path = folder / "chat_template.jinja"  # since transformers 4.43
         try:
-            config = json.loads(path.read_bytes()) if path.is_file() else {}
-            has_own = template_path.is_file()
-            self._template = template_path.read_text() if has_own else config.get("chat_template")
-            if isinstance(self._template, list):  # several templates by name
-                by_name = {one["name"]: one["template"] for one in self._template}
-                self._template = by_name.get("default")
+            config = _READER.read_json(path) if path.exists() else {}
+            has_own = template_path.exists()
+            template = _READER.read_text(template_path) if has_own else config.get("chat_template")
+            if isinstance(template, list):  # several templates by name
+                template = {one["name"]: one["template"] for one in template}.get("default")
+            self._template = template
             for name in _SPECIAL_TOKENS:
                 if token := config.get(name):
                     text = token["content"] if isinstance(token, dict) else token
                     self._special_tokens[name] = text
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"{path} or {template_path.name} beside it is damaged: {error!r}. Download them "
-                "again from the model's publisher."
-            ) from error
+        except (AttributeError, LookupError, TypeError) as error:
+            raise _READER.problem(path, f"it is damaged: {error!r}") from error
 
     def encode(self, text: str, *, has_special_tokens: bool = False) -> list[int]:
         """Return a text's token ids, with special tokens added if it has none."""

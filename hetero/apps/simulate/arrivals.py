@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from hetero.devices.errors import ArgumentError
+from hetero.devices.file_reader import FileReader
+
+_READER: Final = FileReader(
+    "arrivals",
+    ArgumentError,
+    "Pass poisson:RATE/s, gamma:RATE/s:VARIATION, or a file with the time of each request in "
+    "seconds.",
+    max_nbytes=2**26,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +68,11 @@ def read_arrivals(text: str) -> Arrivals:
 
 
 def _read_file(path: Path) -> Arrivals:
+    texts = _READER.read_text(path).split()
     try:
-        times = [float(line) for line in path.read_text().split()]
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"arrivals {str(path)!r} cannot be read: {error}. Give poisson:RATE/s, "
-            "gamma:RATE/s:VARIATION, or a file with the time of each request in seconds."
-        ) from error
+        times = [float(text) for text in texts]
+    except ValueError as error:
+        raise _READER.problem(path, f"cannot be read: {error}") from error
     gaps = [later - earlier for earlier, later in pairwise(times)]
     if not gaps or min(gaps) < 0 or not sum(gaps):
         raise ArgumentError(

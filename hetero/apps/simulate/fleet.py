@@ -6,11 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hetero.devices.errors import ArgumentError
+from hetero.devices.file_reader import FileReader
 from hetero.planning.plan_report import PlanReport
 
+_READER: Final = FileReader(
+    "cluster file", ArgumentError, "See docs/simulate.md for an example.", max_nbytes=2**20
+)
 #: Default name of a node.
 _DEFAULT_NODE = "local"
 #: Processor time of a client per request in seconds (BENCHMARKS.md).
@@ -179,15 +183,9 @@ def _num_cores(report: PlanReport, name: str) -> float:
 
 def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fleet:
     """Read a fleet from a YAML file or its content; `docs/simulate.md` shows an example."""
-    import yaml  # imported late: few programs use it
-
     where, document = "cluster", source
     if isinstance(source, str | Path):
-        where = f"cluster {str(source)!r}"
-        try:
-            document = yaml.safe_load(Path(source).read_text())
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ArgumentError(f"{where} cannot be read: {error}") from error
+        where, document = f"cluster {str(source)!r}", _READER.read_yaml(source)
     top = _Section(where, document, {"devices", "links", "clients", "nodes", "program"})
     planned_names = list(dict.fromkeys(stage.device for stage in report.stages))
     keys = {"like", "node", "factor", "price", "cores"}

@@ -19,13 +19,16 @@ from typing import Any, Final
 import msgspec
 
 from hetero.devices.errors import PlanError
+from hetero.devices.file_reader import FileReader
 from hetero.planning.cost.costs import Costs, DeviceIdentity, LinearCost, Transfer
 from hetero.scheduler.formats.publish import publish
-from hetero.scheduler.formats.regular_file import read_regular
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 8
+_READER: Final = FileReader(
+    "cost file", PlanError, "Write one with `hetero profile`.", max_nbytes=2**28
+)
 
 
 def write_costs(costs: Costs, path: str | Path) -> None:
@@ -39,25 +42,17 @@ def read_costs(path: str | Path) -> Costs:
 
     Raises PlanError: with the invalid value, or if the file has another format or version.
     """
-
-    def invalid(problem: object, fix: str) -> PlanError:
-        return PlanError(f"cost file {path}: {problem}. {fix}", path=str(path))
-
-    try:
-        document = msgspec.json.decode(read_regular(Path(path)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise invalid(f"cannot be read: {error}", "Write one with `hetero profile`.") from error
+    document = _READER.read_json(path)
     if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        problem = f"not a cost file: expected format {FORMAT!r}"
-        raise invalid(problem, "Write one with `hetero profile`.")
+        raise _READER.problem(path, f"not a cost file: expected format {FORMAT!r}")
+    outdated = replace(_READER, fix="Profile the model again.")
     if (version := document.pop("version", None)) != VERSION:
-        problem = f"expected version {VERSION}, got {version!r}"
-        raise invalid(problem, "Profile the model again.")
+        raise outdated.problem(path, f"expected version {VERSION}, got {version!r}")
     try:
         rows = msgspec.convert(document.pop("transfers", None), list[_TransferRow])
         costs = msgspec.convert({**document, "transfers": {}}, Costs)
-    except msgspec.ValidationError as error:
-        raise invalid(error, "Profile the model again.") from error
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise outdated.problem(path, error) from error
     transfers = {(row.sender, row.receiver): Transfer(row.latency, row.busy) for row in rows}
     return replace(costs, transfers=transfers)
 

@@ -127,7 +127,7 @@ class Costs:
 
     model: str
     model_hash: str
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Mapping[str, tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...]]
     devices: Mapping[str, DeviceCosts]
     transfers: Mapping[tuple[str, str], Transfer]
     missing: Mapping[str, str] = field(default_factory=dict)

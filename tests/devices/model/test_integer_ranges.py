@@ -9,7 +9,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from hetero.devices import read_model
+from hetero.devices.errors import ModelError
 from hetero.devices.model.integer_ranges import LONGEST_DYNAMIC_AXIS, RANGES, value_ranges
+from hetero.devices.model.model import header_with
 
 INT64 = np.iinfo(np.int64)
 
@@ -133,3 +135,20 @@ def test_values_of_reference_run_are_within_their_ranges(data):
         low, high = ranges[name]
         assert low <= array.min(), (name, array)
         assert array.max() <= high, (name, array)
+
+
+@pytest.mark.parametrize("text", ['{"x": [0, 1]}', "{", "[1]", '{"x": 1}', "[" * 10**5])
+def test_ranges_in_a_file_are_ignored(text):
+    proto = parse("(int64[2] x) => (int64[2] y) {y = Add(x, x)}").to_proto()
+    proto.metadata_props.add(key=RANGES, value=text)
+    model = read_model(proto)
+    assert RANGES not in model.metadata
+    assert model.integer_ranges["x"] == (INT64.min, INT64.max)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"x": 1}', '{"x": ["a", 1]}', '{"x": [1e400, 1]}'])
+def test_damaged_ranges_of_a_stage_raise(text):
+    model = parse("(int64[2] x) => (int64[2] y) {y = Add(x, x)}")
+    header = header_with(model, {RANGES: text})
+    with pytest.raises(ModelError, match=RANGES):
+        _ = model.replace(header=header).integer_ranges

@@ -33,7 +33,7 @@ def test_load_affinity_json_and_yaml(tmp_path: Path, name: str, text: str) -> No
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.json", '{"a": "CPU",\n "b": }', r"a\.json:2: not JSON: Expecting value"),
+        ("a.json", '{"a": "CPU",\n "b": }', r"a\.json:2:7: not JSON: Expecting value"),
         (
             "a.json",
             '{"a": "CPU",\n "b": 3}',
@@ -41,7 +41,7 @@ def test_load_affinity_json_and_yaml(tmp_path: Path, name: str, text: str) -> No
         ),
         ("a.json", '{"a": "CPU",\n "a": "ORT"}', r"a\.json:\d: pattern 'a' occurs twice"),
         ("a.json", "[1]", r"a\.json:1: expected \{pattern: device\}, got list"),
-        ("a.yaml", "a: CPU\nb: [", r"a\.yaml:\d: not YAML"),
+        ("a.yaml", "a: CPU\nb: [", r"a\.yaml:2:5: not YAML"),
         ("a.yaml", "a: CPU\nb: 3\n", r"a\.yaml:2: pattern 'b': expected a device name, got int"),
         ("a.yaml", "a: CPU\nb:\n", r"a\.yaml:2: pattern 'b': expected a device name, got null"),
         ("a.yaml", "a: CPU\na: ORT\n", r"a\.yaml:2: pattern 'a' occurs twice"),

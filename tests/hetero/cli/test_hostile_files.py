@@ -15,8 +15,12 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from hetero.affinity.pins import load_affinity
+from hetero.apps.generate.tokenizer import Tokenizer
+from hetero.apps.serve.model_folder import ModelOptions, read_options
+from hetero.apps.simulate.arrivals import read_arrivals
+from hetero.apps.simulate.fleet import read_fleet
 from hetero.cli import inputs
-from hetero.devices.errors import AffinityError, PlanError
+from hetero.devices.errors import AffinityError, ArgumentError, PlanError
 from hetero.observe.metrics_server import read_text, write_text
 from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
 
@@ -51,9 +55,13 @@ KINDS = {
         (read_costs, "c.json", PlanError),
         (load_affinity, "a.json", AffinityError),
         (load_affinity, "a.yaml", AffinityError),
+        (lambda path: read_fleet(path, None), "cluster.yaml", ArgumentError),
+        (lambda path: read_options(path, ModelOptions()), "hetero.yaml", ArgumentError),
+        (lambda path: read_arrivals(str(path)), "arrivals.txt", ArgumentError),
+        (lambda path: Tokenizer(path), "tokenizer.json", ArgumentError),
     ],
 )
-def test_hostile_cost_and_affinity_files_are_refused(read, name, error, kind, tmp_path):
+def test_hostile_files_are_refused(read, name, error, kind, tmp_path):
     KINDS[kind](tmp_path / name)
     with pytest.raises(error, match=name):
         read(tmp_path / name)

@@ -217,8 +217,8 @@ def test_cluster_file_is_read(tmp_path: Path) -> None:
         ("devices: {D0: {}, D1: {}}\nnodes: {local: {cores: 2, together: 2}}", "together 2"),
         ("devices: {D0: {}, D1: {}}\nprogram: {hop_us: [1, x]}", "hop_us 'x'"),
         ("devices: {D0: {}, D1: {}}\nprogram: {one_process: 1}", "true or false"),
-        ("devices: \0", "cannot be read"),
-        ("devices: {", "cannot be read"),
+        ("devices: \0", "not YAML"),
+        ("devices: {", "not YAML"),
     ],
 )
 def test_cluster_file_with_an_error(tmp_path: Path, text: str, words: str) -> None:

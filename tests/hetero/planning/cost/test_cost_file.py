@@ -52,7 +52,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
             -1.0,
             "`float` >= 0.0 - at `$.devices",
         ),
-        (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "cannot be read"),
+        (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "not JSON: NaN"),
         (("devices", "ORT", "nodes", "a", "source"), "guessed", "Invalid enum value 'guessed'"),
         (
             ("devices", "ORT", "single_load", "time_factor"),
