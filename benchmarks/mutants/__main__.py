@@ -1,0 +1,6 @@
+"""Entry point of ``python -m benchmarks.mutants``."""
+
+from benchmarks.mutants.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Tests of a package, and those of one mutant by the lines that they execute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.mutants.generation import Mutant
+
+#: The tests of the core's folders; others are tested through them.
+PACKAGES = (
+    *(f"hetero/{name}" for name in ("affinity", "query", "partition", "planning")),
+    *(f"hetero/{name}" for name in ("compile", "cache", "batching")),
+    *("scheduler/client", "scheduler/device"),
+    *("devices/request", "devices/plugin", "devices/model"),
+)
+
+
+def test_files(root: Path, package: str) -> list[str]:
+    """Return the test files in the folder that mirrors a package, and those that import it."""
+    folder = tests_folder(root, package)
+    module = package.replace("/", ".")
+    module = module if module.startswith("hetero.") else f"hetero.{module}"
+    imports = re.compile(rf"^\s*(from|import) {re.escape(module)}\b", re.MULTILINE)
+    files = [
+        path
+        for path in sorted((root / "tests").rglob("test_*.py"))
+        if path.is_relative_to(root / folder) or imports.search(path.read_text())
+    ]
+    return [path.relative_to(root).as_posix() for path in files]
+
+
+def tests_folder(root: Path, package: str) -> str:
+    """Return the folder of a package's own tests: the nearest that exists."""
+    folder = Path("tests") / package
+    while not (root / folder).is_dir():
+        folder = folder.parent
+    return folder.as_posix()
+
+
+@dataclass
+class Record:
+    """Which tests executed which lines, and how long each test took."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: Source file -> line -> tests.
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def add(
+        self,
+        seconds: Mapping[str, float],
+        lines: Mapping[str, Mapping[str, Sequence[str]]],
+        failed: Sequence[str],
+    ) -> None:
+        """Add the record of a session."""
+        self.seconds.update(seconds)
+        self.failed += failed
+        for file, tests_by_line in lines.items():
+            by_line = self.lines.setdefault(file, {})
+            for line, tests in tests_by_line.items():
+                by_line.setdefault(int(line), set()).update(tests)
+
+    def tests_of(self, mutant: Mutant, folder: str, limit_s: float) -> list[str]:
+        """Return tests that execute a mutant: first the package's own, then the shortest.
+
+        Together they take at most ``limit_s``, and one of them may take any time.
+        """
+        by_line = self.lines.get(mutant.path, {})
+        if mutant.function:
+            tests = self._tests_at(by_line, mutant)
+        else:  # a constant of the module or class
+            tests = set().union(*by_line.values())
+        ordered = sorted(
+            tests, key=lambda t: (not t.startswith(f"{folder}/"), self.seconds.get(t, 0.0), t)
+        )
+        chosen: list[str] = []
+        total = 0.0
+        for test in ordered:
+            total += self.seconds.get(test, 0.0)
+            if chosen and total > limit_s:
+                break
+            chosen.append(test)
+        return chosen
+
+    @staticmethod
+    def _tests_at(by_line: Mapping[int, set[str]], mutant: Mutant) -> set[str]:
+        """Return the tests of a mutant's lines, or of the statement that continues on them."""
+        lines = range(mutant.first_line, mutant.last_line + 1)
+        tests = set().union(*(by_line.get(line, set()) for line in lines))
+        line = mutant.first_line
+        while not tests and line > max(0, mutant.first_line - 10):
+            line -= 1
+            tests = by_line.get(line, set())
+        return tests
