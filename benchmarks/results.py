@@ -44,6 +44,7 @@ ORDER = (
     "partition_scale",
     "planning",
     "prediction",
+    "mutants",
 )
 #: Column of a result -> heading on the page.
 _HEADINGS = {

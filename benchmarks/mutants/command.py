@@ -1,9 +1,9 @@
 """Mutation testing of the core packages: the share of small code changes that the tests detect.
 
 The command draws mutants of each package at random, chooses for each the tests that execute its
-lines, and runs them in a copy of the working tree. A mutant is killed if a test fails, and it
-survives if all pass. A mutant that exceeds its time limit counts as killed. Mutants that behave like the
-original are listed in `equivalent.txt` and left out of the score.
+lines, and runs them in a copy of the working tree. A mutant is killed if a test fails, and survives
+if all pass; one that exceeds its time limit counts as killed. `equivalent.txt` lists mutants that
+behave like the original; they do not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from benchmarks.mutants.generation import Mutant, mutants_of
-from benchmarks.mutants.selection import PACKAGES, Record, test_files, tests_folder
+from benchmarks.mutants.selection import PACKAGES, Record, files_with_tests, own_tests_folder
 from benchmarks.mutants.session import KILLED, SURVIVED, TIMEOUT
 from benchmarks.tables import print_rows
 
@@ -110,8 +110,8 @@ def run_package(
     root: Path, package: str, mutants: Mapping[Mutant, str], jobs: int, limit_s: float
 ) -> dict[Mutant, str]:
     """Return the status of each mutant."""
-    tests = test_files(root, package)
-    folder = tests_folder(root, package)
+    tests = files_with_tests(root, package)
+    folder = own_tests_folder(root, package)
     with ExitStack() as stack:
         copies = [
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
@@ -149,7 +149,7 @@ def run_package(
                             "source": mutants[mutant],
                             "function": mutant.function,
                             "tests": chosen,
-                            "limit_s": 10 + 5 * expected_s,
+                            "limit_s": 3 + 3 * expected_s,
                         }
                     )
                     status, seconds = reply["status"], reply["seconds"]

@@ -164,6 +164,8 @@ def _is_skipped(node: cst.CSTNode) -> bool:
             return True
         case cst.Call(func=cst.Attribute(value=cst.Name(value=name))) if name in _LOGGERS:
             return True
+        case cst.Expr(value=cst.Call() as call):
+            return _is_skipped(call)
         case cst.Arg(keyword=cst.Name(value="strict")):
             return True  # of `zip`: a check of the code itself
         case cst.If(test=cst.Name(value="TYPE_CHECKING")):

@@ -18,9 +18,9 @@ PACKAGES = (
 )
 
 
-def test_files(root: Path, package: str) -> list[str]:
+def files_with_tests(root: Path, package: str) -> list[str]:
     """Return the test files in the folder that mirrors a package, and those that import it."""
-    folder = tests_folder(root, package)
+    folder = own_tests_folder(root, package)
     module = package.replace("/", ".")
     module = module if module.startswith("hetero.") else f"hetero.{module}"
     imports = re.compile(rf"^\s*(from|import) {re.escape(module)}\b", re.MULTILINE)
@@ -32,7 +32,7 @@ def test_files(root: Path, package: str) -> list[str]:
     return [path.relative_to(root).as_posix() for path in files]
 
 
-def tests_folder(root: Path, package: str) -> str:
+def own_tests_folder(root: Path, package: str) -> str:
     """Return the folder of a package's own tests: the nearest that exists."""
     folder = Path("tests") / package
     while not (root / folder).is_dir():
