@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import onnx
 import onnxruntime
 
 from hetero.devices.model.extension import library_path
+from hetero.devices.ort.provider_library import ProviderLibrary
 from hetero.devices.plugin.native_call import NativeCall
 
 _CPU: Final = "CPUExecutionProvider"
+#: A model that every working provider runs.
+_SMOKE_TEST: Final = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 13]> smoke_test (float[1,2,4,4] x) => (float[1,2,4,4] y)'
+    "{h = Add(x, x) y = Relu(h)}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,22 @@ class Provider:
     options: tuple[tuple[str, str], ...] = ()
     #: Libraries of custom operators that sessions load.
     libraries: tuple[str, ...] = ()
+    #: The library of a plug-in provider; None for a provider inside ONNX Runtime.
+    plugin_library: ProviderLibrary | None = None
+    #: The device's index among those of a plug-in provider.
+    device_index: int = 0
+
+    @classmethod
+    def from_fields(cls, fields: Sequence[Any]) -> Provider:
+        """Return the provider with these fields, as msgpack unpacks them."""
+        name, options, libraries, library, index = fields
+        return cls(
+            name,
+            tuple((option, value) for option, value in options),
+            tuple(libraries),
+            library and ProviderLibrary(*library),
+            index,
+        )
 
     @property
     def is_cpu(self) -> bool:
@@ -39,10 +63,15 @@ class Provider:
         """Open a session of a model on this provider; raise rather than fall back to another."""
         for path in self.libraries:
             options.register_custom_ops_library(path)
-        devices = [device for device in _registered_devices() if device.ep_name == self.name]
         arguments: Mapping[str, Any] = {"providers": [(self.name, dict(self.options))]}
-        if devices and not self.is_cpu:
-            options.add_provider_for_devices(devices[:1], dict(self.options))
+        if self.plugin_library is not None:
+            devices = [d for d in self.plugin_library.ep_devices() if d.ep_name == self.name]
+            if self.device_index >= len(devices):
+                raise RuntimeError(
+                    f"{self.name} has {len(devices)} devices; number {self.device_index} is gone"
+                )
+            device = devices[self.device_index]
+            options.add_provider_for_devices([device], dict(self.options))
             arguments = {}
         with NativeCall():
             session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **arguments)
@@ -50,11 +79,25 @@ class Provider:
             raise RuntimeError(f"{self.name} does not start; ONNX Runtime's log has the reason")
         return session
 
-    def open_assignment_session(self, data: bytes) -> onnxruntime.InferenceSession:
+    def open_assignment_session(
+        self, data: bytes, log_severity: int = 4
+    ) -> onnxruntime.InferenceSession:
         """Open a session that records which provider each node is assigned to."""
         options = quiet_options()
+        options.log_severity_level = log_severity
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         return self.open_session(data, options)
+
+    def check(self, log_severity: int = 4) -> None:
+        """Run a small model; raise if the provider cannot run it or is wrong."""
+        session = self.open_assignment_session(_SMOKE_TEST.SerializeToString(), log_severity)
+        groups = session.get_provider_graph_assignment_info()
+        if all(group.ep_name != self.name for group in groups):
+            raise RuntimeError("it leaves Add and Relu to the CPU provider")
+        x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 2, 4, 4)
+        (y,) = session.run(None, {"x": x})
+        if not np.allclose(y, np.maximum(x + x, 0), atol=1e-2):
+            raise RuntimeError("it computes Add and Relu wrong")
 
 
 def quiet_options() -> onnxruntime.SessionOptions:
@@ -74,16 +117,8 @@ def custom_operator_libraries(extensions: Sequence[str]) -> tuple[str, ...]:
     return tuple(path for path in paths if path is not None)
 
 
-def provider_names() -> list[str]:
-    """Return the installed execution providers except the CPU's."""
-    names = [
-        *onnxruntime.get_available_providers(),
-        *(device.ep_name for device in _registered_devices()),
-    ]
+def built_in_providers() -> list[str]:
+    """Return the providers inside the installed ONNX Runtime, except the CPU's."""
     # Azure's is not a device: it sends whole models to a service.
-    return [name for name in dict.fromkeys(names) if name not in (_CPU, "AzureExecutionProvider")]
-
-
-def _registered_devices() -> list[Any]:
-    """Return the devices of providers that were registered as separate libraries."""
-    return list(getattr(onnxruntime, "get_ep_devices", list)())
+    others = {_CPU, "AzureExecutionProvider", *(d.ep_name for d in onnxruntime.get_ep_devices())}
+    return [name for name in onnxruntime.get_available_providers() if name not in others]

@@ -16,7 +16,8 @@ from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
-from hetero.devices.ort.provider import Provider, provider_names
+from hetero.devices.ort.provider import Provider, built_in_providers
+from hetero.devices.ort.trial import node_failure
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
@@ -58,7 +59,7 @@ class OrtQuery(CachedQuery[Provider]):
     """Query of a model's nodes; results of equal nodes are cached."""
 
     def __init__(self) -> None:
-        super().__init__(_is_visible, _node_query, _verdicts)
+        super().__init__(_is_visible, _node_query, WORKER.verdicts)
 
     def query(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are decomposed or converted, by node name."""
@@ -127,20 +128,14 @@ def _is_visible(constant: Constant, node: Node) -> bool:
 
 def query_nodes(rows: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Verdict]:
     """Return a provider's verdict on each node; runs in the worker process."""
-    target = Provider(*provider)
+    target = Provider.from_fields(provider)
+    if target.plugin_library is not None:
+        target.plugin_library.unregister_namesakes()
     return [_query_node(OrtNodeQuery(*row), target) for row in rows]
 
 
 #: ONNX Runtime in a separate process, so that its crash becomes a refusal.
 WORKER: Final = QueryProcess("ONNX Runtime", query_nodes)
-
-
-def _verdicts(queries: Sequence[OrtNodeQuery], provider: Provider) -> list[Verdict]:
-    """Return a provider's verdict on each node, from the worker process if it has the provider."""
-    if provider.name in onnxruntime.get_available_providers():
-        return WORKER.verdicts(queries, provider)
-    # The user registered the provider's library in this process only.
-    return [_query_node(query, provider) for query in queries]
 
 
 def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
@@ -152,6 +147,8 @@ def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
         return _session_refusal(query, error)
     if any(group.ep_name != provider.name for group in groups):
         return Refusal("no_kernel", f"{provider.name} leaves {query.op_type} to the CPU provider")
+    if provider.plugin_library and (failure := node_failure(query.data, query.op_type, provider)):
+        return Refusal("no_kernel", f"{provider.name} takes {query.op_type}, but {failure}")
     operators = [operator for group in groups for operator in group.get_nodes()]
     if any(operator.name == "node" for operator in operators):
         kernels = _kernel_types() if provider.is_cpu else {}
@@ -188,7 +185,7 @@ def _session_refusal(query: OrtNodeQuery, error: Exception) -> Refusal:
 @cache
 def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
     """Return the types in the CPU kernels of each (domain, operator); empty if unavailable."""
-    if provider_names():  # the list of kernels crashes if other providers are installed
+    if built_in_providers():  # the list of kernels crashes if they are installed
         return {}
     kernel_types: dict[tuple[str, str], set[str]] = {}
     for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():

@@ -61,7 +61,8 @@ def load_plugins(
     ----------
     specs : sequence of str or type
         Additional plugins: a ``module:attr`` or the name of an installed plugin, with the optional
-        prefix ``NAME=`` for other device names; or a Plugin subclass. ``PLUGIN@PYTHON`` names a
+        prefix ``NAME=`` for other device names; ``NAME=LIBRARY``, the path of a library with a
+        plug-in execution provider of ONNX Runtime; or a Plugin subclass. ``PLUGIN@PYTHON`` names a
         plugin of another interpreter. It becomes an entry with an error, because only Ray workers
         can run another interpreter.
     entry_points : bool
@@ -88,7 +89,8 @@ def load_plugins(
                 )
                 entries[source.label] = PluginEntry(source.label, spec, None, error)
                 continue
-            new = _load_entries(source.name or None, spec, partial(_resolve, source))
+            name = None if source.is_library else source.name or None
+            new = _load_entries(name, spec, partial(_resolve, source))
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
             new = _load_entries(None, origin, partial(_identity, spec))
@@ -159,6 +161,9 @@ def with_name(plugin: type[Plugin], name: str) -> type[Plugin]:
 
 
 def _resolve(source: PluginSource) -> object:
+    if source.is_library:
+        make_plugin = pkgutil.resolve_name("hetero.devices.ort.providers:library_plugin")
+        return make_plugin(source.name, source.target)
     module, separator, attribute = source.target.partition(":")
     if not separator:
         target = _installed_class(source.target)
@@ -224,6 +229,7 @@ def _entry(name: str | None, origin: str, target: object) -> PluginEntry:
         problem: str | None = f"expected a subclass of devices.Plugin, got {target!r}."
         return PluginEntry(name or origin, origin, None, problem)
     label = name or getattr(target, "name", "") or origin
+    origin = getattr(target, "origin", origin)
     if problem := _name_error(target, name):
         return PluginEntry(label, origin, None, problem)
     try:

@@ -11,6 +11,7 @@ import click
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_result, progress
+from hetero.devices.ort.known_providers import KNOWN_PROVIDERS, KnownProvider
 from hetero.devices.plugin.install_command import install_command
 from hetero.scheduler.device.probe import probe_node
 from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
@@ -26,7 +27,8 @@ class KnownDevice(NamedTuple):
     missing: str = "its plugin is not installed"
 
 
-def _provider(hardware: str, wheel: str, provider: str) -> KnownDevice:
+def _built_in(hardware: str, wheel: str, provider: str) -> KnownDevice:
+    """Return a provider inside a wheel that replaces `onnxruntime`."""
     return KnownDevice(
         f"ONNX Runtime on {hardware}",
         # The wheels provide the same package, `onnxruntime`; an environment holds one of them.
@@ -35,16 +37,24 @@ def _provider(hardware: str, wheel: str, provider: str) -> KnownDevice:
     )
 
 
+def _plug_in(provider: KnownProvider) -> KnownDevice:
+    """Return a provider in a wheel that is installed in addition to `onnxruntime`."""
+    return KnownDevice(
+        f"ONNX Runtime on {provider.hardware}",
+        f"pip install {provider.pip_options}{provider.wheel}",
+        f"the wheel {provider.wheel}, a plug-in of onnxruntime, is not installed",
+    )
+
+
 KNOWN_DEVICES: Final[Mapping[str, KnownDevice]] = {
     "CPU": KnownDevice("numpy kernels", install_command()),
     "ORT": KnownDevice("ONNX Runtime on the CPU", install_command("ort")),
     "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", install_command("openvino")),
     "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", install_command("gpu")),
-    "ORT_CUDA": _provider("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
-    "ORT_TENSORRT": _provider("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
-    "ORT_OPENVINO": _provider("OpenVINO", "onnxruntime-openvino", "OpenVINO"),
-    "ORT_MIGRAPHX": _provider("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
-    "ORT_QNN": _provider("Qualcomm's NPUs", "onnxruntime-qnn", "QNN"),
+    "ORT_CUDA": _built_in("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
+    "ORT_TENSORRT": _built_in("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
+    "ORT_MIGRAPHX": _built_in("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
+    **{name: _plug_in(provider) for name, provider in KNOWN_PROVIDERS.items()},
     "NULL": KnownDevice("no compute: scripted times, to measure with", install_command()),
 }
 

@@ -48,6 +48,23 @@ def _config(context: click.Context, parameter: click.Parameter, value: tuple[str
     return config
 
 
+def _provider_libraries(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Check ``--ep NAME=LIBRARY`` options, and make the paths absolute for other processes."""
+    plugins = []
+    for text in value:
+        name, _, path = text.partition("=")
+        source = PluginSource.parse(f"{name}={Path(path).expanduser().absolute()}")
+        if not source.is_library or not name.isidentifier():
+            raise click.BadParameter(
+                "expected NAME=LIBRARY, such as ggml=/opt/ggml/libonnxruntime_ggml.so; got "
+                f"{text!r}."
+            )
+        plugins.append(str(source))
+    return tuple(plugins)
+
+
 _properties: Final = name_value_pairs("KEY=VALUE, such as PERF_COUNT=YES")
 
 #: Adds the options of the Core: executor, address, device counts, plugins; and ``--json``.
@@ -78,6 +95,15 @@ core_options: Final = combine_options(
         help="Plugin without an entry point, as MODULE:ATTR; an installed plugin under another "
         "NAME; or a plugin of another Python environment, such as "
         "ORT_OPENVINO@/opt/ov/bin/python, which needs Ray. Repeatable.",
+    ),
+    click.option(
+        "--ep",
+        "provider_libraries",
+        multiple=True,
+        metavar="NAME=LIBRARY",
+        callback=_provider_libraries,
+        help="Library of a plug-in execution provider of ONNX Runtime, such as "
+        "ggml=/opt/ggml/libonnxruntime_ggml.so for device ORT_GGML. Repeatable.",
     ),
     json_option,
 )
@@ -156,6 +182,7 @@ def with_core(
         address: str | None,
         device_counts: dict[str, int],
         plugins: tuple[str, ...],
+        provider_libraries: tuple[str, ...],
         **rest: Any,
     ) -> Any:
         refuse_overwriting(click.get_current_context())
@@ -173,6 +200,7 @@ def with_core(
             executor = "ray" if cluster or other_python or needs_ray else "inprocess"
         if plugins:  # modules in the current folder, as with `python -m`
             sys.path.insert(0, str(Path.cwd()))
+        plugins += provider_libraries
         # A simulation writes its own trace.
         observe = {n: rest.pop(n) for n in _OBSERVE_OPTIONS if n in rest and not simulates}
         command_fields = {name: rest.pop(name) for name in _COMMAND_FIELDS if name in rest}

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import venv
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,15 +32,18 @@ def test_each_provider_becomes_a_device(monkeypatch):
     monkeypatch.setattr(
         onnxruntime, "get_available_providers", lambda: [*names, "CPUExecutionProvider"]
     )
-    assert [cls.name for cls in provider_plugins()] == ["ORT_TENSORRT", "ORT_CUDA"]
+    assert [cls.name for cls in provider_plugins()][:2] == ["ORT_TENSORRT", "ORT_CUDA"]
 
 
-def test_registered_provider_libraries_are_discovered(monkeypatch):
+def test_library_that_the_program_registered_becomes_a_device(monkeypatch):
     class Device:
         ep_name = "RegisteredExecutionProvider"
+        ep_metadata: ClassVar = {"library_path": "/opt/registered/libprovider.so"}
 
     monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [Device()])
-    assert "RegisteredExecutionProvider" in module.provider_names()
+    (cls,) = [cls for cls in provider_plugins() if cls.name == "ORT_REGISTERED"]
+    assert cls.library.path == "/opt/registered/libprovider.so"
+    assert cls.library.registration == "RegisteredExecutionProvider"
 
 
 def test_provider_without_driver_is_listed_with_its_error():

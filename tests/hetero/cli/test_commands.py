@@ -38,9 +38,12 @@ def test_devices_lists_names_and_threads(shell: Shell) -> None:
 
 def test_devices_all_shows_install_commands(shell: Shell) -> None:
     rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
-    for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_QNN", "onnxruntime-qnn")):
+    for name, install in (
+        ("ORT_CUDA", "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"),
+        ("ORT_MLX", "pip install onnxruntime-ep-mlx"),  # in addition to onnxruntime
+    ):
         assert name.removeprefix("ORT_") in rows[name]["error"].upper()
-        assert rows[name]["install"].endswith(f"pip install {wheel}")
+        assert rows[name]["install"] == install
     assert rows["CPU"]["install"] is None
     assert "ORT_CUDA" not in {r["name"] for r in shell("devices --json").document["devices"]}
     assert "onnxruntime-gpu" in shell("devices --all").out.replace("\n", "")

@@ -1,0 +1,279 @@
+"""Plug-in execution providers as devices: libraries that fail, ggml's provider, and its options."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from hetero.devices import load_plugins
+from hetero.devices.errors import DeviceError, PluginLoadError, PropertyError, UnknownDeviceError
+from hetero.devices.plugin.registry import find_plugin
+from tests.support.networks import model as parsed
+from tests.support.provider_libraries import compile_library
+
+onnxruntime = pytest.importorskip("onnxruntime")
+from hetero.devices.ort import provider_library  # noqa: E402 - needs onnxruntime
+from hetero.devices.ort.library_plugin import library_class  # noqa: E402 - as above
+from hetero.devices.ort.provider_library import ProviderLibrary, device_name  # noqa: E402 - as above
+
+RELU = parsed("(float[2,3] x) => (float[2,3] y) {y = Relu(x)}")
+X = np.float32([[1, -2, 3], [-4, 5, -6]])
+
+
+def entry_of(name: str, path: object):
+    """Return the only entry of a library's plugin."""
+    (entry,) = load_plugins([f"{name}={path}"], entry_points=False).values()
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("empty", "CreateEpFactories"),
+        ("aborts_when_loaded", "SIGABRT"),
+        ("aborts_when_registered", "SIGABRT"),
+        ("segfaults_when_registered", "SIGSEGV"),
+        ("exits_when_registered", "exit status 0"),
+        ("no_factory", "no device"),
+        ("newer_abi", "needs API 999"),
+        ("foreign_factory", "SIGSEGV"),
+    ],
+)
+def test_library_that_is_no_provider_becomes_entry_with_its_reason(library, reason, tmp_path):
+    entry = entry_of("fake", compile_library(library, tmp_path))
+    assert entry.name == "ORT_FAKE"
+    assert entry.plugin is None
+    assert reason in entry.error
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("no library" * 99, "invalid ELF header"), (None, "file")]
+)
+def test_file_that_is_no_library_becomes_entry_with_its_reason(text, reason, tmp_path):
+    path = tmp_path / "provider.so"
+    if text is not None:
+        path.write_text(text)
+    entry = entry_of("fake", path)
+    assert entry.plugin is None
+    assert reason in entry.error
+    assert str(path) in entry.error
+
+
+def test_library_of_the_system_becomes_entry_with_its_reason():
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (path,) = {line.split()[-1] for line in lines if "libc.so" in line}
+    assert "CreateEpFactories" in entry_of("fake", path).error
+
+
+def test_library_that_aborts_leaves_other_devices_working(tmp_path):
+    path = compile_library("aborts_when_loaded", tmp_path)
+    with hetero.Core("inprocess", plugins=[f"fake={path}"]) as core:
+        (row,) = [row for row in core.device_descriptors if row.name == "ORT_FAKE"]
+        assert "SIGABRT" in row.error
+        with pytest.raises(DeviceError, match="crashes the process"):
+            core.compile_model(RELU, "ORT_FAKE")
+        np.testing.assert_array_equal(core.compile_model(RELU, "ORT")(X)["y"], np.maximum(X, 0))
+
+
+def test_two_libraries_of_one_name_become_entry_that_names_both(tmp_path):
+    paths = [compile_library(name, tmp_path) for name in ("empty", "no_factory")]
+    entries = load_plugins([f"fake={path}" for path in paths], entry_points=False)
+    assert entries["ORT_FAKE"].plugin is None
+    assert all(str(path) in entries["ORT_FAKE"].error for path in paths)
+
+
+@pytest.mark.parametrize(
+    ("provider", "device"),
+    [
+        ("CUDAExecutionProvider", "ORT_CUDA"),
+        ("WebGpuExecutionProvider", "ORT_WEBGPU"),
+        ("nv-tensorrt-rtx", "ORT_NVTENSORRTRTX"),
+        ("ggml", "ORT_GGML"),
+    ],
+)
+def test_device_name_follows_provider_or_wheel(provider, device):
+    assert device_name(provider) == device
+
+
+class FakeDistribution:
+    """A wheel in the list of installed distributions."""
+
+    def __init__(self, name):
+        self.name = self._normalized_name = name
+        self.version = "1.2"
+        self.entry_points = ()
+
+
+def test_wheels_of_providers_are_found_by_name(monkeypatch):
+    names = ["onnxruntime-qnn", "onnxruntime_ep_webgpu", "onnxruntime", "onnxruntime-gpu", "numpy"]
+    monkeypatch.setattr(metadata, "distributions", lambda: map(FakeDistribution, names))
+    libraries = list(provider_library.installed_libraries())
+    assert [library.device for library in libraries] == ["ORT_QNN", "ORT_WEBGPU"]
+    assert [library.package for library in libraries] == [
+        "onnxruntime_qnn",
+        "onnxruntime_ep_webgpu",
+    ]
+
+
+def test_wheel_whose_package_fails_becomes_plugin_error():
+    library = ProviderLibrary("ORT_NONE", "onnxruntime-ep-none 1.0", "onnxruntime_ep_none")
+    with pytest.raises(PluginLoadError, match=r"onnxruntime-ep-none 1\.0: it cannot be loaded"):
+        library_class(library)()
+
+
+def test_command_line_rejects_text_that_names_no_library():
+    for text in ("ggml", "ggml=folder/", "=lib.so", "a b=lib.so"):
+        command = [sys.executable, "-m", "hetero", "devices", "--ep", text]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2
+        assert "NAME=LIBRARY" in done.stderr
+
+
+# Tests with a real provider.
+
+
+@pytest.fixture(scope="module")
+def ggml_path() -> Path:
+    """Path of ggml's library."""
+    package = pytest.importorskip("onnxruntime_ggml", reason="onnxruntime-ggml is not installed")
+    return Path(package.library_path())
+
+
+@pytest.fixture(scope="module")
+def ggml(ggml_path):
+    """The plugin of ggml's provider."""
+    return find_plugin(load_plugins([f"ggml={ggml_path}"], entry_points=False), "ORT_GGML")
+
+
+def mlp_with_mish(num_blocks: int = 6) -> onnx.ModelProto:
+    """Return a perceptron of six nodes per block, one of which ggml does not support."""
+    random = np.random.default_rng(0)
+    text, value = "", "x"
+    weights = {}
+    for i in range(num_blocks):
+        text += f"""
+            n{i} = LayerNormalization <axis = -1> ({value}, g{i}, b{i})
+            m{i} = MatMul(n{i}, w{i})
+            a{i} = Add(m{i}, c{i})
+            s{i} = Mish(a{i})
+            p{i} = MatMul(s{i}, v{i})
+            x{i} = Add(p{i}, {value})"""
+        value = f"x{i}"
+        weights |= {
+            f"g{i}": np.ones(64),
+            f"b{i}": np.zeros(64),
+            f"w{i}": random.normal(size=(64, 256)) / 8,
+            f"c{i}": random.normal(size=256) / 8,
+            f"v{i}": random.normal(size=(256, 64)) / 16,
+        }
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> mlp (float[4,64] x) => (float[4,64] {value})'
+        f"{{{text}}}"
+    )
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.float32(array), name) for name, array in weights.items()
+    )
+    return proto
+
+
+def nodes_by_onnxruntime(ggml_path: Path, proto: onnx.ModelProto) -> dict[str, int]:
+    """Return how many nodes each provider gets from ONNX Runtime, in a process of its own."""
+    program = """
+import collections, sys, onnxruntime
+onnxruntime.register_execution_provider_library("ggml", sys.argv[1])
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == "ggml"]
+options.add_provider_for_devices(devices, {"partial": "1"})
+session = onnxruntime.InferenceSession(sys.stdin.buffer.read(), options)
+count = collections.Counter()
+for group in session.get_provider_graph_assignment_info():
+    count[group.ep_name] += len(group.get_nodes())
+print(dict(count))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, ggml_path],
+        input=proto.SerializeToString(),
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    return eval(done.stdout)
+
+
+def test_provider_gets_more_nodes_than_from_onnxruntime(ggml_path):
+    proto = mlp_with_mish()
+    assert "ggml" not in nodes_by_onnxruntime(ggml_path, proto)
+    x = np.random.default_rng(1).random((4, 64), np.float32)
+    with hetero.Core("inprocess") as core:
+        support = core.query_model(proto, "HETERO:ORT_GGML,ORT,CPU")
+        assert list(support.values()).count("ORT_GGML") == 30
+        compiled = core.compile_model(proto, "HETERO:ORT_GGML,ORT,CPU")
+        assert len(compiled.subgraphs) == 13
+        expected = core.compile_model(proto, "CPU")(x)[0]
+        # ggml rounds weights to float16.
+        np.testing.assert_allclose(compiled(x)[0], expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_options_of_a_known_provider_are_typed_and_listed(ggml):
+    assert "device (auto, gpu, cpu)" in ggml.properties["PROVIDER_OPTIONS"].doc
+    for options in ({"threads": 1, "partial": True}, {"device": "CPU"}):
+        ggml.compile_model(RELU, {"PROVIDER_OPTIONS": options})
+    for options, reason in (
+        ({"device": "npu"}, "one of 'auto', 'gpu', 'cpu'"),
+        ({"threads": "x"}, "int"),
+    ):
+        with pytest.raises(PropertyError, match=reason):
+            ggml.compile_model(RELU, {"PROVIDER_OPTIONS": options})
+
+
+def test_option_that_the_provider_refuses_is_an_error_of_the_property(ggml):
+    with pytest.raises(PropertyError, match=r"gpu|Vulkan"):
+        ggml.query_model(RELU, {"PROVIDER_OPTIONS": {"device": "gpu"}})
+
+
+def test_device_is_described_by_its_hardware(ggml):
+    assert ggml.device_ids() == ("0",)
+    assert "CPU" in ggml.full_name("0")
+    assert "ggml" in ggml.full_name("0")
+    assert ggml.get_property("DEVICE_TYPE", "0") == "INTEGRATED"
+
+
+def test_node_that_the_provider_takes_and_fails_is_refused(ggml):
+    """Version 0.2.0 takes this convolution, and fails when it runs."""
+    model = parsed("(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) {y = Conv(x, w)}")
+    support = ggml.query_model(model)
+    for refusals in support.unsupported.values():
+        assert "trial run" in str(refusals["ORT_GGML.0"])
+    for name in support:
+        compiled = ggml.compile_model(model)
+        assert compiled is not None, name
+
+
+def test_provider_that_is_gone_is_a_typed_error_of_a_cached_model(ggml_path, tmp_path):
+    path = tmp_path / "libonnxruntime_ggml.so"
+    shutil.copy(ggml_path, path)
+    config = {"CACHE_DIR": str(tmp_path / "cache")}
+    with hetero.Core("inprocess", plugins=[f"mine={path}"]) as core:
+        first = core.compile_model(RELU, "HETERO:ORT_MINE,CPU", config)
+        np.testing.assert_allclose(first(X)["y"], np.maximum(X, 0))
+        blob = first.export_model()
+    path.unlink()
+    with hetero.Core("inprocess", plugins=[f"mine={path}"]) as core:
+        with pytest.raises(DeviceError, match="there is no file"):
+            core.compile_model(RELU, "ORT_MINE", config)
+        compiled = core.compile_model(RELU, "HETERO:ORT_MINE,CPU", config)
+        assert [subgraph.device for subgraph in compiled.subgraphs] == ["CPU"]
+        np.testing.assert_array_equal(compiled(X)["y"], np.maximum(X, 0))
+        with pytest.raises(UnknownDeviceError, match="not available: ORT_MINE"):
+            core.import_model(blob)
