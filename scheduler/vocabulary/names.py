@@ -95,14 +95,19 @@ def resolve_name(name: str, available: Collection[str]) -> str:
     match = match_name(name, devices.values())
     if match is not None:
         return match
-    plugin, _ = split_name(name)
+    plugin, device_id = split_name(name)
     ids = [device for (other, _), device in devices.items() if other == plugin]
     # GPU is not a misspelling of CPU, although two of three letters are equal.
     close_matches = difflib.get_close_matches(name.upper(), devices.values(), 1, 0.7)
-    if ids:
+    if ids and device_id.isdecimal():
         hint = (
             f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "
             f"--devices {plugin}=2."
+        )
+    elif ids:
+        hint = (
+            f" {plugin} finds only {', '.join(ids)} on this machine; for {name}, check that its "
+            "hardware and driver are installed (`hetero doctor`)."
         )
     else:
         hint = f" Did you mean {close_matches[0]}?" if close_matches else ""

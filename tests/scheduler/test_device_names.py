@@ -89,6 +89,11 @@ def test_an_unknown_id_lists_the_plugins_ids() -> None:
         resolve_name("ORT.7", AVAILABLE)
 
 
+def test_missing_hardware_hint_names_the_driver() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"OV finds only OV\.CPU .*driver"):
+        resolve_name("OV.GPU", ("OV.CPU", "ORT"))
+
+
 def test_resolve_a_list() -> None:
     assert resolve_device("HETERO:ORT,CPU,ORT.0", AVAILABLE) == ("ORT.0", "CPU")
     assert resolve_device("HETERO", AVAILABLE) == AVAILABLE

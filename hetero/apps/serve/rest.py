@@ -285,7 +285,8 @@ def _respond_error(exchange: Exchange, error: Exception) -> None:
         headers = [(b"allow", error.data["allow"].encode())]
     document: Any = message
     if exchange.path.startswith("/v1/"):  # OpenAI's form
-        kind = "invalid_request_error" if status < 500 else "server_error"
+        # 501: the request asks for something that the model or its folder lacks.
+        kind = "invalid_request_error" if status < 500 or status == 501 else "server_error"
         document = {"message": message, "type": kind, "param": None, "code": None}
     if exchange.has_events:
         exchange.end_events(b"data: %s\n\n" % dump_json({"error": document}))

@@ -53,6 +53,11 @@ class Arrivals:
 def read_arrivals(text: str) -> Arrivals:
     """Read ``poisson:200/s``, ``gamma:200/s:2`` (its variation), or a file of times in seconds."""
     kind, colon, parameters = text.partition(":")
+    if re.fullmatch(r"[0-9.eE+]+(/s)?", text) and not Path(text).exists():
+        rate = text.removesuffix("/s")
+        raise ArgumentError(
+            f"arrivals {text!r}: expected an arrival process; did you mean poisson:{rate}/s?"
+        )
     if not colon or kind not in ("poisson", "gamma"):
         return _read_file(Path(text))
     match = re.fullmatch(r"([0-9.eE+]+)/s(?::([0-9.eE+]+))?", parameters)

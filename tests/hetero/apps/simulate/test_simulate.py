@@ -237,6 +237,12 @@ def test_invalid_arrivals(text: str) -> None:
         read_arrivals(text)
 
 
+@pytest.mark.parametrize("text", ["200/s", "200"])
+def test_rate_without_a_process_suggests_poisson(text: str) -> None:
+    with pytest.raises(ArgumentError, match="did you mean poisson:200/s"):
+        read_arrivals(text)
+
+
 def test_recorded_arrivals(tmp_path: Path) -> None:
     path = tmp_path / "times"
     path.write_text("5.0\n5.5\n6.5\n")
