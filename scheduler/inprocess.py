@@ -88,16 +88,16 @@ class InProcessDeployment(Deployment):
                 self.known.make(index, partial(host.make, self.key, index))
         self.take()
         for stage in self.placement.stages:
-            stage_message = self.opened(stage.index, num_streams[stage.index])
+            stage_message = self.stage_description(stage.index, num_streams[stage.index])
             self._devices[stage.device].open_stage(stage_message)
         self._count_streams()
         self._program = self._compile_program()
 
     def _compile_program(self) -> RequestProgram | None:
         """Compile the routes to a request program; None if requests need the state machine."""
-        placement, limits = self.placement, self.limits
+        placement = self.placement
         plans = [route.plan for route in placement.routes]
-        if limits.in_order or limits.batching or self.known.outputs or not self._help_with:
+        if self._is_ordered or self.known.outputs or not self._help_with:
             return None
         if any(p.passthrough or p.constant_outputs or not p.stages for p in plans):
             return None
@@ -127,14 +127,7 @@ class InProcessDeployment(Deployment):
                 return False
         elif not (request.inline and self._is_quick):
             return False
-        is_plain = not (
-            request.timeout_s is not None
-            or request.profile
-            or request.resident_outputs
-            or request.resident_copies
-            or request.restore_s
-            or self._deployments.observers
-        )
+        is_plain = request.timeout_s is None and request.is_plain
         return is_plain and self._runner.home.is_current
 
     def _resume(self, resumption: Resumption) -> None:

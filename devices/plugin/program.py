@@ -142,6 +142,16 @@ class RunContext:
         self.node_times_s[node] = self.node_times_s.get(node, 0.0) + seconds
 
 
+def plain_nbytes(values: Mapping[str, Value]) -> int | None:
+    """Return the size of numeric arrays; None if a value is anything else."""
+    nbytes = 0
+    for value in values.values():
+        if type(value) is not np.ndarray or value.dtype.hasobject:
+            return None
+        nbytes += value.nbytes
+    return nbytes
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutedNode:
     """A node of the runtime model: an operator that the device executes.

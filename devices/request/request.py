@@ -57,6 +57,17 @@ class Request(NamedTuple):
     resident_copies: tuple[str, ...] = ()
 
     @property
+    def is_plain(self) -> bool:
+        """Whether devices only have to run its stages, in the usual order."""
+        return not (
+            self.profile
+            or self.resident_outputs
+            or self.resident_copies
+            or self.restore_s
+            or self.priority
+        )
+
+    @property
     def has_resident_tensors(self) -> bool:
         """Whether devices keep tensors of the request after its run."""
         return bool(self.resident_outputs or self.resident_copies or self.restore_s)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
+from hetero.scheduler.channels.lane import LaneHead, lane_key, read_head
 from hetero.scheduler.vocabulary.messages import Dropped, Free, Message
 
 #: Callback for the messages that arrive.
@@ -34,6 +35,28 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Stop sending and delivering messages; calling it again has no effect."""
+
+
+#: Callback for packed messages: takes bytes and the start of the message in them. Raises BlobError:
+#: the head is damaged.
+LaneReceiver = Callable[[bytes, int], None]
+
+
+class LaneChannel(Channel, Protocol):
+    """Channel that also sends packed messages to local peers.
+
+    `receive_lane`: callback for those that arrive; None if the peer does not accept them.
+    """
+
+    receive_lane: LaneReceiver | None
+
+    def send_lane(self, address: str, parts: list[Any]) -> bool:
+        """Send a packed message; return False if it has to be sent as a `Message`."""
+
+
+def has_lanes(channel: Channel) -> TypeGuard[LaneChannel]:
+    """Return whether a channel sends packed messages."""
+    return hasattr(channel, "send_lane")
 
 
 class PumpedChannel(Channel, Protocol):
@@ -72,6 +95,8 @@ class SharedChannel:
     def __init__(self) -> None:
         self.channel: Channel | None = None
         self._receivers: dict[str, Receiver] = {}
+        #: `lane_key` of a deployment -> callback for its packed messages.
+        self.lanes: dict[int, Callable[[bytes, LaneHead], None]] = {}
 
     def receive(self, message: Message) -> None:
         """Deliver a message to its deployment; drop it if that is closed."""
@@ -81,12 +106,26 @@ class SharedChannel:
         if receive is not None:
             receive(message)
 
+    def receive_lane(self, data: bytes, start: int) -> None:
+        """Deliver a packed message to its deployment; drop it if that is closed.
+
+        Raises BlobError: its head is damaged.
+        """
+        head = read_head(data, start)
+        receive = self.lanes.get(head.deployment)
+        if receive is not None:
+            receive(data, head)
+
     def connect(self, deployment: str, receive: Receiver) -> Channel:
         """Return a channel for one deployment."""
         assert self.channel is not None
         self._receivers[deployment] = receive
-        disconnect = partial(self._receivers.pop, deployment, None)
+        disconnect = partial(self._disconnect, deployment)
         return _DeploymentChannel(self.channel.address, self.channel.send, disconnect)
+
+    def _disconnect(self, deployment: str) -> None:
+        self._receivers.pop(deployment, None)
+        self.lanes.pop(lane_key(deployment), None)
 
 
 class _DeploymentChannel(NamedTuple):

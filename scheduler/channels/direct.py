@@ -13,17 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from hetero.devices.errors import BlobError
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.addresses import Endpoint, this_node, to_address
-from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.channel import LaneReceiver, Receiver
 from hetero.scheduler.channels.connections import Connections, HeartbeatTimes
 from hetero.scheduler.channels.control import Callbacks, Control
 from hetero.scheduler.channels.control_sockets import ControlSockets
 from hetero.scheduler.channels.inbox import Inbox
+from hetero.scheduler.channels.lane import MAGIC
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
 from hetero.scheduler.channels.shared_memory import SlotPool, SlotReader
@@ -107,6 +109,8 @@ class DirectChannel:
     ) -> None:
         check_resources()
         self._receive = receive
+        #: See `LaneChannel`.
+        self.receive_lane: LaneReceiver | None = None
         identity, number = os.urandom(8), os.getpid()
         path = socket_path(folder, identity.hex()[:8])
         # Neither ZeroMQ nor the kernel removes the files.
@@ -178,6 +182,14 @@ class DirectChannel:
         else:
             peer.send(message)
 
+    def send_lane(self, address: str, parts: list[Any]) -> bool:
+        """Send a packed message to a known local peer; return False if it cannot be sent at once.
+
+        Raises ClusterError: the process has run out of descriptors.
+        """
+        peer = self._peers.by_address.get(address)
+        return peer is not None and peer.send_lane(parts)
+
     def pump(self, timeout_s: float | None = None) -> int:
         """Receive one message and deliver it in the calling thread.
 
@@ -198,10 +210,17 @@ class DirectChannel:
             return 0
         sender, frames, start = arrival
         try:
+            if self.receive_lane is not None and frames[0].startswith(MAGIC, start):
+                self.receive_lane(frames[0], start)
+                return 1
             message = envelope.from_frames(frames, self._slots.view, start)
         except BlobError as error:
-            self._inbox.losses.append((sender, str(error)))
-            return 0
+            # The message is complete: a second copy of it would be unreadable too.
+            failure = envelope.unreadable_task(frames, error, start)
+            if failure is None:
+                self._inbox.losses.append((sender, str(error)))
+                return 0
+            message = failure
         self._receive(message)
         return 1
 

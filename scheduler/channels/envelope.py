@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
 import numpy as np
+from msgspec import ValidationError, convert
 from msgspec.msgpack import Decoder, Encoder
 
 from hetero.devices.errors import BlobError
 from hetero.devices.plugin.program import Value
-from hetero.devices.request.request import DEFAULT_REQUEST
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from hetero.scheduler.formats.unpack import refuse
 from hetero.scheduler.formats.value_tree import check_nesting, decode_extension, tree_of
@@ -39,6 +40,10 @@ Segment = bytes | memoryview
 Put = Callable[[np.ndarray], Sequence[int | str] | None]
 #: Returns stored contents, read-only, by location and size, or raises BlobError.
 Get = Callable[[Any, int], np.ndarray]
+#: Decodes any message without a check of its types.
+_ANY: Final = Decoder()
+#: The fields of a request that identify an attempt.
+_IDENTITY: Final = slice(Request._fields.index("deployment"), Request._fields.index("route") + 1)
 #: For each thread, the frames and the `Get` of the message that it decodes.
 _decoding: Final = threading.local()
 
@@ -128,6 +133,28 @@ def from_frames(frames: Sequence[Any], get: Get | None = None, start: int = 0) -
         raise BlobError(f"message that is damaged: {error}.") from error
     finally:
         _decoding.frames, _decoding.get = (), None
+
+
+def unreadable_task(frames: Sequence[Any], error: BlobError, start: int = 0) -> Failure | None:
+    """Return the failure of a task whose message has values of unexpected types.
+
+    `error`: the error that `from_frames` raised.
+    Returns None for any other error, and if the message does not identify a task.
+    """
+    if not isinstance(error.__cause__, ValidationError):
+        return None
+    head: bytes = frames[0]
+    at = start + len(_PREFIX)
+    try:
+        kind, _ = _DECODERS[head[at]]
+        fields = list(kind.__annotations__)
+        if not head.startswith(_PREFIX, start) or fields[0] != "task":
+            return None
+        request, stage = _ANY.decode(memoryview(head)[at + 1 :])[0]
+        identity = (*DEFAULT_REQUEST[: _IDENTITY.start], *request[_IDENTITY])
+        return Failure(convert((identity, stage), Task), error)
+    except (LookupError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def _decode_extension(tag: int, data: memoryview) -> Any:

@@ -133,6 +133,18 @@ class Peer:
         else:
             (self._link or self._connect()).send(frames)
 
+    def send_lane(self, parts: list[Any]) -> bool:
+        """Send a packed message to a local peer; return False if it has to go as a `Message`."""
+        if not self.is_local:
+            return False
+        with self._lock:
+            if self.is_suspected or self._closed:
+                return False
+            if self._peers.corking_thread == threading.get_ident():
+                self._cork(b"".join(parts))
+                return True
+            return (self._link or self._connect()).try_send(parts)
+
     def _cork(self, head: bytes) -> None:
         if self._corked and self._corked_nbytes + len(head) > _MAX_CORKED_NBYTES:
             self._send_corked()

@@ -13,16 +13,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
-from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_of
+from hetero.devices.errors import BlobError, PlanError, TensorLostError, TensorNameError
+from hetero.devices.plugin.program import (
+    ExecutedNode,
+    Payload,
+    Value,
+    nbytes_of,
+    plain_nbytes,
+)
 from hetero.devices.plugin.remote_memory import RemoteContext, ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
-from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.channels.channel import Channel, Receiver, SharedChannel, has_lanes
 from hetero.scheduler.client.deployments import Deployments, observer_errors_logged
+from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
 from hetero.scheduler.client.known_stages import KnownStages
+from hetero.scheduler.client.lanes import ClientLanes, PartialResult
 from hetero.scheduler.client.past import MOST_NBYTES, copied, past_nbytes
 from hetero.scheduler.client.restore import Restorer, Way
 from hetero.scheduler.client.runner import RequestRunner, Submission
@@ -82,6 +90,8 @@ class Deployment(ABC):
         self.plan = plan
         self.key = key
         self.limits = limits
+        #: Whether only the state machine may start and complete requests.
+        self._is_ordered = limits.in_order or limits.batching is not None
         #: Stages that were imported from compiled payloads; all others were compiled.
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
@@ -110,6 +120,7 @@ class Deployment(ABC):
             self,
             routes=placement.routes,
             ended=self._ended,
+            observers=deployments.observers,
             name=name,
             deployment=key,
             ids=deployments.request_ids,
@@ -133,6 +144,9 @@ class Deployment(ABC):
         self._deployments = deployments
         self._channel = connect(self._receive)
         deployments.add(self)
+
+    #: Its packed messages; None if the channel has none.
+    _lanes: ClientLanes | None = None
 
     @abstractmethod
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
@@ -180,6 +194,21 @@ class Deployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
+        if (
+            self._lanes is not None
+            and not self._is_ordered
+            and request.timeout_s is None
+            and request.is_plain
+        ):
+            nbytes = plain_nbytes(inputs)
+            if nbytes is not None:
+                run = DirectRun(request, nbytes, self._runner.now_s(), is_sent=True)
+                try:
+                    if (call := self._runner.submit_direct(run, inputs)) is not None:
+                        return call
+                except BaseException:  # Ctrl-C: the caller does not receive the submission
+                    self._runner.abandon(run, inputs)
+                    raise
         near: frozenset[str] = frozenset()
         for value in inputs.values():
             if type(value) is not np.ndarray:
@@ -190,6 +219,28 @@ class Deployment(ABC):
             if nbytes is None or nbytes > MOST_NBYTES:
                 request = request._replace(restore_s=0.0)
         return self._runner.submit(inputs, request, near)
+
+    def use_lanes(self, shared: SharedChannel) -> None:
+        """Use packed messages for plain requests, if the client's channel supports them."""
+        if shared.channel is not None and has_lanes(shared.channel):
+            lanes = ClientLanes(
+                self.key,
+                shared.channel,
+                lambda: self.placement.stages,
+                self.plan.output_names,
+                self._received_inputs,
+                self._end_sent,
+                self._fail_unreadable,
+            )
+            shared.lanes[lanes.key] = lanes.receive
+            self._lanes = lanes
+
+    def _end_sent(self, result: PartialResult) -> None:
+        if not self._runner.end_sent(*result):
+            self._runner.handle(events.PartArrived(self._runner.now_s(), *result))
+
+    def _fail_unreadable(self, request_id: int, attempt: int, error: BlobError) -> None:
+        self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that reads the first inputs."""
@@ -278,24 +329,34 @@ class Deployment(ABC):
                 for route in placement.routes
             )
             self.placement = placement
+            if self._lanes is not None:
+                self._lanes.clear()
 
-    def opened(self, stage: int, num_streams: int) -> events.StageOpened:
+    def _received_inputs(self, stage: int) -> tuple[str, ...]:
+        """Return the inputs that a stage receives with each request: those that vary."""
+        given = self.known.given(self.placement, stage)
+        return tuple(name for name in self.placement.stages[stage].inputs if name not in given)
+
+    def stage_description(self, stage: int, num_streams: int) -> events.StageOpened:
         """Describe a stage to its device: inputs, outputs, receivers and limits."""
         number = next(self._openings)  # before addresses are looked up, which may change
         placed = self.placement.stages
-        given = partial(self.known.given, self.placement)
+
+        def send_to(consumer: int, tensors: Sequence[str]) -> events.Send | None:
+            inputs = self._received_inputs(consumer)
+            names = tuple(name for name in tensors if name in inputs)
+            address = self._addresses[placed[consumer].device]
+            positions = tuple(map(inputs.index, names))
+            return events.Send(address, consumer, names, positions) if names else None
+
         sends = {
-            route: tuple(
-                events.Send(self._addresses[placed[consumer].device], consumer, left)
-                for consumer, tensors in targets
-                if (left := tuple(n for n in tensors if n not in given(consumer)))
-            )
+            route: tuple(send for target in targets if (send := send_to(*target)))
             for route, targets in self.placement.sends[stage].items()
         }
         return events.StageOpened(
             self.key,
             stage,
-            tuple(name for name in placed[stage].inputs if name not in given(stage)),
+            self._received_inputs(stage),
             self.placement.levels[stage],
             sends,
             tuple(name for name in placed[stage].outputs if name in self.plan.output_names),
@@ -326,11 +387,15 @@ class Deployment(ABC):
         memory = self._deployments.memory
         constant_stages = () if request.profile or request.resident_outputs else self.known.outputs
         is_used = memory.is_used
+        lanes = self._lanes if request.is_plain else None
         for stage, names in self._firsts[request.route]:
             if stage.index in constant_stages:
                 self._known(request, stage)
                 continue
-            task, address = Task(request, stage.index), self._addresses[stage.device]
+            address = self._addresses[stage.device]
+            if lanes is not None and lanes.send(address, request, stage, names, inputs):
+                continue
+            task = Task(request, stage.index)
             values: Mapping[str, Value] | None = inputs
             if len(names) < len(inputs):
                 values = {name: inputs[name] for name in names}
@@ -411,7 +476,7 @@ class Deployment(ABC):
         error = message.error if isinstance(message, Failure) else None
         if isinstance(message, Outputs):
             try:
-                outputs, runs = self._outputs(message), message.runs
+                outputs, runs = self._outputs(message), self._with_devices(message.runs)
             except Exception as fault:  # report it to the request; the receiver continues
                 error = fault
         request = message.task.request
@@ -421,6 +486,13 @@ class Deployment(ABC):
             self._part_arrived(request, outputs, runs)
         else:
             self._failed(request, error)
+
+    def _with_devices(self, runs: Sequence[StageTiming]) -> Sequence[StageTiming]:
+        """Return timings with their devices, which packed messages omit."""
+        stages = self.placement.stages
+        return [
+            run if run.device else run._replace(device=stages[run.stage].device) for run in runs
+        ]
 
     def _outputs(self, message: Outputs) -> Mapping[str, Value]:
         """Return the outputs of a message; references to resident outputs replace their copies."""

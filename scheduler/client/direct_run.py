@@ -1,7 +1,7 @@
-"""Direct runs: requests that their callers' own threads run.
+"""Direct runs: requests without a record in the client's state machine.
 
-The client's state machine counts such a request and stores this small object. It creates the full
-record only on demand, or when it adopts the request.
+The state machine counts such a request and stores this small object. It creates the full record
+only on demand, or when it adopts the request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
 
 
 class DirectRun:
-    """Request that its caller's thread runs; after its end, the source of its history.
+    """Request without a record; after its end, the source of its history.
 
     Attributes
     ----------
     request, input_nbytes, begun_s
         The submitted request, its input size, and the time of submission.
+    is_sent : bool
+        Whether devices run it. Otherwise its caller's thread does, which alone has access to it.
     request_id, route, names_route, nbytes
         Set at admission: the id, the route, whether there are other routes, and the expected bytes.
     ended_s : float or None
@@ -38,6 +40,7 @@ class DirectRun:
         "input_nbytes",
         "is_admitted",
         "is_counted",
+        "is_sent",
         "names_route",
         "nbytes",
         "request",
@@ -45,10 +48,13 @@ class DirectRun:
         "route",
     )
 
-    def __init__(self, request: Request, input_nbytes: int, begun_s: float) -> None:
+    def __init__(
+        self, request: Request, input_nbytes: int, begun_s: float, *, is_sent: bool = False
+    ) -> None:
         self.request = request
         self.input_nbytes = input_nbytes
         self.begun_s = begun_s
+        self.is_sent = is_sent
         self.ended_s: float | None = None
         self.request_id = self.route = self.nbytes = 0
         self.names_route = self.is_admitted = self.is_counted = False

@@ -51,6 +51,14 @@ _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
 #: Events that concern a single submitted request.
 _OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
+#: Events that concern all attempts.
+_OF_ATTEMPTS: Final = (
+    events.DeviceLost,
+    events.DeviceRemoved,
+    events.DeviceEnded,
+    events.ClusterLost,
+    events.Closed,
+)
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
@@ -83,11 +91,13 @@ class ClientMachine(Requests):
         self._routes.lay_out()
 
     def begin_direct(self, run: DirectRun, ids: Iterator[int]) -> bool:
-        """Admit a request that its caller's thread runs, if it can start at once.
+        """Admit a request without a record, if it can start at once.
 
         The request receives an id and a route, and runs until `end_direct` or its adoption.
         """
-        if self.num_waiting or self._closed or self.num_in_flight >= self._most:
+        if self.num_waiting or self._closed or self._cluster_error:
+            return False
+        if self.num_in_flight >= self._most:
             return False
         nbytes = run.input_nbytes + self._expected.of(run.input_nbytes)
         if not self._has_bytes(nbytes):
@@ -122,6 +132,40 @@ class ClientMachine(Requests):
         self._routes.advance(run.route)
         return True
 
+    def end_sent(
+        self,
+        request_id: int,
+        attempt: int,
+        now_s: float,
+        made_nbytes: int,
+        num_runs: int,
+        num_outputs: int,
+    ) -> bool:
+        """Complete a request that devices ran without a record; False if its result is partial."""
+        run = self._direct.get(request_id)
+        if run is None or attempt != 1 or not run.is_sent:
+            return False
+        if not self._routes.is_whole(run.route, num_runs, num_outputs):
+            return False
+        return self.end_direct(run, now_s, made_nbytes)
+
+    def _adopt_sent(self, runs: Sequence[DirectRun], now_s: float) -> list[ClientInstruction]:
+        """Create the records of requests that devices run; callers' threads keep theirs."""
+        done: list[ClientInstruction] = []
+        for run in runs:
+            if run.is_sent:
+                adopted = events.Adopted(now_s, run.request_id, {})
+                done += self._step(self._take_direct(run.request_id), adopted)
+        return done
+
+    def _concerned_direct(self, event: ClientEvent) -> list[DirectRun]:
+        """Return the requests without a record that an event concerns."""
+        runs = list(self._direct.values())
+        if isinstance(event, events.TimePassed):
+            limits, now_s = self.limits, event.now_s
+            return [run for run in runs if limits.deadline_s(run.begun_s, None) <= now_s]
+        return runs if isinstance(event, _OF_ATTEMPTS) else []
+
     def _take_direct(self, request_id: int) -> RequestRecord:
         """Convert a direct run into a live request; return its record."""
         run = self._direct[request_id]
@@ -147,11 +191,17 @@ class ClientMachine(Requests):
             if shared is not None:
                 for request, own in shared:
                     done += self._step(request, own)
-            elif event.request_id in self._direct:
-                pass  # only its own thread has access to it
-            elif record_of_event := self.record(event.request_id):
-                done = self._step(record_of_event, event)
+            else:
+                if (run := self._direct.get(event.request_id)) is not None:
+                    done = self._adopt_sent([run], event.now_s)
+                # Only its own thread has access to a request that its caller runs.
+                if event.request_id not in self._direct and (
+                    record := self.record(event.request_id)
+                ):
+                    done += self._step(record, event)
         else:
+            if self._direct:
+                done = self._adopt_sent(self._concerned_direct(event), event.now_s)
             for request in self._concerned(event):
                 done += self._step(request, event)
         if self._suspects.parked:

@@ -144,7 +144,7 @@ class RequestProgram:
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
                 took_s += timing.ended_s - timing.started_s
-            if not runner.end_direct(run, made_nbytes):
+            if not runner.end_direct(run, timings, made_nbytes):
                 return self._adopt(run, inputs, values, timings)
         except BaseException as error:
             step = self._steps[run.route][min(len(timings), len(self._steps[run.route]) - 1)]

@@ -66,7 +66,7 @@ class Requests:
         self._in_flight = in_flight
         #: Live requests, by id.
         self._live: dict[int, RequestRecord] = {}
-        #: Direct requests, which their callers' threads run, by id.
+        #: Requests without a record, by id, in the order of their admission.
         self._direct: dict[int, DirectRun] = {}
         #: Ended requests, oldest first; at most `limits.remembered`.
         self._ended: OrderedDict[int, RequestRecord | DirectRun] = OrderedDict()
@@ -89,7 +89,18 @@ class Requests:
     def next_deadline_s(self) -> float | None:
         """Time at which the machine needs the next `TimePassed`, or None."""
         first = self.due.first()
-        return first[0] if first else None
+        sent_s = self._first_sent_s
+        if first is None or (sent_s is not None and sent_s < first[0]):
+            return sent_s
+        return first[0]
+
+    @property
+    def _first_sent_s(self) -> float | None:
+        """Deadline of the first request that devices run without a record."""
+        for run in self._direct.values():  # all have the same time limit: the first ends first
+            if run.is_sent:
+                return self.limits.deadline_s(run.begun_s, None)
+        return None
 
     @property
     def waits_for_bytes(self) -> bool:

@@ -136,6 +136,7 @@ class RequestRunner:
     `ids`: yields ascending request ids. Deployments on the same devices share it, because the ids
         order the devices' queues.
     `in_flight`: counter of bytes in flight, shared by deployments on the same devices.
+    `observers`: the observers that `ended` notifies at present.
     `ended`: called with each ended request and its stage timings, before the caller's future is
         resolved.
     """
@@ -152,10 +153,12 @@ class RequestRunner:
         in_flight: BytesInFlight,
         clock: Clock,
         ended: Callable[[RequestRecord, Sequence[StageTiming]], None] = lambda record, runs: None,
+        observers: Sequence[object] = (),
     ) -> None:
         self._machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
         self.attempts = attempts
         self._ended = ended
+        self._observers = observers
         self.now_s = clock.now_s
         self._clock = clock
         self._ids = ids
@@ -228,13 +231,75 @@ class RequestRunner:
         with self._lock:
             return self._machine.begin_direct(run, self._ids)
 
-    def end_direct(self, run: DirectRun, made_nbytes: int) -> bool:
+    def end_direct(self, run: DirectRun, timings: Sequence[StageTiming], made_nbytes: int) -> bool:
         """Complete a direct run; False if the machine has to adopt it."""
         now_s = self.now_s()
         with self._lock:
             if not self._machine.end_direct(run, now_s, made_nbytes):
                 return False
             is_awaited = self._machine.num_waiting
+        if is_awaited:
+            self.handle(events.TimePassed(now_s))  # admits waiting requests
+        if self._observers:
+            self._observe(run.request_id, timings)
+        return True
+
+    def _observe(self, request_id: int, timings: Sequence[StageTiming]) -> None:
+        """Notify the observers of a request that ended without a record."""
+        with self._lock:
+            record = self._machine.record(request_id)
+        if record is not None:
+            self._ended(record, timings)
+
+    def submit_direct(self, run: DirectRun, inputs: Mapping[str, Value]) -> Submission | None:
+        """Admit and send a request without a record; None if it has to be submitted.
+
+        If this raises, the caller has to abandon the request.
+        """
+        self.home.require(self._name)
+        call = Submission(self, 0, inputs, run.request)
+        call.is_granted = True
+        with self._lock:
+            if not self._machine.begin_direct(run, self._ids):
+                return None
+            call.request_id = run.request_id
+            call.attempt = run.request.for_attempt(self._deployment, run.request_id, 1, run.route)
+            self._calls[run.request_id] = call
+            deadline_s = self._machine.limits.deadline_s(run.begun_s, None)
+            if deadline_s < self._timer.due_s:
+                self._timer.by(deadline_s)
+        self._start((call,), call.attempt)
+        return call
+
+    def end_sent(
+        self,
+        request_id: int,
+        attempt: int,
+        outputs: Mapping[str, Value],
+        timings: Sequence[StageTiming],
+    ) -> bool:
+        """Complete a request without a record; False if the machine has to adopt it, or has."""
+        now_s = self.now_s()
+        with self._lock:
+            made_nbytes = sum([timing.output_nbytes for timing in timings])
+            if not self._machine.end_sent(
+                request_id, attempt, now_s, made_nbytes, len(timings), len(outputs)
+            ):
+                return False
+            call = self._calls.pop(request_id)
+            request, call.attempt = call.attempt, None
+            is_awaited = self._machine.num_waiting
+        assert request is not None
+        if self._observers:
+            self._observe(request_id, timings)
+        try:
+            response = self.attempts.answer(request, call.inputs, outputs, tuple(sorted(timings)))
+        except Exception as error:  # a bug, or no memory: report it to the caller
+            call.end()
+            call.future.set_exception(error)
+        else:
+            call.end()
+            call.future.set_result(response)
         if is_awaited:
             self.handle(events.TimePassed(now_s))  # admits waiting requests
         return True

@@ -35,7 +35,7 @@ class DirectStage:
     ) -> None:
         self._deployment = deployment
         self._stage = stage
-        self._number = stage.opened.stage
+        self._number = stage.description.stage
         self._lock = lock
         self._machine = machine
         self._host = host
@@ -44,7 +44,7 @@ class DirectStage:
 
     def left(self, route: int) -> frozenset[str]:
         """Return the outputs that stay in the device's memory on a route."""
-        description = self._stage.opened
+        description = self._stage.description
         if not self._host.leaves_outputs:
             return frozenset()
         return left_outputs(

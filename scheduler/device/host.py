@@ -202,6 +202,10 @@ class DeviceHost:
         )
         return compiled, outputs, run
 
+    def compiled(self, deployment: str, stage: int) -> CompiledModel | None:
+        """Return a stage's compiled model; None if it is not loaded."""
+        return self._stages.get((deployment, stage))
+
     def make(self, deployment: str, stage: int) -> dict[str, Value]:
         """Run a stage whose inputs are all constant; return its outputs."""
         return self.run_stage(Request(deployment=deployment), stage, ())[0]

@@ -17,11 +17,12 @@ from hetero.devices.errors import HeteroError, InferenceError
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.request import REPLAY
-from hetero.scheduler.channels.channel import Channel, Receiver
+from hetero.scheduler.channels.channel import Channel, Receiver, has_lanes
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.device.direct_stage import DirectStage, left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.kept import KeptTensors
+from hetero.scheduler.device.lanes import DeviceLanes, LaneTask
 from hetero.scheduler.device.machine import DeviceMachine, TaskState
 from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened, Stop
 from hetero.scheduler.vocabulary.messages import (
@@ -60,7 +61,7 @@ class DeviceLoop:
         self,
         host: DeviceHost,
         connect: Callable[[Receiver], Channel],
-        start: Callable[[DeviceLoop, Run], None],
+        start: Callable[[DeviceLoop, Any], None],
         *,
         is_shared: bool = True,
         now_s: Callable[[], float] = time.monotonic,
@@ -76,7 +77,22 @@ class DeviceLoop:
         self._closed: OrderedDict[str, str] = OrderedDict()
         #: The running task of each thread, with its start time.
         self._active_runs: dict[int, tuple[Run, float]] = {}
-        self._channel = connect(self.receive)
+        self._channel = channel = connect(self.receive)
+        self._lanes: DeviceLanes | None = None
+        if has_lanes(channel):
+            self._lanes = DeviceLanes(
+                self._machine,
+                host,
+                channel,
+                self._lock,
+                now_s,
+                start=lambda task: start(self, task),
+                receive=self.receive,
+                send_failure=self._tell,
+                typed_error=self._failure,
+                follow=self._follow,
+            )
+            channel.receive_lane = self._lanes.receive
         #: Address of the device.
         self.address = self._channel.address
         #: Sends a message; copies values in the device's memory to the host for other devices.
@@ -98,7 +114,7 @@ class DeviceLoop:
         now_s = self._now_s()
         overdue_s = 0.0
         for run, begun_s in self._active_runs.copy().values():
-            if 0 < run.stage.opened.timeout_s < now_s - begun_s:
+            if 0 < run.stage.description.timeout_s < now_s - begun_s:
                 overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
@@ -113,10 +129,12 @@ class DeviceLoop:
             "patience_s": patience_s,
         }
 
-    def open_stage(self, opened: StageOpened) -> None:
+    def open_stage(self, description: StageOpened) -> None:
         """Accept tasks of a loaded stage; a second call updates its receivers."""
         with self._lock:
-            instructions = self._machine.open(opened)
+            instructions = self._machine.open(description)
+            if self._lanes is not None:
+                self._lanes.open(description)
         self._follow(instructions)
 
     def close_deployment(self, deployment: str) -> None:
@@ -124,10 +142,14 @@ class DeviceLoop:
         with self._lock:
             client = self._machine.client_of(deployment)
             instructions = self._machine.close(deployment)
+            if self._lanes is not None:
+                self._lanes.close(deployment)
             if client is not None:
                 self._closed[deployment] = client
             while len(self._closed) > _REMEMBERED:
-                self._closed.popitem(last=False)
+                forgotten, _ = self._closed.popitem(last=False)
+                if self._lanes is not None:
+                    self._lanes.forget(forgotten)
         self._follow(instructions)
         self.host.unload(deployment)
 
@@ -160,15 +182,24 @@ class DeviceLoop:
         if isinstance(message, Dropped):
             with self._lock:
                 instructions = self._machine.drop(message.request)
+            if self._lanes is not None:
+                self._lanes.drop(message.request)
             self._kept.free_attempt(message.request)
             self._follow(instructions)
         elif isinstance(message, Keep | Give | Join):
             self._kept.answer(message, self._send)
         elif isinstance(message, Free):
             self._kept.free(message.keys)
+        elif isinstance(message, Failure):  # the message was unreadable; see `envelope`
+            self._tell(message)
 
-    def run(self, due: Run) -> None:
+    def run(self, due: Run | LaneTask) -> None:
         """Run a task in the calling thread, and forward its outputs."""
+        if type(due) is LaneTask:
+            assert self._lanes is not None
+            self._lanes.run(due)
+            return
+        assert type(due) is Run
         thread = threading.get_ident()
         failure: HeteroError | None = None
         try:
@@ -193,7 +224,7 @@ class DeviceLoop:
 
     def _run(self, due: Run, context: RunContext) -> None:
         left = self._left(due) if self._leaves_outputs else frozenset()
-        inputs = list(map(due.tensors.__getitem__, due.stage.opened.inputs))
+        inputs = list(map(due.tensors.__getitem__, due.stage.description.inputs))
         due.outputs, went = self.host.run_stage(
             *due.task, inputs, context, ready_s=due.ready_s, left=left
         )
@@ -231,7 +262,7 @@ class DeviceLoop:
 
     def _left(self, run: Run) -> frozenset[str]:
         """Return the outputs of a run that no receiver needs outside the device."""
-        request, stage = run.task.request, run.stage.opened
+        request, stage = run.task.request, run.stage.description
         sends = stage.sends.get(request.route, ())
         return left_outputs(self.address, sends, stage.outputs, request.resident_outputs)
 
@@ -271,18 +302,20 @@ class DeviceLoop:
 
     def _pass_on(self, run: Run) -> None:
         """Send the outputs of a run to the stages that read them, and results to the client."""
+        if self._lanes is not None and self._lanes.forward(run):
+            return
         task = run.task
         request = task.request
-        opened_stage, outputs, runs = run.stage.opened, run.outputs, run.runs
+        description, outputs, runs = run.stage.description, run.outputs, run.runs
         assert outputs is not None
-        sends = opened_stage.sends.get(request.route, ())
+        sends = description.sends.get(request.route, ())
         if request.restore_s:  # first: the client may free the tensors soon after sending
-            self._kept.keep_sent(opened_stage.client, task, self._sent(run, outputs))
+            self._kept.keep_sent(description.client, task, self._sent(run, outputs))
         answered, reported_runs = outputs if request.route != REPLAY else {}, runs
-        if len(opened_stage.outputs) < len(answered):
-            answered = {name: outputs[name] for name in opened_stage.outputs}
+        if len(description.outputs) < len(answered):
+            answered = {name: outputs[name] for name in description.outputs}
         if request.resident_outputs and (
-            resident := self._kept.keep_outputs(opened_stage.client, task, outputs)
+            resident := self._kept.keep_outputs(description.client, task, outputs)
         ):
             stay = {*request.resident_outputs}.difference(request.resident_copies)
             answered = {name: value for name, value in answered.items() if name not in stay}
@@ -290,9 +323,9 @@ class DeviceLoop:
             if not answered:  # later stages report these timings to the client
                 runs = reported_runs
         if len(runs) > _CARRIED and sends:
-            self._channel.send(opened_stage.client, Outputs(task, {}, runs))
+            self._channel.send(description.client, Outputs(task, {}, runs))
             runs = ()
-        for address, stage, names in sends:
+        for address, stage, names, _ in sends:
             tensors = outputs
             if len(names) < len(outputs):
                 tensors = {name: outputs[name] for name in names}
@@ -302,20 +335,20 @@ class DeviceLoop:
             for message in self._kept.take_awaited(task):  # first: other devices wait for it
                 self._kept.answer(message, self._send)
         if answered or not sends:
-            self._channel.send(opened_stage.client, _new(Outputs, (task, answered, reported_runs)))
+            self._channel.send(description.client, _new(Outputs, (task, answered, reported_runs)))
         if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was dropped meanwhile
 
     def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return the outputs sent to other devices; for a replay, those that any route sends."""
-        opened_stage, route = run.stage.opened, run.task.request.route
+        description, route = run.stage.description, run.task.request.route
         every = (
-            opened_stage.sends.values() if route == REPLAY else (opened_stage.sends.get(route, ()),)
+            description.sends.values() if route == REPLAY else (description.sends.get(route, ()),)
         )
         return {
             name: outputs[name]
             for sends in every
-            for address, _, names in sends
+            for address, _, names, _ in sends
             if route == REPLAY or address != self.address
             for name in names
         }

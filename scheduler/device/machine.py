@@ -77,38 +77,39 @@ class _Deployment:
         #: Live tasks, by attempt and stage.
         self.tasks: dict[tuple[int, int], dict[int, Run]] = {}
         self.dropped: OrderedDict[tuple[int, int], None] = OrderedDict()
+        #: Tasks that have ended, or run without a record.
         self.ended: OrderedDict[tuple[tuple[int, int], int], None] = OrderedDict()
 
 
 class OpenStage:
     """Loaded stage that accepts tasks, with the data that its tasks share."""
 
-    __slots__ = ("deployment", "held", "inputs", "num_running", "opened", "usual_s")
+    __slots__ = ("deployment", "description", "held", "inputs", "num_running", "usual_s")
 
-    def __init__(self, opened: events.StageOpened, deployment: _Deployment) -> None:
+    def __init__(self, description: events.StageOpened, deployment: _Deployment) -> None:
         self.deployment = deployment
         self.num_running = 0
         #: Ready tasks that wait for a stream of the stage; may include ended ones.
         self.held: list[tuple[Key, Run]] = []
         #: Moving average of the run time; infinite before the first run.
         self.usual_s = inf
-        self.open(opened)
+        self.open(description)
 
     def learn(self, run_s: float) -> None:
         """Update the average run time."""
         usual_s = self.usual_s
         self.usual_s = run_s if usual_s == inf else usual_s + (run_s - usual_s) / 4
 
-    def open(self, opened: events.StageOpened) -> None:
+    def open(self, description: events.StageOpened) -> None:
         """Replace the description of the stage."""
-        self.opened = opened
-        self.inputs = frozenset(opened.inputs)
+        self.description = description
+        self.inputs = frozenset(description.inputs)
 
 
 class DirectTask(Protocol):
-    """Request whose stages its caller's thread runs."""
+    """Task that the machine counts, but of which it has no record."""
 
-    #: The stage whose stream the thread occupies.
+    #: The stage whose stream it occupies.
     entered: Any
 
 
@@ -141,7 +142,7 @@ class DeviceMachine:
     def patience_s(self) -> float:
         """Minimum of the stages' time limits in seconds."""
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
-        limits = (stage.opened.timeout_s for stage in stages)
+        limits = (stage.description.timeout_s for stage in stages)
         return min((limit_s for limit_s in limits if limit_s > 0), default=math.inf)
 
     @property
@@ -213,7 +214,7 @@ class DeviceMachine:
         if is_whole:
             run.state = _S.READY
             self._arrivals += 1
-            turn = request.id + stage.opened.level
+            turn = request.id + stage.description.level
             self._ready.push(client, Key(turn, -request.priority, self._arrivals), run)
         done: list[DeviceInstruction] = []
         if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
@@ -239,7 +240,7 @@ class DeviceMachine:
         return done + self._freed(run.stage)
 
     def enter(self, stage: OpenStage, run: DirectTask) -> bool:
-        """Allocate a stream of a stage to a caller's thread, if one is free; released by `leave`.
+        """Allocate a stream of a stage, if a task could start at once; released by `leave`.
 
         `run.entered` stays correct even if Ctrl-C interrupts.
         """
@@ -253,12 +254,42 @@ class DeviceMachine:
         return True
 
     def leave(self, stage: OpenStage, run: DirectTask) -> list[DeviceInstruction]:
-        """Release the stream of a caller's thread; return the instructions. Idempotent."""
+        """Release a stream; return the instructions. Idempotent."""
         if run.entered is not None:
             self.num_running -= 1
             stage.num_running -= 1
             run.entered = None
         return self._freed(stage) if stage.held or self._ready.waiting else []
+
+    def is_obsolete(self, stage: OpenStage, attempt: tuple[int, int]) -> bool:
+        """Return whether a task has arrived before, or its attempt was dropped."""
+        deployment = stage.deployment
+        return (
+            attempt in deployment.dropped or (attempt, stage.description.stage) in deployment.ended
+        )
+
+    def begin_direct(self, stage: OpenStage, attempt: tuple[int, int], task: DirectTask) -> bool:
+        """Start a task with all inputs without a record, if a stream is free; see `end_direct`."""
+        deployment, number = stage.deployment, stage.description.stage
+        if number in deployment.tasks.get(attempt, ()) or not self.enter(stage, task):
+            return False
+        self._remember(deployment, attempt, number)
+        deployment.client.num_tasks += 1
+        return True
+
+    def end_direct(self, stage: OpenStage, task: DirectTask) -> list[DeviceInstruction]:
+        """End a task without a record; return the instructions."""
+        stage.deployment.client.num_tasks -= 1
+        return self.leave(stage, task)
+
+    def misplaced(self, task: Task) -> Failure:
+        """Return the failure of a task whose stage is not on the device."""
+        return Failure(task, _misplaced(task, {}, None))
+
+    def _remember(self, deployment: _Deployment, attempt: tuple[int, int], stage: int) -> None:
+        deployment.ended[attempt, stage] = None
+        if len(deployment.ended) > _REMEMBERED:
+            deployment.ended.popitem(last=False)
 
     def _freed(self, stage: OpenStage) -> list[DeviceInstruction]:
         """Return the instructions that follow from a free stream of a stage."""
@@ -268,20 +299,20 @@ class DeviceMachine:
             stage.held.clear()
         return self._run_ready() if self._ready.waiting else []
 
-    def open(self, opened: events.StageOpened) -> list[DeviceInstruction]:
+    def open(self, description: events.StageOpened) -> list[DeviceInstruction]:
         """Add or update a loaded stage; return the instructions."""
-        deployment = self._deployments.get(opened.deployment)
+        deployment = self._deployments.get(description.deployment)
         if deployment is None:
-            client = self._clients.setdefault(opened.client, _Client(name=opened.client))
-            deployment = self._deployments[opened.deployment] = _Deployment(client)
-        stage = deployment.stages.get(opened.stage)
+            client = self._clients.setdefault(description.client, _Client(name=description.client))
+            deployment = self._deployments[description.deployment] = _Deployment(client)
+        stage = deployment.stages.get(description.stage)
         if stage is None:
-            deployment.stages[opened.stage] = OpenStage(opened, deployment)
-        elif opened.number >= stage.opened.number:
+            deployment.stages[description.stage] = OpenStage(description, deployment)
+        elif description.number >= stage.description.number:
             # Either its receivers changed, and its tasks continue; or its number was reused for
             # another subgraph.
-            stage.open(opened)
-        self.num_streams = max(self.num_streams, opened.num_streams)
+            stage.open(description)
+        self.num_streams = max(self.num_streams, description.num_streams)
         return self._run_ready()  # other stages' tasks may use the new streams, too
 
     def drop(self, request: Request) -> list[DeviceInstruction]:
@@ -301,7 +332,7 @@ class DeviceMachine:
             self._ready.forget(deployment.client)
             del self._clients[deployment.client.name]
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
-        self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
+        self.num_streams = max((stage.description.num_streams for stage in stages), default=1)
         return done + self._run_ready()
 
     def _let_go(self, run: Run) -> None:
@@ -315,10 +346,7 @@ class DeviceMachine:
             del deployment.tasks[attempt]
         deployment.client.num_tasks -= 1
         deployment.client.nbytes -= run.nbytes
-        ended = deployment.ended
-        ended[attempt, number] = None
-        if len(ended) > _REMEMBERED:
-            ended.popitem(last=False)
+        self._remember(deployment, attempt, number)
 
     def _relieve(self, newest: Run) -> list[DeviceInstruction]:
         """Fail the excess tasks of a client: first those that wait for inputs, oldest first."""
@@ -331,7 +359,7 @@ class DeviceMachine:
             for run in tasks.values()
             if run.state in (_S.JOINING, _S.READY) and run.task.request != newest.task.request
         ]
-        mine.sort(key=lambda r: (r.state is _S.READY, r.task.request.id, r.stage.opened.level))
+        mine.sort(key=lambda r: (r.state is _S.READY, r.task.request.id, r.stage.description.level))
         done: list[DeviceInstruction] = []
         for run in mine:
             if (
@@ -356,7 +384,7 @@ class DeviceMachine:
         return (
             not self._ready.waiting
             and self.num_running < self.num_streams
-            and stage.num_running < stage.opened.num_streams
+            and stage.num_running < stage.description.num_streams
         )
 
     def _run(self, run: Run) -> Run:
@@ -373,7 +401,7 @@ class DeviceMachine:
             key, run = self._ready.pop()
             if run.state is not _S.READY:
                 continue
-            if run.stage.num_running < run.stage.opened.num_streams:
+            if run.stage.num_running < run.stage.description.num_streams:
                 instructions.append(self._run(run))
             else:
                 run.stage.held.append((key, run))
@@ -411,6 +439,6 @@ def _misplaced(task: Task, tensors: Mapping[str, Any], stage: OpenStage | None) 
         )
     return DeviceError(
         f"{task}: {list(tensors)} came for a stage that takes "
-        f"{list(stage.opened.inputs)}. Compile the model again.",
+        f"{list(stage.description.inputs)}. Compile the model again.",
         **data,
     )

@@ -190,7 +190,11 @@ class RayDeployment(Deployment):
     def _opened_on(self, name: str) -> list[events.StageOpened]:
         """Return the messages that open the stages of a device."""
         stages = [stage.index for stage in self.placement.on.get(name, ())]
-        return [self.opened(i, self._num_streams[i]) for i in stages if i in self._num_streams]
+        return [
+            self.stage_description(i, self._num_streams[i])
+            for i in stages
+            if i in self._num_streams
+        ]
 
     def tell(self, event: events.ClientEvent) -> None:
         """Apply an event of a device."""

@@ -157,6 +157,7 @@ class RayExecutor:
                 on_messages_lost=self._keeper.messages_lost,
             )
             self._shared.channel = self._channel
+            self._channel.receive_lane = self._shared.receive_lane
             if is_client:
                 self._channel.watch(self._devices.ask_keeper("table", False).address)
             self._keeper.serve(self._channel)
@@ -257,6 +258,7 @@ class RayExecutor:
         try:
             streams = self._loader.load(deployment, placement.stages)
             deployment.open(streams, placement.devices)
+            deployment.use_lanes(self._shared)
         except BaseException:
             deployment.close()
             raise

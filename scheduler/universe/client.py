@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from hetero.devices.plugin.program import ExecutedNode, Payload
-from hetero.scheduler.channels.channel import SharedChannel
+from hetero.scheduler.channels.channel import SharedChannel, has_lanes
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_memory import RemoteMemory
@@ -44,7 +44,9 @@ class PlayedDeployment(Deployment):
     def opened_on(self, device: str) -> list[StageOpened]:
         """Return the messages that open the stages of a device."""
         stages = [stage.index for stage in self.placement.on[device]]
-        return [self.opened(i, self.num_streams[i]) for i in stages if i in self.num_streams]
+        return [
+            self.stage_description(i, self.num_streams[i]) for i in stages if i in self.num_streams
+        ]
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return the runtime model of a stage."""
@@ -85,6 +87,8 @@ class PlayedClient:
         self.shared = SharedChannel()
         channel = cluster.network.connect(self.process, name, cost_s, self.shared.receive)
         self.shared.channel = channel
+        if has_lanes(channel):
+            channel.receive_lane = self.shared.receive_lane
         self.address = channel.address
         self.memory = RemoteMemory(f"{name}-memory", self.shared.connect, self.clock, self.is_lost)
         self.deployments: Deployments[PlayedDeployment] = Deployments(
@@ -102,6 +106,7 @@ class PlayedClient:
         key = f"{self.process.name}-{self._count}"
         deployment = self.kind(self, key, placement, limits or Limits())
         self.load(deployment, placement)
+        deployment.use_lanes(self.shared)
         return deployment
 
     def load(self, deployment: PlayedDeployment, placement: Placement) -> None:

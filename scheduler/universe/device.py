@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.lanes import LaneTask
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.universe.network import Network
@@ -68,8 +69,8 @@ class PlayedCluster:
         self.devices: dict[str, PlayedDevice] = {}
         #: All processes of all devices, including ended ones.
         self.all: list[PlayedDevice] = []
-        #: Called when a run begins.
-        self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
+        #: Called when a task starts.
+        self.on_run: Callable[[PlayedDevice, Any], None] = lambda device, run: None
         for name in nodes:
             self._boot(name)
 
@@ -123,13 +124,13 @@ class PlayedDevice:
         for key in [key for key in self.stages if key[0] == deployment]:
             del self.stages[key]
 
-    def _start(self, loop: DeviceLoop, due: Run) -> None:
+    def _start(self, loop: DeviceLoop, due: Run | LaneTask) -> None:
         self.cluster.on_run(self, due)
         process = self.process
         if self.world.is_threaded:  # the program itself takes the time
             process.do(0.0, 0.0, loop.run, due)
             return
-        stage_message = due.stage.opened
+        stage_message = due.stage.description
         stage = self.stages[stage_message.deployment, stage_message.stage]
         took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in stage_message.inputs])
         began_s, leave_s = self.world.now, self.work.leave_s(stage)

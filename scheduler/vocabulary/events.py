@@ -252,6 +252,8 @@ class Send(NamedTuple):
     address: str
     stage: int
     tensors: tuple[str, ...]
+    #: Positions of the tensors among the stage's inputs; empty if they are sent by name only.
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.devices.errors import DeviceLostError
+from hetero.devices.errors import BlobError, DeviceLostError
 from hetero.devices.request.request import Request
 from hetero.scheduler import DeviceDescriptor
 from hetero.scheduler.channels.channel import Receiver
@@ -66,6 +66,24 @@ def test_values_for_a_stage_that_was_let_go_come_back_as_a_lost_device(
     assert isinstance(answer, Failure)
     assert answer.task == task
     assert isinstance(answer.error, DeviceLostError)
+
+
+def test_ill_typed_message_is_a_typed_error(
+    device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+) -> None:
+    loop, channel = device
+    client = party()
+    loop.open_stage(opened(loop, client.address))
+    ill_typed: Any = 1.5
+    request = Request(deployment="key", id=3, attempt=2, priority=ill_typed)
+    client.channel.send(loop.address, Values(Task(request, 0), {"x": np.ones(1, np.float32)}))
+    while not channel.pump(LONG_S):
+        pass
+    told = client.next()
+    assert isinstance(told, Failure)
+    assert told.task == Task(Request(deployment="key", id=3, attempt=2), 0)
+    assert isinstance(told.error, BlobError)
+    assert "int" in str(told.error)
 
 
 def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the_models() -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hetero.devices.errors import DeadlineError, DeviceLostError, HeteroError, RequestCancelledError
+from hetero.devices.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceLostError,
+    HeteroError,
+    RequestCancelledError,
+)
 from hetero.devices.request.request import Request
 from hetero.scheduler import Limits
 from hetero.scheduler.client.direct_run import DirectRun
@@ -22,9 +30,11 @@ LIMITS = Limits(requests=2, nbytes=20, waiting=2, timeout_s=100.0)
 _S = RequestState
 
 
-def direct_run(m: ClientMachine, number: int, now_s: float, nbytes: int = 1) -> DirectRun | None:
+def direct_run(
+    m: ClientMachine, number: int, now_s: float, nbytes: int = 1, *, is_sent: bool = False
+) -> DirectRun | None:
     """Return a direct run that the machine has admitted; None if it has not."""
-    run = DirectRun(Request(), nbytes, now_s)
+    run = DirectRun(Request(), nbytes, now_s, is_sent=is_sent)
     return run if m.begin_direct(run, itertools.count(number)) else None
 
 
@@ -101,16 +111,60 @@ def test_an_adopted_request_expires_with_its_own_deadline() -> None:
     assert isinstance(fail.error, DeadlineError)
 
 
+@pytest.mark.parametrize("kind", [ev.DeviceLost, ev.DeviceRemoved])
+def test_sent_run_is_adopted_by_its_own_events(kind: type[Any]) -> None:
+    m = ClientMachine(LIMITS, [route("A"), route("B")])
+    runs = [direct_run(m, number, float(number), is_sent=True) for number in (1, 2)]
+    assert [run and run.route for run in runs] == [0, 1]
+    assert m.next_deadline_s == 101.0
+    (drop, fail) = m.handle(ev.CancelAsked(3.0, 1))
+    assert drop == ev.DropAttempt(1, 1, 0)
+    assert isinstance(fail, ev.Fail)
+    assert m.state(2) is _S.DIRECT
+    assert m.next_deadline_s == 102.0
+    m.handle(ev.TimePassed(101.0))
+    assert m.state(2) is _S.DIRECT
+    m.handle(kind(101.0, "B", "node", "pulled"))
+    assert m.state(2) is _S.RUNNING  # replayed on the other route
+    assert m.num_in_flight == 1
+
+
+def test_partial_result_does_not_end_a_sent_run() -> None:
+    m = ClientMachine(LIMITS, [route("A", "B")])
+    assert direct_run(m, 1, 1.0, is_sent=True)
+    assert not m.end_sent(1, 1, 2.0, 8, num_runs=1, num_outputs=0)
+    assert not m.end_sent(1, 2, 2.0, 8, num_runs=2, num_outputs=0)
+    assert not m.end_sent(2, 1, 2.0, 8, num_runs=2, num_outputs=0)
+    assert m.end_sent(1, 1, 2.0, 8, num_runs=2, num_outputs=0)
+    assert not m.end_sent(1, 1, 2.0, 8, num_runs=2, num_outputs=0)
+    assert m.num_in_flight == m.nbytes_in_flight == 0
+
+
+def test_lost_cluster_admits_no_direct_run() -> None:
+    m = ClientMachine(LIMITS, [route("A")])
+    assert direct_run(m, 1, 1.0, is_sent=True)
+    assert m.handle(ev.ClusterLost(2.0, ClusterError("gone")))
+    assert m.state(1) is _S.FAILED
+    assert direct_run(m, 2, 2.0, is_sent=True) is None
+
+
 class Twins(RuleBasedStateMachine):
-    """Two machines with the same life: requests that run directly in one are submitted in both."""
+    """Two machines with the same life: requests that run directly in one are submitted in both.
+
+    In half of the lives devices run them, and events adopt them.
+    """
 
     @initialize(
         ways=st.lists(st.sampled_from(["A", "B", "AB"]), min_size=1, max_size=3),
         requests=st.integers(1, 3),
         waiting=st.integers(0, 3),
         attempts=st.integers(1, 3),
+        is_sent=st.booleans(),
     )
-    def begin(self, ways: list[str], requests: int, waiting: int, attempts: int) -> None:
+    def begin(
+        self, ways: list[str], requests: int, waiting: int, attempts: int, is_sent: bool
+    ) -> None:
+        self.is_sent = is_sent
         limits = Limits(requests, 20, waiting, remembered=4, timeout_s=9.0, attempts=attempts)
         self.usual, self.twin = (ClientMachine(limits, [route(*w) for w in ways]) for _ in "ab")
         self.now_s = 0.0
@@ -123,6 +177,8 @@ class Twins(RuleBasedStateMachine):
     def tell(self, event: ev.ClientEvent) -> None:
         """Give both an event, and compare what they ask for."""
         self.compare(self.usual.handle(event), self.twin.handle(event))
+        for number in [n for n in self.direct if n not in self.twin._direct]:
+            del self.direct[number]
 
     def compare(self, *asked: list[ev.ClientInstruction]) -> None:
         usual, twin = ([repr(i) for i in instructions] for instructions in asked)
@@ -137,7 +193,9 @@ class Twins(RuleBasedStateMachine):
     def submit(self, nbytes: int, is_direct: bool) -> None:
         self.count += 1
         event = submitted(self.usual, self.count, self.now_s, nbytes)
-        run = direct_run(self.twin, self.count, self.now_s, nbytes) if is_direct else None
+        run = None
+        if is_direct:
+            run = direct_run(self.twin, self.count, self.now_s, nbytes, is_sent=self.is_sent)
         if run is None:
             self.tell(event)
             return
@@ -154,7 +212,10 @@ class Twins(RuleBasedStateMachine):
         first, *others = self.usual.handle(answered(self.now_s, number, 1, "y", nbytes))
         assert isinstance(first, ev.Deliver)
         del self.attempts[number]
-        assert self.twin.end_direct(run, self.now_s, nbytes)
+        if self.is_sent:
+            assert self.twin.end_sent(number, 1, self.now_s, nbytes, 5, 1)
+        else:
+            assert self.twin.end_direct(run, self.now_s, nbytes)
         self.compare(others, self.twin.handle(ev.TimePassed(self.now_s)))
 
     @precondition(lambda self: self.direct)
@@ -165,8 +226,8 @@ class Twins(RuleBasedStateMachine):
         assert self.twin.handle(ev.Adopted(self.now_s, number, {})) == []
 
     def adopted(self) -> list[int]:
-        """Return the requests that run as attempts in both."""
-        return sorted(self.attempts.keys() - self.direct.keys())
+        """Return the requests that are attempts in both machines, or that events may adopt."""
+        return sorted(self.attempts.keys() - (set() if self.is_sent else self.direct.keys()))
 
     @precondition(lambda self: self.adopted())
     @rule(data=st.data(), nbytes=st.integers(0, 15))
@@ -187,9 +248,24 @@ class Twins(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
-        if not self.direct:  # a caller that runs its request is not told that its time is up
+        # The time limit does not interrupt a caller that runs its own request.
+        if self.is_sent or not self.direct:
             self.now_s += seconds
             self.tell(ev.TimePassed(self.now_s))
+
+    @precondition(lambda self: self.is_sent)
+    @rule(device=st.sampled_from("AB"), cause=st.sampled_from(["pulled", "", "gone"]))
+    def lose(self, device: str, cause: str) -> None:
+        if cause:
+            kind = ev.DeviceRemoved if cause == "gone" else ev.DeviceLost
+            self.tell(kind(self.now_s, device, "node", cause))
+        else:
+            self.tell(ev.DeviceReturned(self.now_s, device))
+
+    @precondition(lambda self: self.is_sent and self.count > 8)
+    @rule()
+    def close(self) -> None:
+        self.tell(ev.Closed(self.now_s))
 
     @invariant()
     def both_count_alike(self) -> None:

@@ -34,6 +34,7 @@ from hetero.scheduler.executor import Deployment
 from hetero.scheduler.inprocess import InProcessDeployment
 from hetero.scheduler.vocabulary.placement import share
 from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import Line, build, chain, cut, diamond, replicate
 from tests.scheduler.observers import Notes
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
@@ -182,15 +183,17 @@ def test_a_started_request_is_submitted_while_workers_are_busy_or_if_it_is_large
     assert waits.future.result(PATIENCE_S)
 
 
-def test_requests_are_submitted_while_somebody_observes_them(executor: InProcessExecutor) -> None:
+def test_observers_are_told_of_what_callers_run() -> None:
     notes = Notes()
     observed = create_executor(
         "inprocess", devices={"TOY": 1}, plugins=(ToyPlugin,), observers=[notes]
     )
     deployment = warm(observed.deploy(*chain("TOY.0")))
     made = deployment.submit({"x": X}, WAITS)
-    assert isinstance(made, Submission)
-    assert notes.requests[-1].record.id == made.request_id
+    assert isinstance(made, CompletedSubmission)
+    ended = notes.requests[-1]
+    assert (ended.record.id, ended.record.state) == (made.request_id, RequestState.ANSWERED)
+    assert ended.runs == notes.ran_stages[-1] == made.stage_timings
     observed.close()
 
 
@@ -440,19 +443,21 @@ def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
     return cut(model, *((d, [line[1]]) for d, line in zip(devices, lines, strict=True)))
 
 
-def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
+def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
     """Yield what becomes of random requests of random models, and what is counted after each."""
     random = Random(seed)
+    notes = Notes()
     executor = create_executor(
         "inprocess",
         devices={"TOY": 3},
         plugins=(ToyPlugin,),
-        observers=[Notes()] if is_observed else [],
+        observers=[notes],
     )
     try:
-        for _ in range(4):
-            fault = random.choice(["", "", "fail", "full", "refuse", "exit"])
+        for fault in ("", *random.choices(["", "fail", "full", "refuse", "exit"], k=3)):
             deployment = executor.deploy(*drawn_plan(random, fault))
+            if not is_direct:
+                deployment._program = None
             ended: list[int] = []
             note = partial(lambda ended, number, _: ended.append(number), ended)
             for _ in range(5):
@@ -466,7 +471,7 @@ def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
                 record = deployment._runner._machine.record(made.request_id)
                 assert record is not None
                 yield {
-                    "kind": type(made) if is_observed else None,
+                    "kind": type(made),
                     "error": (type(error), str(error)),
                     "outputs": answer and {n: v.tolist() for n, v in answer.outputs.items()},
                     "runs": answer and [(r.stage, r.device, r[9:]) for r in answer.stage_timings],
@@ -482,6 +487,7 @@ def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
                     "expected": deployment._runner._machine._expected._output_nbytes,
                 }
             yield ended
+            yield [(it.record.id, it.record.state, len(it.runs)) for it in notes.requests]
             until_s = time.monotonic() + PATIENCE_S
             while not held_nothing(executor, deployment):
                 assert time.monotonic() < until_s
@@ -493,13 +499,10 @@ def lives(seed: int, *, is_observed: bool) -> Iterator[Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_direct_and_submitted_requests_have_the_same_lives(seed: int) -> None:
-    usual, direct = ([*lives(seed, is_observed=is_observed)] for is_observed in (True, False))
-    for one in usual:
-        if isinstance(one, dict):
-            assert one.pop("kind") is Submission
-    for one in direct:
-        if isinstance(one, dict):
-            del one["kind"]
+    usual, direct = ([*lives(seed, is_direct=is_direct)] for is_direct in (False, True))
+    kinds = [one.pop("kind") for one in direct if isinstance(one, dict)]
+    assert {one.pop("kind") for one in usual if isinstance(one, dict)} == {Submission}
+    assert CompletedSubmission in kinds
     assert usual == direct
 
 

@@ -60,6 +60,8 @@ def test_a_caller_that_waits_runs_its_own_short_request(
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     deployment.submit({"x": X}, INLINE).future.result()
+    while not executor._workers.are_idle:  # one may be about to look for more answers to give
+        threading.Event().wait(0.001)
     del threads[:]
     future = deployment.submit({"x": X}, INLINE).future
     assert future.done()

@@ -346,7 +346,9 @@ class History:
         self._until_s = self.world.now + self.healed_s + LATE_S * len(self._open)
         self.threads.late_s = 0.0
 
-    def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:
+    def _weather(
+        self, sender: Process, receiver: Process, message: Message | bytes
+    ) -> Sequence[float]:
         faults, draw = self.faults, self.world.random
         if self.cluster.is_cut(sender, receiver):
             return ()

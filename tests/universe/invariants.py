@@ -15,6 +15,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
     TensorError,
 )
+from hetero.scheduler.device.lanes import LaneTask
 from hetero.scheduler.device.machine import TaskState
 from hetero.scheduler.universe.device import PlayedDevice
 from hetero.scheduler.vocabulary import events
@@ -48,7 +49,7 @@ class Invariants:
         #: What must not last -> since when it is so.
         self.since_s: dict[tuple[str, Any], float] = {}
 
-    def runs(self, device: PlayedDevice, run: events.Run) -> None:
+    def runs(self, device: PlayedDevice, run: events.Run | LaneTask) -> None:
         """Look at a run that begins: what the device's queue promises."""
         request, stage = run.task
         key = (device.address, request.deployment, request.id, request.attempt, stage)
@@ -56,11 +57,13 @@ class Invariants:
         if self.ran[key] > 1:
             self._break(f"{run.task} runs twice on {device.address}")
         machine = device.loop._machine
-        if self.faults.lines or run.state is not TaskState.RUNNING:
+        if self.faults.lines or (
+            isinstance(run, events.Run) and run.state is not TaskState.RUNNING
+        ):
             return
         if machine.is_dropped(request):
             self._break(f"{run.task} runs on {device.address} though it was dropped")
-        client, turn = run.stage.opened.client, request.id + run.stage.opened.level
+        client, turn = run.stage.description.client, request.id + run.stage.description.level
         turns = self.turns.setdefault(device.address, Counter())
         for line in machine._ready.waiting:
             other, (place, first) = line.name, line.waiting[0]  # type: ignore[attr-defined]
@@ -154,7 +157,7 @@ class Invariants:
         waiting = machine._ready.waiting
         for name in set(self.turns.get(device.address, ())) - set(waiting):
             self.turns[device.address][name] = 0
-        opened = [s.opened for d in machine._deployments.values() for s in d.stages.values()]
+        opened = [s.description for d in machine._deployments.values() for s in d.stages.values()]
         if waiting and machine.num_running < max(stage.num_streams for stage in opened):
             self._break(f"{device.address} is idle while tasks wait")
 
@@ -267,7 +270,7 @@ class Invariants:
             runner, machine = model.runner, model.runner._machine
             left = {
                 "calls": len(runner._calls),
-                "live": len(machine._live),
+                "live": len(machine._live) + len(machine._direct),
                 "in flight": machine.num_in_flight,
                 "waiting": machine.num_waiting,
                 "running": machine._in_flight.num_running,

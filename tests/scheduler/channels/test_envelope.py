@@ -128,6 +128,34 @@ def test_a_request_that_keeps_outputs_is_found_again() -> None:
     assert {request: 1}[arrived(Dropped(request)).request] == 1
 
 
+@pytest.mark.parametrize(
+    ("message", "is_whole"),
+    [
+        (Values(Task(Request(deployment="d", id=3, priority=1.5), 1), {}), True),  # type: ignore[arg-type]
+        (Outputs(Task(Request(deployment="d", id=3), 1), {}, (1,)), True),  # type: ignore[arg-type]
+        (Values(Task(Request(deployment="d", id="3"), 1), {}), False),  # type: ignore[arg-type]
+        (Values(Task(Request(deployment="d", id=3), 1.5), {}), False),  # type: ignore[arg-type]
+        (Free((1,)), False),  # type: ignore[arg-type]
+    ],
+    ids=["priority", "runs", "id", "stage", "no task"],
+)
+def test_ill_typed_message_fails_its_task_if_identified(message: Message, is_whole: bool) -> None:
+    parts = envelope.to_frames(message)
+    with pytest.raises(BlobError) as refused:
+        envelope.from_frames(parts)
+    failure = envelope.unreadable_task(parts, refused.value)
+    wanted = Failure(Task(Request(deployment="d", id=3), 1), refused.value)
+    assert failure == (wanted if is_whole else None)
+
+
+def test_damaged_message_fails_no_task() -> None:
+    parts = envelope.to_frames(Values(Task(Request(deployment="d", id=3), 1), {}))
+    parts[0] = parts[0][:-1]
+    with pytest.raises(BlobError) as refused:
+        envelope.from_frames(parts)
+    assert envelope.unreadable_task(parts, refused.value) is None
+
+
 def test_tensors_to_be_kept() -> None:
     message = Keep(TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)})
     check_tensors(arrived(message), message)

@@ -1,0 +1,208 @@
+"""Packed messages of lanes: one per hop of a plain request within a node.
+
+Both ends know from the deployment which tensors a stage reads, and in which order. A packed message
+therefore contains no names. It consists of a head, the timings of earlier stages, which devices
+forward unread, and tensors by position. All other traffic uses the messages of `envelope`.
+
+The bytes come from another process: a reader returns their contents or raises BlobError.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from hetero.devices.errors import BlobError
+from hetero.devices.request.response import StageTiming
+from hetero.scheduler.formats.tensor_entries import DTYPES
+
+#: Magic number and version of the format.
+MAGIC: Final = b"HTL\x01"
+#: Kinds of messages: inputs of a stage, and outputs of the model for the client.
+TO_STAGE: Final = 0
+TO_CLIENT: Final = 1
+#: Maximum number of timings that a message to a stage contains.
+MAX_TIMINGS: Final = 64
+#: Maximum size of the tensors of a message: larger ones use shared memory; see `peers`.
+MAX_NBYTES: Final = 64 * 1024
+
+#: Magic, kind, tensors, timings, deployment, request, attempt, stage, route, input mask.
+_HEAD: Final = struct.Struct("<4sBBHQQHHHxxQ8x")
+#: Stage, queued, started, ended, upload, infer and download seconds, bytes.
+_TIMING: Final = struct.Struct("<HxxxxxxddddddQ")
+#: Element type, rank, bytes.
+_TENSOR: Final = struct.Struct("<BBxxxxxxQ")
+#: For each rank, a shape padded to a multiple of 16 bytes.
+_SHAPES: Final = tuple(struct.Struct(f"<{rank}I{-4 * rank % 16}x") for rank in range(9))
+_DTYPES: Final = [DTYPES[name] for name in sorted(DTYPES)]
+#: Codes of the element types whose arrays export their memory.
+_CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype.isbuiltin == 1}
+#: Number of bits of an input mask.
+_MAX_INPUTS: Final = 64
+#: Alignment of tensors, which suffices for every element type.
+_ALIGNMENT: Final = 16
+
+#: Creates a timing without the call of a Python function.
+_new_timing: Final[Callable[..., StageTiming]] = tuple.__new__
+
+
+class LaneHead(NamedTuple):
+    """Head of a packed message.
+
+    `deployment`: result of `lane_key`.
+    `input_mask`: one bit for each input of the stage that the message contains; 0 for the client.
+    `start`: start of the timings in the message.
+    """
+
+    kind: int
+    num_tensors: int
+    num_timings: int
+    deployment: int
+    request_id: int
+    attempt: int
+    stage: int
+    route: int
+    input_mask: int
+    start: int
+
+
+def lane_key(deployment: str) -> int:
+    """Return the number that identifies a deployment in packed messages."""
+    return int.from_bytes(blake2b(deployment.encode(), digest_size=8).digest(), "little")
+
+
+def input_mask(positions: Sequence[int]) -> int:
+    """Return the mask of some inputs, by position; 0 if it has too few bits."""
+    mask = sum(1 << position for position in positions)
+    return mask if mask.bit_length() <= _MAX_INPUTS else 0
+
+
+def masked_names(inputs: Sequence[str], mask: int) -> list[str]:
+    """Return the names of the inputs in a mask."""
+    return [name for position, name in enumerate(inputs) if mask >> position & 1]
+
+
+def pack_message(head: LaneHead, timings: bytes, tensors: Sequence[Any]) -> list[Any] | None:
+    """Return a message in parts, which include the memory of the tensors.
+
+    `head`: the numbers of tensors and timings, and the start, are computed.
+    Returns None if a value or number does not fit into a packed message.
+    """
+    parts: list[Any] = [b""]
+    nbytes = 0
+    for value in tensors:
+        if type(value) is not np.ndarray:
+            return None
+        code, size = _CODES.get(value.dtype), value.nbytes
+        nbytes += size
+        if code is None or nbytes > MAX_NBYTES or not value.flags.c_contiguous:
+            return None
+        shape = value.shape
+        rank = len(shape)
+        if rank >= len(_SHAPES):
+            return None
+        parts.append(_TENSOR.pack(code, rank, size) + _SHAPES[rank].pack(*shape))
+        if size:
+            parts.append(value.data)
+        if size % _ALIGNMENT:
+            parts.append(bytes(-size % _ALIGNMENT))
+    kind, _, _, deployment, request_id, attempt, stage, route, mask, _ = head
+    num_timings = len(timings) // _TIMING.size
+    try:
+        packed = _HEAD.pack(
+            MAGIC,
+            kind,
+            len(tensors),
+            num_timings,
+            deployment,
+            request_id,
+            attempt,
+            stage,
+            route,
+            mask,
+        )
+    except struct.error:  # a number exceeds its field
+        return None
+    parts[0] = packed + timings
+    return parts
+
+
+def pack_timing(timing: StageTiming) -> bytes:
+    """Return a packed timing; it omits the device, which follows from the stage."""
+    stage, _, queued_s, started_s, ended_s, upload_s, infer_s, download_s, _, nbytes, _ = timing
+    return _TIMING.pack(stage, queued_s, started_s, ended_s, upload_s, infer_s, download_s, nbytes)
+
+
+def read_head(data: bytes, start: int) -> LaneHead:
+    """Return the head of the message that starts at `start`.
+
+    Raises BlobError: the head is incomplete, or of another format.
+    """
+    try:
+        magic, *fields = _HEAD.unpack_from(data, start)
+    except struct.error as error:
+        raise BlobError(f"packed message that is incomplete: {error}.") from error
+    if magic != MAGIC:
+        raise BlobError(f"packed message that starts with {magic!r}; expected {MAGIC!r}.")
+    return LaneHead._make((*fields, start + _HEAD.size))
+
+
+def slice_timings(data: bytes, head: LaneHead) -> bytes:
+    """Return the packed timings of a message."""
+    return data[head.start : head.start + head.num_timings * _TIMING.size]
+
+
+def read_timings(packed: bytes, devices: Sequence[str] | None = None) -> tuple[StageTiming, ...]:
+    """Return timings.
+
+    `devices`: device of each stage; None leaves them empty.
+    Raises BlobError: there are too many timings, or one of an unknown stage.
+    """
+    if len(packed) > (MAX_TIMINGS + 1) * _TIMING.size or len(packed) % _TIMING.size:
+        raise BlobError(
+            f"packed message with {len(packed)} bytes of timings; expected a multiple of "
+            f"{_TIMING.size} up to {(MAX_TIMINGS + 1) * _TIMING.size}."
+        )
+    timings = []
+    for stage, queued_s, started_s, ended_s, *parts_s, nbytes in _TIMING.iter_unpack(packed):
+        if devices is not None and stage >= len(devices):
+            raise BlobError(
+                f"packed message with a timing of stage {stage}; expected a stage below "
+                f"{len(devices)}."
+            )
+        device = "" if devices is None else devices[stage]
+        fields = (stage, device, queued_s, started_s, ended_s, *parts_s, {}, nbytes, ())
+        timings.append(_new_timing(StageTiming, fields))
+    return tuple(timings)
+
+
+def read_tensors(data: bytes, head: LaneHead) -> list[np.ndarray]:
+    """Return the tensors of a message as read-only views.
+
+    Raises BlobError: the message is incomplete or damaged.
+    """
+    at = head.start + head.num_timings * _TIMING.size
+    tensors = []
+    try:
+        for _ in range(head.num_tensors):
+            code, rank, nbytes = _TENSOR.unpack_from(data, at)
+            packed_shape = _SHAPES[rank]
+            shape = packed_shape.unpack_from(data, at + _TENSOR.size)
+            at += _TENSOR.size + packed_shape.size
+            dtype = _DTYPES[code]
+            if math.prod(shape) * dtype.itemsize != nbytes:
+                raise BlobError(f"packed message with {nbytes} bytes for {dtype}{list(shape)}.")
+            tensors.append(np.ndarray(shape, dtype, data, at))
+            at += nbytes + -nbytes % _ALIGNMENT
+    except (struct.error, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, BlobError):
+            raise
+        raise BlobError(f"packed message that is damaged: {error}.") from error
+    if at != len(data):
+        raise BlobError(f"packed message of {len(data)} bytes; expected {at} bytes.")
+    return tensors

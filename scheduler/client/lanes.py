@@ -1,0 +1,128 @@
+"""Lanes of a client: the packed messages that a deployment sends and receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from hetero.devices.errors import BlobError
+from hetero.devices.plugin.program import Value
+from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
+from hetero.scheduler.channels.channel import LaneChannel
+from hetero.scheduler.channels.lane import (
+    TO_CLIENT,
+    TO_STAGE,
+    LaneHead,
+    input_mask,
+    lane_key,
+    pack_message,
+    read_tensors,
+    read_timings,
+    slice_timings,
+)
+from hetero.scheduler.vocabulary.plan import Stage
+
+
+class PartialResult(NamedTuple):
+    """Some outputs of the model, and the timings of the stages that computed them."""
+
+    request_id: int
+    attempt: int
+    outputs: Mapping[str, Value]
+    timings: Sequence[StageTiming]
+
+
+class ClientLanes:
+    """Lanes of one deployment.
+
+    `stages`: returns the stages of the placement.
+    `output_names`: the model's outputs.
+    `inputs_of`: returns the inputs that a stage receives, in order.
+    `on_result`: called with each part of a result.
+    `on_unreadable`: called with request id, attempt and error for each message that is damaged.
+    """
+
+    def __init__(
+        self,
+        deployment: str,
+        channel: LaneChannel,
+        stages: Callable[[], Sequence[Stage]],
+        output_names: Sequence[str],
+        inputs_of: Callable[[int], Sequence[str]],
+        on_result: Callable[[PartialResult], None],
+        on_unreadable: Callable[[int, int, BlobError], None],
+    ) -> None:
+        self.key = lane_key(deployment)
+        self._channel = channel
+        self._stages = stages
+        self._output_names = frozenset(output_names)
+        self._inputs_of = inputs_of
+        self._on_result = on_result
+        self._on_unreadable = on_unreadable
+        #: (stage, names of the sent tensors) -> input mask; 0 if it has too few bits.
+        self._masks: dict[tuple[int, tuple[str, ...]], int] = {}
+
+    def clear(self) -> None:
+        """Forget the inputs of the stages; call it after a change of the placement."""
+        self._masks.clear()
+
+    def send(
+        self,
+        address: str,
+        request: Request,
+        stage: Stage,
+        names: tuple[str, ...],
+        inputs: Mapping[str, Value],
+    ) -> bool:
+        """Send inputs of the model to a stage; return False if they do not fit into a lane."""
+        key = (stage.index, names)
+        mask = self._masks.get(key)
+        if mask is None:
+            order = list(self._inputs_of(stage.index))
+            mask = self._masks[key] = input_mask([order.index(name) for name in names])
+        if not mask:
+            return False
+        head = LaneHead(
+            TO_STAGE,
+            0,
+            0,
+            self.key,
+            request.id,
+            request.attempt,
+            stage.index,
+            request.route,
+            mask,
+            0,
+        )
+        parts = pack_message(head, b"", [inputs[name] for name in names])
+        return parts is not None and self._channel.send_lane(address, parts)
+
+    def receive(self, data: bytes, head: LaneHead) -> None:
+        """Process a packed message for this deployment."""
+        try:
+            result = self._read(data, head)
+        except BlobError as error:
+            self._on_unreadable(head.request_id, head.attempt, error)
+            return
+        self._on_result(result)
+
+    def _read(self, data: bytes, head: LaneHead) -> PartialResult:
+        stages = self._stages()
+        if head.kind != TO_CLIENT or head.stage >= len(stages):
+            raise BlobError(
+                f"packed message of kind {head.kind} from stage {head.stage}; expected kind "
+                f"{TO_CLIENT} and a stage below {len(stages)}."
+            )
+        tensors = read_tensors(data, head)
+        timings = read_timings(slice_timings(data, head), [stage.device for stage in stages])
+        outputs: Mapping[str, Value] = {}
+        if tensors:
+            names = [name for name in stages[head.stage].outputs if name in self._output_names]
+            if len(names) != len(tensors):
+                raise BlobError(
+                    f"packed message with {len(tensors)} tensors from stage {head.stage}; "
+                    f"expected {len(names)} outputs of the model."
+                )
+            outputs = dict(zip(names, tensors, strict=True))
+        return PartialResult(head.request_id, head.attempt, outputs, timings)

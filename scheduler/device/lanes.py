@@ -1,0 +1,353 @@
+"""Lanes of a device: tasks that arrive and leave as packed messages.
+
+A task whose stage is free runs without a record: the state machine counts it and remembers its
+identity. Every other task continues as a `Values` message.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hetero.devices.errors import BlobError
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
+from hetero.scheduler.channels.channel import LaneChannel
+from hetero.scheduler.channels.lane import (
+    MAX_TIMINGS,
+    TO_CLIENT,
+    TO_STAGE,
+    LaneHead,
+    input_mask,
+    lane_key,
+    masked_names,
+    pack_message,
+    pack_timing,
+    read_head,
+    read_tensors,
+    read_timings,
+    slice_timings,
+)
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.machine import DeviceMachine, OpenStage
+from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened
+from hetero.scheduler.vocabulary.messages import Failure, Outputs, Task, Values
+
+_log = logging.getLogger(__name__)
+
+
+class _Consumer(NamedTuple):
+    """Stage that reads outputs of another one.
+
+    `inputs`, `mask`: the inputs that it receives.
+    `positions`: their positions among the outputs of the other stage.
+    """
+
+    address: str
+    stage: int
+    inputs: tuple[str, ...]
+    mask: int
+    positions: tuple[int, ...]
+
+
+class _Lane:
+    """Stage whose tasks arrive as packed messages.
+
+    `is_plain`: whether its tasks may run without a record.
+    """
+
+    def __init__(self, stage: OpenStage, outputs: Sequence[str], *, is_plain: bool) -> None:
+        description = stage.description
+        self.stage = stage
+        self.description = description
+        self.key = lane_key(description.deployment)
+        self.outputs = tuple(outputs)
+        self.is_plain = is_plain
+        #: Mask of all inputs.
+        self.mask = (1 << len(description.inputs)) - 1
+        position_of = {name: position for position, name in enumerate(outputs)}
+        #: Consumers by route.
+        self.consumers: Mapping[int, tuple[_Consumer, ...]] = {
+            route: tuple(
+                _Consumer(
+                    send.address,
+                    send.stage,
+                    send.tensors,
+                    input_mask(send.positions),
+                    tuple(position_of[name] for name in send.tensors),
+                )
+                for send in sends
+            )
+            for route, sends in description.sends.items()
+        }
+        #: Positions of the model's outputs.
+        self.results = tuple(position_of[name] for name in description.outputs)
+
+
+class LaneTask:
+    """Task of a packed message that occupies a stream of its stage.
+
+    `timings`: packed timings of the earlier stages.
+    """
+
+    __slots__ = ("context", "entered", "head", "inputs", "lane", "ready_s", "timings")
+
+    def __init__(
+        self, lane: _Lane, head: LaneHead, inputs: Sequence[Value], timings: bytes, ready_s: float
+    ) -> None:
+        self.lane = lane
+        self.head = head
+        self.inputs = inputs
+        self.timings = timings
+        self.ready_s = ready_s
+        self.entered: Any = None
+        self.context: RunContext | None = None
+
+    @property
+    def stage(self) -> OpenStage:
+        """Stage of the task."""
+        return self.lane.stage
+
+    @property
+    def task(self) -> Task:
+        """Identity of the task in other messages."""
+        return _task_of(self.lane.description.deployment, self.head)
+
+    @property
+    def tensors(self) -> dict[str, Value]:
+        """Inputs by name."""
+        return dict(zip(self.lane.description.inputs, self.inputs, strict=True))
+
+
+class DeviceLanes:
+    """Lanes of the stages on a device.
+
+    `lock`: guards the state machine.
+    `start`: makes a thread call `run` with a task.
+    `receive`: processes a task that continues as a `Values` message.
+    `send_failure`: sends a failure to the task's client.
+    `typed_error`: converts the error of a task.
+    `follow`: executes instructions of the state machine.
+    """
+
+    def __init__(
+        self,
+        machine: DeviceMachine,
+        host: DeviceHost,
+        channel: LaneChannel,
+        lock: threading.Lock,
+        now_s: Callable[[], float],
+        *,
+        start: Callable[[LaneTask], None],
+        receive: Callable[[Values], None],
+        send_failure: Callable[[Failure], None],
+        typed_error: Callable[[Task, BaseException], BaseException],
+        follow: Callable[[Sequence[DeviceInstruction]], None],
+    ) -> None:
+        self._machine = machine
+        self._host = host
+        self._channel = channel
+        self._lock = lock
+        self._now_s = now_s
+        self._start = start
+        self._receive = receive
+        self._send_failure = send_failure
+        self._typed_error = typed_error
+        self._follow = follow
+        self._lanes: dict[tuple[int, int], _Lane] = {}
+        #: Keys of deployments that have, or recently had, stages on the device.
+        self._deployments: dict[int, str] = {}
+        #: Running tasks by `id`.
+        self._running: dict[int, LaneTask] = {}
+
+    def open(self, description: StageOpened) -> None:
+        """Accept tasks of a stage, or update its consumers; the caller holds the lock."""
+        stage = self._machine.stage(description.deployment, description.stage)
+        compiled = self._host.compiled(description.deployment, description.stage)
+        if (
+            compiled is None or stage.description is not description
+        ):  # a newer description has arrived
+            return
+        is_plain = not (self._host.leaves_outputs or compiled.profiles or description.timeout_s)
+        lane = _Lane(stage, compiled.output_names, is_plain=is_plain)
+        self._lanes[lane.key, description.stage] = lane
+        self._deployments[lane.key] = description.deployment
+
+    def close(self, deployment: str) -> None:
+        """Stop accepting tasks of a deployment; the caller holds the lock."""
+        key = lane_key(deployment)
+        for stage in [stage for of, stage in self._lanes if of == key]:
+            del self._lanes[key, stage]
+
+    def forget(self, deployment: str) -> None:
+        """Forget a closed deployment; the caller holds the lock."""
+        self._deployments.pop(lane_key(deployment), None)
+
+    def receive(self, data: bytes, start: int) -> None:
+        """Process a packed message.
+
+        Raises BlobError: its head is damaged.
+        """
+        head = read_head(data, start)
+        lane = self._lanes.get((head.deployment, head.stage))
+        if lane is None or head.kind != TO_STAGE:
+            self._reject(head)
+            return
+        description = lane.description
+        try:
+            inputs = read_tensors(data, head)
+            if head.num_timings > MAX_TIMINGS:
+                raise BlobError(
+                    f"packed message with {head.num_timings} timings; expected at most "
+                    f"{MAX_TIMINGS}."
+                )
+            num_inputs = head.input_mask.bit_count()
+            if head.num_tensors != num_inputs or head.input_mask & ~lane.mask:
+                raise BlobError(
+                    f"packed message with {head.num_tensors} tensors and the input mask "
+                    f"{head.input_mask:#b} for stage {head.stage}; expected one tensor for each "
+                    f"bit, and inputs below {len(description.inputs)}."
+                )
+        except BlobError as error:
+            self._send_failure(Failure(_task_of(description.deployment, head), error))
+            return
+        timings = slice_timings(data, head)
+        task = LaneTask(lane, head, inputs, timings, self._now_s())
+        if lane.is_plain and head.input_mask == lane.mask and head.route in lane.consumers:
+            attempt = (head.request_id, head.attempt)
+            with self._lock:
+                if self._machine.is_obsolete(lane.stage, attempt):
+                    return
+                is_started = self._machine.begin_direct(lane.stage, attempt, task)
+            if is_started:
+                self._start(task)
+                return
+        names = masked_names(description.inputs, head.input_mask)
+        tensors = dict(zip(names, inputs, strict=True))
+        self._receive(Values(task.task, tensors, read_timings(timings)))
+
+    def _reject(self, head: LaneHead) -> None:
+        """Send a failure for a stage that is not open, if the deployment is known."""
+        deployment = self._deployments.get(head.deployment)
+        if deployment is None or head.kind != TO_STAGE:
+            _log.warning("dropped a packed message of an unknown deployment")
+            return
+        self._send_failure(self._machine.misplaced(_task_of(deployment, head)))
+
+    def drop(self, request: Request) -> None:
+        """Cancel the running tasks of an attempt."""
+        attempt = (request.id, request.attempt)
+        for task in list(self._running.values()):
+            is_same = (task.head.request_id, task.head.attempt) == attempt
+            if is_same and task.lane.description.deployment == request.deployment and task.context:
+                task.context.cancel()
+
+    def run(self, task: LaneTask) -> None:
+        """Run a task in the calling thread and forward its outputs."""
+        lane, head = task.lane, task.head
+        attempt, dropped = (head.request_id, head.attempt), lane.stage.deployment.dropped
+        outputs: Sequence[Value] = ()
+        timing: StageTiming | None = None
+        failure: Exception | None = None
+        context = task.context = RunContext()  # before the check, so that a drop cancels it
+        self._running[id(task)] = task
+        try:
+            if attempt not in dropped:
+                _, outputs, timing = self._host.execute(
+                    lane.description.deployment,
+                    head.stage,
+                    task.inputs,
+                    context,
+                    ready_s=task.ready_s,
+                )
+        except Exception as error:
+            failure = error
+        finally:
+            del self._running[id(task)]
+            with self._lock:
+                instructions = self._machine.end_direct(lane.stage, task)
+        try:
+            if attempt in dropped:
+                return
+            if failure is not None:
+                failed_task = task.task
+                placed = self._host.placed(failure, head.stage, failed_task.request)
+                self._send_failure(Failure(failed_task, self._typed_error(failed_task, placed)))
+            elif timing is not None:
+                self._forward(lane, head, outputs, task.timings, timing)
+        except Exception as error:  # report it to the request; the thread continues
+            self._send_failure(Failure(task.task, self._typed_error(task.task, error)))
+        finally:
+            if instructions:
+                self._follow(instructions)
+
+    def forward(self, run: Run) -> bool:
+        """Forward the outputs of a task with a record; return False if it needs messages."""
+        request, stage = run.task
+        lane = self._lanes.get((lane_key(request.deployment), stage))
+        if lane is None or not lane.is_plain or request.route not in lane.consumers:
+            return False
+        outputs, (*before, timing) = run.outputs, run.runs
+        if outputs is None or not request.is_plain or len(before) > MAX_TIMINGS:
+            return False
+        if any(one.node_times_s or one.resident for one in run.runs):
+            return False
+        head = LaneHead(
+            TO_STAGE, 0, 0, lane.key, request.id, request.attempt, stage, request.route, 0, 0
+        )
+        timings = b"".join(map(pack_timing, before))
+        self._forward(lane, head, [outputs[name] for name in lane.outputs], timings, timing)
+        return True
+
+    def _forward(
+        self,
+        lane: _Lane,
+        head: LaneHead,
+        outputs: Sequence[Value],
+        earlier: bytes,
+        timing: StageTiming,
+    ) -> None:
+        """Send outputs to their consumers, and the model's outputs to the client."""
+        client = lane.description.client
+        consumers = lane.consumers[head.route]
+        packed = pack_timing(timing)
+        timings = earlier + packed
+        if consumers and len(timings) > MAX_TIMINGS * len(packed):
+            self._send_result(client, lane, head, {}, timings)
+            timings = b""
+        for address, stage, names, mask, positions in consumers:
+            tensors = [outputs[position] for position in positions]
+            to_stage = head._replace(stage=stage, input_mask=mask)
+            parts = pack_message(to_stage, timings, tensors) if mask else None
+            if parts is None or not self._channel.send_lane(address, parts):
+                task = _task_of(lane.description.deployment, to_stage)
+                values = dict(zip(names, tensors, strict=True))
+                self._channel.send(address, Values(task, values, read_timings(timings)))
+        if lane.results or not consumers:
+            results = {lane.outputs[position]: outputs[position] for position in lane.results}
+            self._send_result(client, lane, head, results, timings)
+
+    def _send_result(
+        self,
+        client: str,
+        lane: _Lane,
+        head: LaneHead,
+        results: Mapping[str, Value],
+        timings: bytes,
+    ) -> None:
+        to_client = head._replace(kind=TO_CLIENT, input_mask=0)
+        parts = pack_message(to_client, timings, list(results.values()))
+        if parts is None or not self._channel.send_lane(client, parts):
+            task = _task_of(lane.description.deployment, head)
+            self._channel.send(client, Outputs(task, results, read_timings(timings)))
+
+
+def _task_of(deployment: str, head: LaneHead) -> Task:
+    """Return the task of a packed message."""
+    request = Request(
+        deployment=deployment, id=head.request_id, attempt=head.attempt, route=head.route
+    )
+    return Task(request, head.stage)

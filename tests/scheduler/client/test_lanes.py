@@ -1,0 +1,326 @@
+"""Tests of a client's lanes: packed requests have no record unless something unusual occurs."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import BlobError, DeadlineError, RequestCancelledError
+from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
+from hetero.scheduler.channels import lane
+from hetero.scheduler.channels.channel import SharedChannel
+from hetero.scheduler.channels.lane import LaneHead
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.vocabulary import events
+from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.vocabulary.messages import Dropped, Values
+from hetero.scheduler.vocabulary.placement import alone
+from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.vocabulary.record import RequestState
+from tests.scheduler.models import build, chain, cut
+from tests.scheduler.observers import Notes
+
+X = np.arange(4, dtype=np.float32)
+PATIENCE_S = 60.0
+
+
+class Devices:
+    """Channel that records messages; the test replies."""
+
+    address = "client"
+    receive_lane = None
+
+    def __init__(self) -> None:
+        self.has_room = True
+        self.packed: list[tuple[str, LaneHead, list[np.ndarray]]] = []
+        self.messages: list[tuple[str, Any]] = []
+
+    def send(self, address: str, message: Any) -> None:
+        self.messages.append((address, message))
+
+    def send_lane(self, address: str, parts: list[Any]) -> bool:
+        if self.has_room:
+            data = b"".join(parts)
+            head = lane.read_head(data, 0)
+            self.packed.append((address, head, lane.read_tensors(data, head)))
+        return self.has_room
+
+    def close(self) -> None: ...
+
+
+class Deployed(Deployment):
+    """Deployment without devices."""
+
+    def executed_nodes(self, stage: int) -> Any: ...
+
+    def export(self, stage: int) -> Any: ...
+
+    def _unload(self) -> None: ...
+
+
+class Client:
+    """A deployment on recorded channels, and the replies to it."""
+
+    def __init__(self, plan: Plan | None = None, limits: Limits | None = None) -> None:
+        plan = plan or chain("A", "B")[0]
+        self.devices, self.shared, self.notes = Devices(), SharedChannel(), Notes()
+        self.shared.channel = self.devices
+        clock = Clock("test")
+        self.deployments: Deployments[Any] = Deployments(
+            [], RemoteMemory("memory", Switchboard().connect, clock), clock
+        )
+        self.deployment = Deployed(
+            "key",
+            alone(plan),
+            {},
+            limits or Limits(),
+            self.deployments,
+            connect=lambda receive: self.shared.connect("key", receive),
+            addresses={name: f"at {name}" for name in plan.devices},
+        )
+        self.deployment.use_lanes(self.shared)
+        self.runner = self.deployment._runner
+        self.machine = self.runner._machine
+
+    def answer(
+        self,
+        number: int,
+        outputs: list[np.ndarray],
+        *,
+        attempt: int = 1,
+        stage: int = 1,
+        stages: tuple[int, ...] = (0, 1),
+    ) -> bytes:
+        """Deliver a packed result; return its bytes."""
+        head = LaneHead(
+            *(lane.TO_CLIENT, 0, 0, lane.lane_key("key"), number, attempt, stage, 0, 0, 0)
+        )
+        timings = [StageTiming(s, "", 0.0, 1.0, 1.5, 0.0, 0.5, 0.0, {}, 16) for s in stages]
+        parts = lane.pack_message(head, b"".join(map(lane.pack_timing, timings)), outputs)
+        assert parts is not None
+        data = b"".join(parts)
+        self.shared.receive_lane(data, 0)
+        return data
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no request is counted or stored."""
+        in_flight = self.deployments.in_flight
+        return (
+            self.runner.counts() == (0, 0)
+            and not (self.runner._calls or self.machine._live or self.machine._direct)
+            and in_flight.nbytes == in_flight.num_running == 0
+            and all(way.num_running == 0 for way in self.machine._routes.ways)
+        )
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    made = Client()
+    yield made
+    made.deployment.close()
+
+
+def test_plain_request_runs_without_a_record(client: Client) -> None:
+    made = client.deployment.submit({"x": X})
+    ((to, head, tensors),) = client.devices.packed
+    assert (to, head.stage, head.input_mask, head.kind) == ("at A", 0, 1, lane.TO_STAGE)
+    assert (head.request_id, head.attempt, head.route) == (made.request_id, 1, 0)
+    np.testing.assert_array_equal(tensors[0], X)
+    assert client.machine.state(made.request_id) is RequestState.DIRECT
+    assert client.runner.counts() == (0, 1)
+    client.answer(made.request_id, [X + 2])
+    answer = made.future.result(0)
+    np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
+    assert [(run.stage, run.device) for run in answer.stage_timings] == [(0, "A"), (1, "B")]
+    story = [line.event for line in made.story()]
+    assert story == ["submitted with 16 bytes", "started", "answered"]
+    assert client.devices.messages == []
+    assert client.holds_nothing
+
+
+def test_full_channel_falls_back_to_messages(client: Client) -> None:
+    client.devices.has_room = False
+    made = client.deployment.submit({"x": X})
+    ((to, values),) = client.devices.messages
+    assert (to, type(values)) == ("at A", Values)
+    assert values.task.request.id == made.request_id
+    client.answer(made.request_id, [X])
+    assert made.future.result(0)
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(priority=1), Request(resident_outputs=("t1",)), Request(profile=True)]
+)
+def test_request_with_options_uses_messages(client: Client, request_: Request) -> None:
+    client.deployment.submit({"x": X}, request_)
+    assert client.devices.packed == []
+    assert client.devices.messages
+
+
+def test_request_with_own_deadline_has_a_record_and_uses_lanes(client: Client) -> None:
+    made = client.deployment.submit({"x": X}, Request(timeout_s=0.05))
+    assert client.machine.state(made.request_id) is RequestState.RUNNING
+    assert len(client.devices.packed) == 1
+    with pytest.raises(DeadlineError):
+        made.future.result(PATIENCE_S)
+
+
+def test_request_without_a_record_expires() -> None:
+    client = Client(limits=Limits(timeout_s=0.05))
+    made = client.deployment.submit({"x": X})
+    assert client.machine.state(made.request_id) is RequestState.DIRECT
+    with pytest.raises(DeadlineError):
+        made.future.result(PATIENCE_S)
+    assert isinstance(client.devices.messages[0][1], Dropped)
+    assert client.holds_nothing
+    client.deployment.close()
+
+
+def test_duplicate_result_is_dropped(client: Client) -> None:
+    made = client.deployment.submit({"x": X})
+    for value in (X, X + 1):
+        client.answer(made.request_id, [value])
+    np.testing.assert_array_equal(made.future.result(0).outputs["t1"], X)
+    assert made.story()[-1].event == "PartArrived came late and was dropped"
+    client.answer(made.request_id + 1, [X])  # an unknown request
+    assert client.holds_nothing
+
+
+def test_lost_device_causes_a_replay(client: Client) -> None:
+    made = client.deployment.submit({"x": X})
+    now_s = client.runner.now_s()
+    client.runner.handle(events.DeviceLost(now_s, "B", "node", "pulled"))
+    assert client.machine.state(made.request_id) is RequestState.PARKED
+    client.runner.handle(events.DeviceReturned(now_s, "B"))
+    (_, first, _), (_, again, _) = client.devices.packed
+    assert (first.attempt, again.attempt) == (1, 2)
+    client.answer(made.request_id, [X])  # of the attempt that was lost
+    assert not made.future.done()
+    client.answer(made.request_id, [X + 2], attempt=2)
+    np.testing.assert_array_equal(made.future.result(0).outputs["t1"], X + 2)
+    assert client.holds_nothing
+
+
+def test_cancelled_request_is_dropped_on_its_devices(client: Client) -> None:
+    made = client.deployment.submit({"x": X})
+    assert made.cancel()
+    with pytest.raises(RequestCancelledError):
+        made.future.result(0)
+    assert [to for to, message in client.devices.messages if type(message) is Dropped] == [
+        "at A",
+        "at B",
+    ]
+    assert client.holds_nothing
+
+
+def test_outputs_of_several_stages_form_one_result() -> None:
+    model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
+    client = Client(cut(model, ("A", ["a"]), ("B", ["b"]))[0])
+    made = client.deployment.submit({"x": X})
+    client.answer(made.request_id, [-X], stage=0, stages=(0,))
+    assert not made.future.done()
+    client.answer(made.request_id, [X], stage=1, stages=(0, 1))
+    assert made.future.result(0).outputs.keys() == {"y", "z"}
+    assert client.holds_nothing
+    client.deployment.close()
+
+
+@pytest.mark.parametrize("damage", ["tensors", "stage", "timing", "bytes"])
+def test_damaged_result_raises_a_typed_error(client: Client, damage: str) -> None:
+    made = client.deployment.submit({"x": X})
+    number = made.request_id
+    if damage == "tensors":
+        client.answer(number, [X, X])
+    elif damage == "stage":
+        client.answer(number, [X], stage=9)
+    elif damage == "timing":
+        client.answer(number, [X], stages=(0, 7))
+    else:
+        other = Client()
+        data = other.answer(number, [X])
+        other.deployment.close()
+        client.shared.receive_lane(data[:-1], 0)
+    with pytest.raises(BlobError):
+        made.future.result(0)
+    assert client.holds_nothing
+
+
+def test_message_for_a_closed_deployment_is_dropped(client: Client) -> None:
+    made = client.deployment.submit({"x": X})
+    client.deployment.close()
+    client.answer(made.request_id, [X])
+    with pytest.raises(RequestCancelledError, match="closed"):
+        made.future.result(0)
+    with pytest.raises(BlobError):
+        client.shared.receive_lane(b"noise", 0)
+
+
+def test_result_admits_a_waiting_request() -> None:
+    client = Client(limits=Limits(requests=1))
+    first = client.deployment.submit({"x": X})
+    second = client.deployment.submit({"x": X}, Request(waits=None))
+    assert client.runner.counts() == (1, 1)
+    client.answer(first.request_id, [X])
+    assert client.runner.counts() == (0, 1)
+    client.answer(second.request_id, [X])
+    assert second.future.result(PATIENCE_S)
+    assert client.holds_nothing
+    client.deployment.close()
+
+
+def test_observers_receive_requests_without_a_record(client: Client) -> None:
+    client.deployments.observers.append(client.notes)  # type: ignore[attr-defined]  # a list
+    made = client.deployment.submit({"x": X})
+    assert [request.record.state for request in client.deployment.in_flight()] == [
+        RequestState.DIRECT
+    ]
+    client.answer(made.request_id, [X])
+    (ended,) = client.notes.requests
+    assert (ended.record.id, ended.record.state) == (made.request_id, RequestState.ANSWERED)
+    assert len(ended.runs) == 2
+
+
+def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises KeyboardInterrupt before or after a call."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code is Deployment.submit.__code__:
+            return  # the caller owns the submission now
+        if event in ("call", "return", "c_return") and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    return profile
+
+
+def test_ctrl_c_at_any_call_of_submit_leaves_nothing_reserved(client: Client) -> None:
+    client.answer(client.deployment.submit({"x": X}).request_id, [X])
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        made = None
+        sys.setprofile(interrupted_after(number))
+        try:
+            made = client.deployment.submit({"x": X})
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        if made is not None:
+            break
+        assert client.holds_nothing, number
+    client.answer(made.request_id, [X])
+    assert made.future.result(0)
+    assert number > 40
