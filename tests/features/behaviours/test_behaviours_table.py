@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hetero.devices.testing import device_checks, subject_checks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TABLE = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")
 ROWS = [
     (int(number), state, re.findall(r"`([^`]+)::(\w+)`", tests), note)

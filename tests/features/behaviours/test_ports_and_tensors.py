@@ -21,7 +21,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.null.plugin import NullPlugin
 from hetero.examples.third_party_plugin import DensePlugin
-from tests.behaviours.controlled_device import DOUBLE
+from tests.features.behaviours.controlled_device import DOUBLE
 from tests.support.networks import PAIR, X, model
 
 A, B = np.float32([1, 2]), np.float32([10, 20])

@@ -5,7 +5,7 @@ import pytest
 import hetero
 from hetero.comparison.core_subject import CoreSubject
 from hetero.devices.conformance.plugin_subject import PluginSubject
-from tests.behaviours.controlled_device import DOUBLE, RunControl, controlled_plugin
+from tests.features.behaviours.controlled_device import DOUBLE, RunControl, controlled_plugin
 from tests.support.networks import PAIR, X
 
 

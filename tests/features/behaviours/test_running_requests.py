@@ -22,7 +22,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
 )
 from hetero.examples.third_party_plugin import DensePlugin
-from tests.behaviours.controlled_device import DOUBLE
+from tests.features.behaviours.controlled_device import DOUBLE
 from tests.support.networks import X
 
 # Requests, synchronous or not.

@@ -17,7 +17,7 @@ from hetero.devices.errors import (
     TensorNameError,
     TensorShapeError,
 )
-from tests.behaviours.controlled_device import DOUBLE, controlled_plugin
+from tests.features.behaviours.controlled_device import DOUBLE, controlled_plugin
 from tests.support.networks import PAIR, X
 
 A, B = np.float32([1, 2]), np.float32([10, 20])
