@@ -183,7 +183,7 @@ def test_version_is_the_packages(shell: Shell) -> None:
     assert metadata.version("hetero") in shell("--version", ray=True).out
 
 
-# tests/ray/test_pool.py covers the pool commands, which leave a Ray cluster running.
+# tests/scheduler/ray/test_pool.py covers the pool commands, which leave a Ray cluster running.
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",

@@ -33,7 +33,7 @@ def toy_devices(executor: Executor) -> dict[str, str]:
 SECOND_CLIENT = """
 import json, sys
 from hetero.scheduler import create_executor
-from tests.ray.two_nodes import TOY, toy_devices
+from tests.scheduler.ray.two_nodes_program import TOY, toy_devices
 executor = create_executor("ray", address=sys.argv[1], plugins=TOY)
 print(json.dumps(toy_devices(executor)))
 executor.close()

@@ -28,7 +28,7 @@ from hetero.scheduler.ray.address import check_reachable, find_address
 from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Command lines of the servers of a cluster.
 _SERVER = re.compile(r"^\S*(gcs_server|raylet) ")
 
@@ -80,7 +80,7 @@ def wait_until_gone(folder: str) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_lost_and_joining_nodes_change_the_devices() -> None:
-    result = run("-m", "tests.ray.two_nodes")
+    result = run("-m", "tests.scheduler.ray.two_nodes_program")
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout.splitlines()[-1])
     nodes = report["devices"]
@@ -139,7 +139,7 @@ def test_head_of_cluster_file_reports_its_loss(
     """Without the watch, Ray would end the process 60 seconds after the loss of the head."""
     address, servers = head
     arguments = (address, "65", *map(str, servers))
-    result = run("-m", "tests.ray.lost_head", *arguments, RAY_AUTH_MODE="disabled")
+    result = run("-m", "tests.scheduler.ray.lost_head_program", *arguments, RAY_AUTH_MODE="disabled")
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout)
     assert "CPU" in report["counts"]

@@ -29,7 +29,7 @@ from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 

@@ -81,7 +81,7 @@ def test_disconnected_client_ends_no_pool_device() -> None:
             capture_output=True,
             text=True,
             timeout=150,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             check=False,
         )
     assert "is restarted" not in result.stderr
@@ -96,7 +96,7 @@ def test_exiting_fork_leaves_the_parents_ray_running() -> None:
         capture_output=True,
         text=True,
         timeout=150,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         check=False,
     )
     assert result.stdout.split()[-2:] == ["3", "1"], result.stderr[-2000:]
