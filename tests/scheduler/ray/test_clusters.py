@@ -139,7 +139,9 @@ def test_head_of_cluster_file_reports_its_loss(
     """Without the watch, Ray would end the process 60 seconds after the loss of the head."""
     address, servers = head
     arguments = (address, "65", *map(str, servers))
-    result = run("-m", "tests.scheduler.ray.lost_head_program", *arguments, RAY_AUTH_MODE="disabled")
+    result = run(
+        "-m", "tests.scheduler.ray.lost_head_program", *arguments, RAY_AUTH_MODE="disabled"
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout)
     assert "CPU" in report["counts"]
