@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.client.deployment import Deployment as Deployment
@@ -19,6 +20,7 @@ from hetero.scheduler.client.runner import Submission as Submission
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.placement import Placement
 from hetero.scheduler.vocabulary.plan import Plan
@@ -53,6 +55,19 @@ class Executor(Protocol):
         """Query a device for the nodes of `model` that it supports.
 
         The result uses the device's name as in `devices`.
+        """
+
+    def run_isolated(
+        self,
+        device: str,
+        model: Model,
+        config: Mapping[str, Any],
+        inputs: Sequence[Mapping[str, Value]],
+        bounds: RunBounds,
+    ) -> list[RunResult]:
+        """Compile a model on a device in a process of its own; run it for each set of inputs.
+
+        A crash, a hang or an exhausted memory is a result, and does not affect the device.
         """
 
     def get_property(self, device: str, name: str) -> Any:

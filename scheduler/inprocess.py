@@ -37,6 +37,7 @@ from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.thread_shares import plan_shares
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.messages import Task, Values
 from hetero.scheduler.vocabulary.names import resolve_name
@@ -272,6 +273,17 @@ class InProcessExecutor:
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Query a device for the nodes of `model` that it supports."""
         return self._device(device).host.query(model, config or {})
+
+    def run_isolated(
+        self,
+        device: str,
+        model: Model,
+        config: Mapping[str, Any],
+        inputs: Sequence[Mapping[str, Value]],
+        bounds: RunBounds,
+    ) -> list[RunResult]:
+        """Run a model on a device in a process of its own; see `Executor.run_isolated`."""
+        return self._device(device).host.run_isolated(model, config, inputs, bounds)
 
     def get_property(self, device: str, name: str) -> Any:
         """Return the value of a device's property."""

@@ -157,7 +157,9 @@ def _entry_points() -> list[metadata.EntryPoint]:
 
 def with_name(plugin: type[Plugin], name: str) -> type[Plugin]:
     """Return a subclass of a plugin with another name."""
-    return type(plugin.__name__, (plugin,), {"name": name, "__doc__": plugin.__doc__})
+    # The import path remains that of the original class.
+    attributes = {key: getattr(plugin, key) for key in ("__doc__", "__module__", "__qualname__")}
+    return type(plugin.__name__, (plugin,), {"name": name, **attributes})
 
 
 def _resolve(source: PluginSource) -> object:

@@ -33,8 +33,10 @@ from hetero.devices.plugin.support import Support
 from hetero.devices.request.compiled_model import CompiledModel
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
+from hetero.scheduler.device.isolated_run import run_isolated
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.thread_shares import THREADS
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
@@ -82,6 +84,16 @@ class DeviceHost:
             {n: {name: next(iter(r.values()))} for n, r in support.refusals.items()},
             support.notes,
         )
+
+    def run_isolated(
+        self,
+        model: Model,
+        config: Mapping[str, Any],
+        inputs: Sequence[Mapping[str, Value]],
+        bounds: RunBounds,
+    ) -> list[RunResult]:
+        """Run a model once for each set of inputs, in a process of its own."""
+        return run_isolated(type(self._plugin), model, self._config(config), inputs, bounds)
 
     def get_property(self, name: str) -> Any:
         """Return the value of a property for this device."""

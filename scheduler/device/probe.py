@@ -109,6 +109,7 @@ def _describe(
         plugin.properties.extended(
             replace(plugin.properties["DEVICE_ID"], mutable=False, default=device_id)
         ),
+        computes=plugin.computes,
     )
 
 

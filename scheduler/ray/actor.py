@@ -32,6 +32,7 @@ from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import StoredPayload, fetch_payload
 from hetero.scheduler.ray.interpreters import probe_elsewhere, split_specs
 from hetero.scheduler.vocabulary.events import StageOpened
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
@@ -141,6 +142,17 @@ class DeviceActor:
     def query(self, parts: ModelParts, config: Mapping[str, Any]) -> Support:
         """Query the plugin for the nodes of a model that it supports."""
         return self._host.query(_model(parts), config)
+
+    @ray.method(concurrency_group="load")
+    def run_isolated(
+        self,
+        parts: ModelParts,
+        config: Mapping[str, Any],
+        inputs: Sequence[Mapping[str, Value]],
+        bounds: RunBounds,
+    ) -> list[RunResult]:
+        """Run a model on the device in a process of its own; see `DeviceHost.run_isolated`."""
+        return self._host.run_isolated(_model(parts), config, inputs, bounds)
 
     @ray.method(concurrency_group="control")
     def get_property(self, name: str) -> Any:

@@ -19,6 +19,7 @@ import ray
 
 from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
 from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.channels.channel import SharedChannel
@@ -41,6 +42,7 @@ from hetero.scheduler.ray.reception import Reception
 from hetero.scheduler.ray.start import connect
 from hetero.scheduler.thread_shares import plan_shares
 from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, RoutesAdded
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
 from hetero.scheduler.vocabulary.limits import Limits
 from hetero.scheduler.vocabulary.placement import Placement, alone
 from hetero.scheduler.vocabulary.plan import Plan
@@ -200,6 +202,25 @@ class RayExecutor:
         handle = self._devices.device(device)
         support: Support = self._ask(handle, "query", self._loader.pack(model), dict(config or {}))
         return support
+
+    def run_isolated(
+        self,
+        device: str,
+        model: Model,
+        config: Mapping[str, Any],
+        inputs: Sequence[Mapping[str, Value]],
+        bounds: RunBounds,
+    ) -> list[RunResult]:
+        """Run a model on a device in a process of its own; see `Executor.run_isolated`."""
+        results: list[RunResult] = self._ask(
+            self._devices.device(device),
+            "run_isolated",
+            self._loader.pack(model),
+            dict(config),
+            [dict(values) for values in inputs],
+            bounds,
+        )
+        return results
 
     def get_property(self, device: str, name: str) -> Any:
         """Return the value of a device's property."""

@@ -46,6 +46,8 @@ class DeviceDescriptor:
         Whether `memory_nbytes` is memory of the node that other devices use too.
     properties : PropertyTable
         Properties of the plugin; ``DEVICE_ID`` is read-only, because the name determines it.
+    computes : bool
+        Whether the device computes the model's outputs; False for devices that only simulate.
     source : PluginSource or None
         The plugin of another Python interpreter, which runs the device; None for a plugin of the
         node's own interpreter.
@@ -69,6 +71,7 @@ class DeviceDescriptor:
         default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
     )
     source: PluginSource | None = None
+    computes: bool = True
 
     @property
     def family(self) -> str:

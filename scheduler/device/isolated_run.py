@@ -1,0 +1,169 @@
+"""Runs of models on a device in a process of their own.
+
+A vendor's library may crash, hang or exhaust the memory. Here this ends a worker process, not the
+caller's. The worker loads the plugin by its import path, compiles the model and runs it on several
+sets of inputs.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+from msgspec.msgpack import Decoder, encode
+
+from hetero.devices.errors import HeteroError, UnsupportedNodesError, error_text
+from hetero.devices.model.model import Model
+from hetero.devices.model.worker_process import WorkerFailure, WorkerProcess
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import RunContext, Value
+from hetero.devices.plugin.registry import find_plugin, load_plugins, with_name
+from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
+from hetero.scheduler.formats.value_tree import decode_extension, tree_of
+from hetero.scheduler.thread_shares import THREADS
+from hetero.scheduler.vocabulary.isolation import FailureKind, RunBounds, RunFailure, RunResult
+
+def run_isolated(
+    plugin: type[Plugin],
+    model: Model,
+    config: Mapping[str, Any],
+    inputs: Sequence[Mapping[str, Value]],
+    bounds: RunBounds,
+) -> list[RunResult]:
+    """Compile a model in a worker process and run it once for each set of inputs.
+
+    After a crash, each set runs alone, so that only those that crash the process fail.
+    """
+    call = partial(_call, plugin, _packed_model(model), config)
+    results = call(inputs, bounds)
+    if len(inputs) == 1 or not all(_is_crash(result) for result in results):
+        return results
+    return [result for one in inputs for result in call([one], bounds)]
+
+
+def _is_crash(result: RunResult) -> bool:
+    return isinstance(result, RunFailure) and result.kind == "crash"
+
+
+def _call(
+    plugin: type[Plugin],
+    parts: Any,
+    config: Mapping[str, Any],
+    inputs: Sequence[Mapping[str, Value]],
+    bounds: RunBounds,
+) -> list[RunResult]:
+    try:
+        request = encode(
+            [
+                [plugin.__module__, plugin.__qualname__, plugin.name],
+                parts,
+                _tree(dict(config)),
+                [_tree(dict(values)) for values in inputs],
+            ]
+        )
+    except (TypeError, HeteroError) as error:
+        return [RunFailure("unavailable", str(error))] * len(inputs)
+    response = _worker().call(
+        request, memory_nbytes=bounds.memory_nbytes, time_s=max(bounds.time_s, 1.0)
+    )
+    if isinstance(response, WorkerFailure):
+        # An exhausted memory limit ends the process with exit status 0.
+        is_bound = "too long" in response.reason or "exit status" in response.reason
+        kind: FailureKind = "bound" if is_bound else "crash"
+        return [RunFailure(kind, response.reason)] * len(inputs)
+    results: list[RunResult] = []
+    for entry in _DECODER.decode(response):
+        is_failure = isinstance(entry, list)
+        results.append(RunFailure(*entry) if is_failure else entry)
+    return results
+
+
+@cache
+def _worker() -> WorkerProcess:
+    """Return the worker process, which all devices of this process share."""
+    return WorkerProcess(f"{__name__}:_respond", sys.path)
+
+
+def _tree(value: Any) -> Any:
+    return tree_of(value, lambda array: array.tobytes())
+
+
+def _packed_model(model: Model) -> Any:
+    parts = split_model(model)
+    return [parts.skeleton, _tree(parts.weights), parts.covers, parts.specs, parts.ports]
+
+
+def _contents(location: Any, dtype: np.dtype, count: int) -> np.ndarray:
+    return np.frombuffer(location, dtype, count)
+
+
+_DECODER: Final[Decoder[Any]] = Decoder(
+    ext_hook=lambda tag, data: decode_extension(tag, data, _contents)
+)
+#: Plugins that the worker has loaded, by import path and name.
+_PLUGINS: Final[dict[tuple[str, str, str], Plugin]] = {}
+_PLUGINS_LOCK: Final = threading.Lock()
+
+
+def _respond(request: bytes) -> bytes:
+    """Run the model of a request; runs in the worker process."""
+    path, parts, config, inputs = _DECODER.decode(request)
+    results = _results(tuple(path), join_model(ModelParts(*parts)), config, inputs)
+    entries = [
+        [r.kind, r.reason] if isinstance(r, RunFailure) else _tree(dict(r)) for r in results
+    ]
+    return encode(entries)
+
+
+def _results(
+    path: tuple[str, str, str],
+    model: Model,
+    config: dict[str, Any],
+    inputs: Sequence[Mapping[str, Value]],
+) -> list[RunResult]:
+    try:
+        plugin = _plugin(*path)
+        if THREADS in plugin.properties and not config.get(THREADS):
+            config[THREADS] = len(os.sched_getaffinity(0))
+        compiled = plugin.compile_model(model, config)
+    except MemoryError:
+        return [RunFailure("bound", "it needs too much memory")] * len(inputs)
+    except Exception as error:  # a plugin may raise anything
+        kind: FailureKind = (
+            "refused" if isinstance(error, UnsupportedNodesError) else "unavailable"
+        )
+        return [RunFailure(kind, error_text(error))] * len(inputs)
+    results: list[RunResult] = []
+    for values in inputs:
+        try:
+            outputs = compiled.run([values[port.name] for port in model.inputs], RunContext())
+        except MemoryError:
+            results.append(RunFailure("bound", "it needs too much memory"))
+        except Exception as error:  # a plugin may raise anything
+            results.append(RunFailure("error", f"{type(error).__name__}: {error_text(error)}"))
+        else:
+            results.append(dict(zip(compiled.output_names, outputs, strict=True)))
+    compiled.close()
+    return results
+
+
+def _plugin(module: str, qualname: str, name: str) -> Plugin:
+    """Return a plugin by its class, or by its name if its class is made at run time."""
+    with _PLUGINS_LOCK:
+        key = (module, qualname, name)
+        if key not in _PLUGINS:
+            try:
+                target = pkgutil.resolve_name(f"{module}:{qualname}")
+            except (ImportError, AttributeError, ValueError):
+                target = None
+            if isinstance(target, type) and issubclass(target, Plugin):
+                _PLUGINS[key] = (target if target.name == name else with_name(target, name))()
+            else:
+                _PLUGINS[key] = find_plugin(load_plugins(), name)
+        return _PLUGINS[key]

@@ -1,0 +1,34 @@
+"""Runs in a process of their own: bounds, results and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hetero.devices.plugin.program import Value
+
+#: ``refused``: the device does not support the model; ``error``: a run raised; ``crash``: the
+#: process ended; ``bound``: a run exceeded its time or memory; ``unavailable``: the worker cannot
+#: load the plugin, compile the model, or receive its values.
+FailureKind = Literal["refused", "error", "crash", "bound", "unavailable"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailure:
+    """A run without outputs, with the reason as a sentence."""
+
+    kind: FailureKind
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunBounds:
+    """Bounds of an isolated call: processor time in seconds, and additional memory in bytes."""
+
+    time_s: float
+    memory_nbytes: int
+
+
+#: Outputs by name, or the failure of the run.
+RunResult = Mapping[str, Value] | RunFailure
