@@ -13,7 +13,8 @@
     ├── DeviceError (RuntimeError)
     │   ├── UnknownDeviceError (LookupError)
     │   ├── PluginLoadError (ImportError)      a missing or broken backend
-    │   └── DeviceLostError (ConnectionError)  a device that failed during a request
+    │   ├── DeviceLostError (ConnectionError)  a device that failed during a request
+    │   └── VerificationError (ArithmeticError)   a device with wrong results
     ├── PropertyError (ValueError)
     │   ├── UnknownPropertyError (LookupError)
     │   └── ReadOnlyPropertyError (AttributeError)
@@ -85,6 +86,7 @@ __all__ = [
     "UnsupportedNodesError",
     "UnsupportedOperationError",
     "UnsupportedOpsetError",
+    "VerificationError",
 ]
 
 
@@ -190,6 +192,13 @@ class DeviceLostError(DeviceError, ConnectionError):
 
     node: str
     attempt: int
+
+
+class VerificationError(DeviceError, ArithmeticError):
+    """A device gives other results than the reference for some of a model's nodes."""
+
+    #: The nodes of the smallest failing subgraphs.
+    nodes: tuple[str, ...]
 
 
 class PropertyError(HeteroError, ValueError):

@@ -48,6 +48,7 @@ from hetero.query.survey import Survey
 from hetero.scheduler.device.probe import PluginSpec
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.verify.verifier import Verifier
 from hetero.version import Version
 
 _log = logging.getLogger(__name__)
@@ -106,7 +107,10 @@ class Core:
         self._observers: list[Trace | MetricsServer] = []
         self._queries = QueryCache(self._devices.query)
         self._planner = CostPlanner(self._devices.get_executor, self._queries)
-        self._compiler = Compiler(self._devices.get_executor, self._queries, self._planner)
+        self._verifier = Verifier(self._devices.get_executor)
+        self._compiler = Compiler(
+            self._devices.get_executor, self._queries, self._planner, self._verifier
+        )
 
     def __repr__(self) -> str:
         return f"<Core {self._devices}>"
@@ -456,6 +460,7 @@ class Core:
         affinity: AffinitySource | None = None,
         states: Mapping[str, str] | None = None,
         weights: bytes | None = None,
+        progress: Progress | None = None,
     ) -> CompiledModel:
         """Compile a model for one or several devices and deploy it.
 
@@ -473,11 +478,16 @@ class Core:
             policy. Pins in the model's metadata apply to nodes without a pin here.
         states, weights
             As for `read_model`.
+        progress : callable (int, int, str), optional
+            Called during verification (``VERIFY``) with the number of subgraphs done, the number
+            of subgraphs, and the current step.
 
         Raises
         ------
         UnsupportedNodesError
             Nodes have no device; with the refusals of every device.
+        VerificationError
+            With ``VERIFY=STRICT``, a device gives other results than CPU, the reference.
         AffinityError
             Pins match no node or device, or name a device that does not support the node.
         TensorNameError, TensorTypeError, TensorShapeError
@@ -486,7 +496,8 @@ class Core:
         self._settings.refuse_executor_options(config := config or {})
         source = self.read_model(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
-        return self._compiler.compile(source, request, open_cache(request.hetero_config))
+        cache = open_cache(request.hetero_config)
+        return self._compiler.compile(source, request, cache, progress)
 
     def profile_model(
         self,

@@ -224,8 +224,10 @@ ALLOWED_NEIGHBOURS: dict[str, set[str]] = {
         "planning",
         "properties",
         "query",
+        "verify",
     },
-    "comparison": {"affinity", "compile", "core", "properties"},
+    "verify": {"cache", "measure", "partition", "planning", "properties"},
+    "comparison": {"affinity", "compile", "core", "properties", "verify"},
     "report": {
         "affinity",
         "compile",

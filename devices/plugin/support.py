@@ -10,7 +10,14 @@ from typing import Final, Literal, get_args
 from hetero.devices.model.html_table import html_table
 
 RefusalCode = Literal[
-    "dtype", "opset", "attribute", "no_kernel", "dynamic_shape", "memory", "policy"
+    "dtype",
+    "opset",
+    "attribute",
+    "no_kernel",
+    "dynamic_shape",
+    "memory",
+    "policy",
+    "wrong_result",
 ]
 REFUSAL_CODES: Final = frozenset(get_args(RefusalCode))
 

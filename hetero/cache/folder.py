@@ -1,7 +1,8 @@
 """Cache folder: files of cache entries, with atomic writes, locks, encryption and a size limit.
 
-A file is a blob: ``KEY.hetero`` for the plan of a model, ``KEY.stage`` for a subgraph; KEY is a
-SHA-256 in hexadecimal digits. Files with other names belong to the user and are not touched.
+A file is a blob: ``KEY.hetero`` for the plan of a model, ``KEY.stage`` for a subgraph,
+``KEY.verdicts`` for the verification of a model on a device; KEY is a SHA-256 in hexadecimal
+digits. Files with other names belong to the user and are not touched.
 Problems with the folder or a file never fail a compilation: they are cache misses, with the reason
 in the log.
 """
@@ -33,10 +34,10 @@ _log = logging.getLogger(__name__)
 
 PLAN_SUFFIX: Final = ".hetero"
 STAGE_SUFFIX: Final = ".stage"
+VERDICTS_SUFFIX: Final = ".verdicts"
+_SUFFIXES: Final = (PLAN_SUFFIX, STAGE_SUFFIX, VERDICTS_SUFFIX, COSTS_SUFFIX)
 _LOCK_FOLDER: Final = ".locks"
-_ENTRY_NAME: Final = re.compile(
-    rf"[0-9a-f]{{64}}({'|'.join(map(re.escape, (PLAN_SUFFIX, STAGE_SUFFIX, COSTS_SUFFIX)))})"
-)
+_ENTRY_NAME: Final = re.compile(rf"[0-9a-f]{{64}}({'|'.join(map(re.escape, _SUFFIXES))})")
 #: First bytes of an encrypted file.
 _ENCRYPTED_MAGIC: Final = b"HETEROE\n"
 #: Seconds between two attempts to acquire a lock.

@@ -56,6 +56,18 @@ def stage_key(
     )
 
 
+def verdicts_key(model: Model, device: str, request: CompileRequest) -> str:
+    """Return the cache key of the verification of a model's parts on a device."""
+    return _digest(
+        {
+            "kind": "verdicts",
+            "model": model.content_hash,
+            "device": _device_key(device, request),
+            "bound": request.hetero_config["VERIFY_SECONDS"],
+        }
+    )
+
+
 def _device_key(name: str, request: CompileRequest) -> list[Any]:
     descriptor = request.descriptor(name)
     options = descriptor.properties.key(request.configs[name])

@@ -15,8 +15,8 @@ from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import print_result, progress
 from hetero.comparison.compare import Comparison
 from hetero.comparison.compare import compare as compare_devices
-from hetero.comparison.difference import ATOL, RTOL, Difference
 from hetero.terminal_tables import Columns, Rows, table
+from hetero.verify.difference import ATOL, RTOL, Difference
 
 
 def _parse_devices(

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
-from hetero.comparison.difference import ATOL, RTOL, Difference, differences_of
 from hetero.devices.errors import AffinityError, DeviceError, HeteroError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source
 from hetero.scheduler.vocabulary.names import parse_device
+from hetero.verify.bisection import Prefixes, first_failure
+from hetero.verify.difference import ATOL, RTOL, Difference, differences_of
 
 if TYPE_CHECKING:
     from hetero.devices.plugin.properties import Config
@@ -195,20 +195,22 @@ class _Search:
 
     def bisect(self, comparison: Comparison) -> Comparison:
         """Find the shortest prefix that differs although the one before it agrees."""
-        cuts = self._cuts()
-        low, high = -1, len(cuts)
+        prefixes = Prefixes(self.model)
+        ends = prefixes.ends
         differences: dict[int, tuple[Difference, ...]] = {}
-        while high - low > 1:
-            middle = (low + high) // 2
-            first, differences[middle] = self.run(self._prefix(cuts[middle]), self.inputs)
-            if all(d.agrees for d in differences[middle]):
-                low, self.prefix_values = middle, first
-            else:
-                high = middle
-        end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
-        begin = cuts[low] + 1 if low >= 0 else 0
+
+        def agrees(end: int) -> bool:
+            first, differences[end] = self.run(prefixes.model(end), self.inputs)
+            agrees = all(d.agrees for d in differences[end])
+            if agrees:
+                self.prefix_values = first
+            return agrees
+
+        low, high = first_failure(ends, agrees)
+        end = ends[high] if high < len(ends) else len(self.model.nodes) - 1
+        begin = ends[low] + 1 if low >= 0 else 0
         suspects = tuple(node.name for node in self.model.nodes[begin : end + 1])
-        values = differences.get(high, comparison.outputs)
+        values = differences[end] if high < len(ends) else comparison.outputs
         outputs = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
         differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in outputs)
         wrong = {d.name.partition("[")[0] for d in differing}
@@ -223,37 +225,6 @@ class _Search:
             alone=self._alone(node) if begin == end else None,
             runs=len(differences),
         )
-
-    @cached_property
-    def _last_use(self) -> dict[str, int]:
-        """Position of the last node that reads each value; past the end for an output."""
-        ends = {port.name for port in self.model.outputs}
-        consumers = self.model.consumers
-        return {
-            value: len(self.model.nodes) if value in ends else max(consumers.get(value, (-1,)))
-            for node in self.model.nodes
-            for value in node.writes
-        }
-
-    def _cuts(self) -> list[int]:
-        """Return the ends of prefixes that can be compiled: all their outputs have known types."""
-        cuts: list[int] = []
-        alive: set[str] = set()
-        for position, node in enumerate(self.model.nodes):
-            alive = {v for v in (*alive, *node.writes) if self._last_use[v] > position}
-            if alive and all(self.model.spec(value).type for value in alive):
-                cuts.append(position)
-        return cuts
-
-    def _prefix(self, last: int) -> Model:
-        """Return the nodes up to `last`, with the values that later nodes or outputs need."""
-        values = [
-            value
-            for node in self.model.nodes[: last + 1]
-            for value in node.writes
-            if self._last_use[value] > last
-        ]
-        return self.model.extract(range(last + 1), values)
 
     def _alone(self, position: int) -> tuple[Difference, ...] | None:
         """Run one node on both devices, on the first device's inputs."""

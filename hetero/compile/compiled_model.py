@@ -31,6 +31,7 @@ from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.vocabulary.plan import Plan
+from hetero.verify.verdict import Verification
 
 
 class CompiledModel(BaseCompiledModel):
@@ -60,6 +61,8 @@ class CompiledModel(BaseCompiledModel):
             for d in request.descriptors
         }
         self._loaded_from_cache = loaded_from_cache
+        #: Verdicts on its subgraphs; empty with ``VERIFY=NO`` and for a cached or imported model.
+        self.verification = Verification()
         profiles = any(
             configuration.get("PERF_COUNT")
             for configuration in self._device_configurations.values()

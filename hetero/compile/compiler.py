@@ -25,13 +25,19 @@ from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
-from hetero.query.priority import RefusalsByDevice, add_refusals, place_by_priority
+from hetero.query.priority import (
+    RefusalsByDevice,
+    add_refusals,
+    merge_refusals,
+    place_by_priority,
+)
 from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Deployment, Executor, Remade
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.vocabulary.limits import Batching, Limits
 from hetero.scheduler.vocabulary.names import match_name
 from hetero.scheduler.vocabulary.placement import share
+from hetero.verify.verifier import Progress, Session, Verifier
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +46,31 @@ class Compiler:
     """Compiles models on the devices of an executor."""
 
     def __init__(
-        self, get_executor: Callable[[], Executor], queries: QueryCache, planner: CostPlanner
+        self,
+        get_executor: Callable[[], Executor],
+        queries: QueryCache,
+        planner: CostPlanner,
+        verifier: Verifier,
     ) -> None:
         self._get_executor = get_executor
         self._queries = queries
         self._planner = planner
+        self._verifier = verifier
 
-    def compile(self, model: Model, request: CompileRequest, cache: Cache | None) -> CompiledModel:
+    def compile(
+        self,
+        model: Model,
+        request: CompileRequest,
+        cache: Cache | None,
+        progress: Progress | None = None,
+    ) -> CompiledModel:
         """Compile a model, or load it from the cache."""
         model = with_batch_axis(model, request)
-        deployment, is_cached = self._deploy_cached(model, request, cache)
-        return self.create_model(model, request, deployment, cache, is_cached=is_cached)
+        session = self._verifier.session(model, request, cache, progress)
+        deployment, is_cached = self._deploy_cached(model, request, cache, session)
+        compiled = self.create_model(model, request, deployment, cache, is_cached=is_cached)
+        compiled.verification = session.result
+        return compiled
 
     def create_model(
         self,
@@ -76,7 +96,7 @@ class Compiler:
         return compiled
 
     def _deploy_cached(
-        self, model: Model, request: CompileRequest, cache: Cache | None
+        self, model: Model, request: CompileRequest, cache: Cache | None, session: Session
     ) -> tuple[Deployment, bool]:
         """Deploy a model; return the deployment, and whether the cache had all of it.
 
@@ -93,7 +113,9 @@ class Compiler:
                     lock.close()
             refusals: RefusalsByDevice = {}
             while True:
-                plan = cached or entry.create_plan(self.place(model, request, refusals))
+                plan = cached or entry.create_plan(
+                    self._place_verified(model, request, refusals, session)
+                )
                 sources = entry.sources(plan, _stage_sources(plan.placements, request))
                 try:
                     deployment = self.deploy(plan.placements, sources, request)
@@ -104,9 +126,27 @@ class Compiler:
                     refusals = add_refusals(affinities, error, refusals)
                     _log.warning("model=%s: placing again: %s", model.name, error)
                     continue
+                session.report()
                 with _closed_on_error(deployment):
                     is_complete = entry.store(plan, deployment, is_new=cached is None)
                 return deployment, cached is not None and is_complete
+
+    def _place_verified(
+        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice, session: Session
+    ) -> list[PlacedPartition]:
+        """Place a model so that no device runs nodes that verification found wrong.
+
+        Nodes that no other device supports stay on their device.
+        """
+        while True:
+            try:
+                placements = self.place(model, request, merge_refusals(refusals, session.refusals))
+            except UnsupportedNodesError as error:
+                if not session.keep(error.data.get("unsupported", {})):
+                    raise
+                continue
+            if session.verify(placements):
+                return placements
 
     def place(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
@@ -183,12 +223,22 @@ class Compiler:
                 move_from_lost_devices(original, missing, remaining.descriptors)
                 for original in (placements if has_states else ())
             ]
-            new_placements = [p for p in candidates if p] or self.place(model, remaining, {})
+            known = self._verifier.refusals(model, remaining, None)
+            new_placements = [p for p in candidates if p] or self._replan(model, remaining, known)
             return _deployment_inputs(new_placements, _stage_sources(new_placements, request))
 
         return self._get_executor().deploy(
             placement, sources, constants, limits=limits, remake=replan, stateful=has_states
         )
+
+    def _replan(
+        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
+    ) -> list[PlacedPartition]:
+        """Place a model after the loss of a device; wrong nodes stay if nothing else runs them."""
+        try:
+            return self.place(model, request, refusals)
+        except UnsupportedNodesError:
+            return self.place(model, request, {})
 
 
 def with_batch_axis(model: Model, request: CompileRequest) -> Model:

@@ -299,6 +299,26 @@ HETERO_PROPERTIES: Final = PropertyTable(
         doc="Whether results are delivered in the order of the requests, instead of immediately.",
     ),
     Property(
+        "VERIFY",
+        str,
+        "NO",
+        mutable=True,
+        doc="Whether the results of devices other than CPU are compared with CPU's on generated "
+        "inputs before the first request. YES: nodes with wrong results run on other devices; "
+        "STRICT: they raise VerificationError.",
+        choices=("YES", "NO", "STRICT"),
+        shapes_result=True,
+    ),
+    Property(
+        "VERIFY_SECONDS",
+        float,
+        2.0,
+        mutable=True,
+        doc="Maximum estimated seconds that CPU runs for VERIFY; larger models are not verified.",
+        minimum=0,
+        shapes_result=True,
+    ),
+    Property(
         "CACHE_DIR",
         str,
         "",

@@ -137,6 +137,16 @@ def without_refusals(support: Support, device: str, refusals: RefusalsByDevice) 
     )
 
 
+def merge_refusals(
+    first: RefusalsByDevice, second: RefusalsByDevice
+) -> dict[str, dict[str, Refusal]]:
+    """Return the refusals of both mappings; those of the first take precedence."""
+    return {
+        device: {**second.get(device, {}), **first.get(device, {})}
+        for device in dict.fromkeys((*first, *second))
+    }
+
+
 def add_refusals(
     affinities: Iterable[Affinity], error: UnsupportedNodesError, refusals: RefusalsByDevice
 ) -> dict[str, dict[str, Refusal]]:

@@ -29,6 +29,7 @@ from hetero.scheduler.formats.value_tree import decode_extension, tree_of
 from hetero.scheduler.thread_shares import THREADS
 from hetero.scheduler.vocabulary.isolation import FailureKind, RunBounds, RunFailure, RunResult
 
+
 def run_isolated(
     plugin: type[Plugin],
     model: Model,
@@ -115,9 +116,7 @@ def _respond(request: bytes) -> bytes:
     """Run the model of a request; runs in the worker process."""
     path, parts, config, inputs = _DECODER.decode(request)
     results = _results(tuple(path), join_model(ModelParts(*parts)), config, inputs)
-    entries = [
-        [r.kind, r.reason] if isinstance(r, RunFailure) else _tree(dict(r)) for r in results
-    ]
+    entries = [[r.kind, r.reason] if isinstance(r, RunFailure) else _tree(dict(r)) for r in results]
     return encode(entries)
 
 
@@ -135,9 +134,7 @@ def _results(
     except MemoryError:
         return [RunFailure("bound", "it needs too much memory")] * len(inputs)
     except Exception as error:  # a plugin may raise anything
-        kind: FailureKind = (
-            "refused" if isinstance(error, UnsupportedNodesError) else "unavailable"
-        )
+        kind: FailureKind = "refused" if isinstance(error, UnsupportedNodesError) else "unavailable"
         return [RunFailure(kind, error_text(error))] * len(inputs)
     results: list[RunResult] = []
     for values in inputs:

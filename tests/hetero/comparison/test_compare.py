@@ -15,9 +15,9 @@ from onnx import numpy_helper
 
 import hetero
 from hetero.comparison.compare import _Search, compare
-from hetero.comparison.difference import differences_of
 from hetero.devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 from hetero.devices.errors import AffinityError, DeviceError, UnsupportedNodesError
+from hetero.verify.difference import differences_of
 from tests.support.command_line import Shell
 from tests.support.custom_operators import squeak
 

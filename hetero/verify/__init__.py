@@ -1,0 +1,1 @@
+"""Verification of vendors' results against the reference device, before the first request."""

@@ -1,0 +1,149 @@
+"""Generated inputs of a model for verification: typical, wide and extreme values in two sizes.
+
+Integers stay within the ranges that the model's graph proves, so that indices are valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from hetero.devices.model.integer_ranges import Range
+from hetero.devices.model.model import Model
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.program import Value
+from hetero.measure.sample_inputs import declared_shapes, declared_values, sample_value
+from hetero.verify.float_values import is_float
+
+#: ``typical``: normal floats, integers 0 and 1. ``wide``: floats of several magnitudes with zeros,
+#: ones and halves, small integers of both signs. ``extreme``: large, tiny and zero floats, and the
+#: bounds of integers.
+Kind = Literal["typical", "wide", "extreme"]
+KINDS: Final[tuple[Kind, ...]] = ("typical", "wide", "extreme")
+#: Sizes of open dimensions to try, until the reference runs with two of them. A tuple gives the
+#: first symbols different sizes, so that exchanged axes show; equal sizes suit related symbols.
+_SIZES: Final[tuple[tuple[int, ...], ...]] = (
+    (3, 5, 7, 4, 6),
+    (2,),
+    (1,),
+    (4,),
+    (8,),
+    (16,),
+    (32,),
+    (64,),
+    (224,),
+)
+#: Floats that expose wrong treatment of signs, halves and zeros.
+_SPECIAL_FLOATS: Final = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0, -3.0)
+_EXTREME_FLOATS: Final = (0.0, -0.0, 1e-6, -1e-6, 1e-3, 1.0, -1.0, 20.0, -20.0, 100.0, -100.0)
+#: Bound of integers whose range is only that of their type.
+_SMALL: Final = 8
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One set of generated inputs."""
+
+    kind: Kind
+    #: Sizes of the open dimensions; the last repeats.
+    sizes: tuple[int, ...]
+    inputs: Mapping[str, Value] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.kind} inputs"
+
+
+def has_open_dimensions(model: Model) -> bool:
+    """Return whether an input of the model has an open dimension."""
+    return any(port.is_tensor and not port.is_static for port in model.inputs)
+
+
+def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes of open dimensions to try, in order."""
+    return _SIZES if has_open_dimensions(model) else _SIZES[:1]
+
+
+def draw_inputs(model: Model, kind: Kind, sizes: Sequence[int]) -> Draw:
+    """Generate inputs of a kind; equal arguments give equal inputs.
+
+    Typical shapes and values in the model's metadata take precedence over other typical ones.
+
+    Raises TensorTypeError: an input is not a tensor of a known type.
+    """
+    rng = np.random.default_rng(KINDS.index(kind))
+    shapes = _closed_shapes(model.inputs, sizes)
+    declared: Mapping[str, Value] = {}
+    if kind == "typical":
+        if sizes == _SIZES[0]:
+            shapes |= declared_shapes(model)
+        declared = declared_values(model, shapes)
+    values = {
+        port.name: declared[port.name]
+        if port.name in declared
+        else draw_value(port, kind, rng, shapes.get(port.name), model.integer_ranges.get(port.name))
+        for port in model.inputs
+    }
+    return Draw(kind, tuple(sizes), values)
+
+
+def draw_value(
+    port: TensorSpec,
+    kind: Kind,
+    rng: np.random.Generator,
+    shape: tuple[int, ...] | None,
+    proven_range: Range | None,
+) -> Value:
+    """Generate a value for a port; integers stay within their proven range."""
+    value: np.ndarray = sample_value(port, rng, shape)
+    dtype = value.dtype
+    if kind == "typical" or not (is_float(value) or dtype.kind in "iu"):
+        return _clipped(value, proven_range)
+    if dtype.kind in "iu":
+        return _draw_integers(value, kind, rng, proven_range)
+    if kind == "extreme":
+        floats = rng.choice(_EXTREME_FLOATS, value.shape)
+    else:
+        floats = rng.standard_normal(value.shape) * np.exp(1.5 * rng.standard_normal(value.shape))
+        is_special = rng.random(value.shape) < 0.2
+        floats = np.where(is_special, rng.choice(_SPECIAL_FLOATS, value.shape), floats)
+    return np.asarray(floats).astype(dtype)
+
+
+def _draw_integers(
+    value: np.ndarray, kind: Kind, rng: np.random.Generator, proven_range: Range | None
+) -> np.ndarray:
+    info = np.iinfo(value.dtype)
+    low, high = proven_range or (info.min, info.max)
+    is_proven = (low, high) != (info.min, info.max)
+    if kind == "extreme":
+        options = np.array([low, high, *(v for v in (0, 1) if low <= v <= high)], value.dtype)
+        return np.asarray(options[rng.integers(0, len(options), value.shape)])
+    if not is_proven or high - low > 2**32:
+        low, high = max(low, -_SMALL), min(high, _SMALL)
+    return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)
+
+
+def _clipped(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
+    if proven_range is None or value.dtype.kind not in "iu":
+        return value
+    return np.clip(value, *proven_range).astype(value.dtype)
+
+
+def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return shapes without open dimensions; a symbol has one size in all ports."""
+    numbers: dict[str, int] = {}
+
+    def close(dimension: int | str | None) -> int:
+        if isinstance(dimension, int):
+            return dimension
+        number = numbers.setdefault(dimension, len(numbers)) if dimension else 0
+        return sizes[min(number, len(sizes) - 1)]
+
+    return {
+        port.name: tuple(map(close, port.shape))
+        for port in ports
+        if port.is_tensor and port.shape is not None
+    }

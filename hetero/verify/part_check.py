@@ -1,0 +1,310 @@
+"""Check of one subgraph: a vendor's results against the reference's, and the nodes at fault.
+
+A difference is bisected to the first prefix that fails, and this prefix to the smallest subgraph
+that fails on the reference's own values: one node, or several that the vendor fuses wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.vocabulary.isolation import RunFailure, RunResult
+from hetero.verify.bisection import Prefixes, first_failure
+from hetero.verify.difference import Difference
+from hetero.verify.generated_inputs import Draw
+from hetero.verify.tolerance import beyond_noise, is_rounding
+from hetero.verify.undefined_results import undefined_reason
+from hetero.verify.verdict import Evidence
+
+#: Compiles a model on a device and runs it once for each set of inputs.
+Run = Callable[[Model, Sequence[Mapping[str, Value]]], list[RunResult]]
+#: Other nodes of a failing operator that are checked too.
+_MAX_SIBLINGS: Final = 64
+#: A failing subgraph of at most this many nodes is reduced by single nodes.
+_MAX_REDUCED: Final = 12
+#: Elements of an input that the evidence shows.
+_SHOWN_ELEMENTS: Final = 4
+#: Failures of the vendor that count as wrong results; others mean that nothing was learnt.
+_WRONG_KINDS: Final = frozenset({"error", "crash"})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of a check: evidence of wrong results, or the reason why nothing was learnt."""
+
+    evidence: tuple[Evidence, ...] = ()
+    #: Whether a third device agrees with the vendor.
+    is_disputed: bool = False
+    not_verified: str = ""
+
+
+@dataclass
+class PartCheck:
+    """A subgraph, the generated inputs, and the devices that run it.
+
+    `witnesses`: further devices by name, each of which decides between vendor and reference.
+    `unit`: unit in the last place of the computation.
+    `kept`: nodes whose faults are known and that stay on the vendor.
+    """
+
+    part: Model
+    draws: Sequence[Draw]
+    reference: Run
+    shaken_reference: Run
+    vendor: Run
+    unit: float
+    witnesses: Mapping[str, Run] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+
+    def run(self) -> CheckResult:
+        """Compare the vendor's outputs for every draw, and find the nodes at fault."""
+        inputs = [draw.inputs for draw in self.draws]
+        expected = self.reference(self.part, inputs)
+        shaken = self.shaken_reference(self.part, inputs)
+        valid = [i for i, result in enumerate(expected) if not isinstance(result, RunFailure)]
+        if not valid:
+            failure = expected[0]
+            assert isinstance(failure, RunFailure)
+            return CheckResult(not_verified=f"the reference fails: {failure.reason}")
+        actual = self.vendor(self.part, [inputs[i] for i in valid])
+        undefined = ""
+        for i, result in zip(valid, actual, strict=True):
+            if isinstance(result, RunFailure) and result.kind not in _WRONG_KINDS:
+                return CheckResult(not_verified=result.reason)
+            if not self._difference(self.part, expected[i], shaken[i], result):
+                continue
+            outcome = self._locate(self.draws[i])
+            if isinstance(outcome, CheckResult):
+                return outcome
+            undefined = outcome
+        if undefined and len(valid) == 1:
+            return CheckResult(not_verified=undefined)
+        return CheckResult()
+
+    def _difference(
+        self,
+        model: Model,
+        expected: RunResult,
+        shaken: RunResult,
+        actual: RunResult,
+    ) -> Difference | str | None:
+        """Return the first difference beyond noise, or the failure of the vendor's run."""
+        if isinstance(actual, RunFailure):
+            return actual.reason if actual.kind in _WRONG_KINDS else None
+        assert not isinstance(expected, RunFailure)
+        rounds = is_rounding(self.part)
+        for port in model.outputs:
+            found = beyond_noise(
+                port.name,
+                expected[port.name],
+                None if isinstance(shaken, RunFailure) else shaken.get(port.name),
+                actual[port.name],
+                unit=self.unit,
+                rounds=rounds,
+            )
+            if found:
+                return found[0]
+        return None
+
+    def _locate(self, draw: Draw) -> CheckResult | str:
+        """Find the nodes at fault; return a sentence if their result is undefined for the draw."""
+        search = _Search(self, draw)
+        positions = search.smallest_failure()
+        nodes = [self.part.nodes[p] for p in positions]
+        names = {node.name for node in nodes}
+        if names and names <= self.kept:
+            return CheckResult()
+        sub = search.model(positions)
+        if reason := undefined_reason(sub, search.values):
+            return reason
+        witness = self._witness(search, sub)
+        evidence = [search.evidence(positions, witness)]
+        if "agrees with it" in witness:
+            return CheckResult(tuple(evidence), is_disputed=True)
+        if len(positions) == 1:
+            evidence += [
+                search.evidence([p], "")
+                for p in self._siblings(nodes[0])
+                if search.fails([p]) and not undefined_reason(search.model([p]), search.values)
+            ]
+        return CheckResult(tuple(evidence))
+
+    def _siblings(self, node: Node) -> list[int]:
+        """Return the positions of other nodes with the same operator."""
+        return [
+            p
+            for p, other in enumerate(self.part.nodes)
+            if (other.op_type, other.domain) == (node.op_type, node.domain)
+            and other.name != node.name
+        ][:_MAX_SIBLINGS]
+
+    def _witness(self, search: _Search, sub: Model) -> str:
+        """Return the answer of a third device to the smallest failing subgraph as a clause."""
+        for name, run in self.witnesses.items():
+            result = search.run(run, sub)
+            if isinstance(result, RunFailure):
+                continue
+            if search.difference(sub, result) is None:
+                return f"{name} agrees with the reference"
+            actual = search.run(self.vendor, sub)
+            if isinstance(actual, RunFailure):
+                return f"{name} gives a third result"
+            pairs = ((result[p.name], actual[p.name]) for p in sub.outputs)
+            rounds = is_rounding(sub)
+            is_same = not any(
+                beyond_noise("", a, None, b, unit=self.unit, rounds=rounds) for a, b in pairs
+            )
+            return f"{name} agrees with it" if is_same else f"{name} gives a third result"
+        return ""
+
+
+class _Search:
+    """Search for the smallest failing subgraph of a part, for one draw of inputs."""
+
+    def __init__(self, check: PartCheck, draw: Draw) -> None:
+        self._check = check
+        self._part = check.part
+        self._draw = draw
+        values = [
+            value
+            for node in self._part.nodes
+            for value in node.writes
+            if self._part.spec(value).type
+        ]
+        full = self._part.extract(range(len(self._part.nodes)), values)
+        (expected,) = check.reference(full, [draw.inputs])
+        (shaken,) = check.shaken_reference(full, [draw.inputs])
+        #: The reference's values; only the inputs if it failed.
+        self.values: dict[str, Value] = dict(draw.inputs)
+        #: The reference's values with rounding noise.
+        self._shaken: RunResult = shaken
+        if not isinstance(expected, RunFailure):
+            self.values |= expected
+        self._differences: dict[tuple[int, ...], Difference | str | None] = {}
+
+    def smallest_failure(self) -> list[int]:
+        """Return the positions of the nodes of the smallest failing subgraph."""
+        prefixes = Prefixes(self._part)
+        ends = prefixes.ends
+        failing: dict[int, Difference | str] = {}
+
+        def agrees(end: int) -> bool:
+            difference = self._run_and_compare(prefixes.model(end))
+            if difference is not None:
+                failing[end] = difference
+            return difference is None
+
+        low, high = first_failure(ends, agrees)
+        begin = ends[low] + 1 if low >= 0 else 0
+        end = ends[high] if high < len(ends) else len(self._part.nodes) - 1
+        suspects = list(range(begin, end + 1))
+        if len(suspects) > 1:
+            alone = [p for p in suspects if self.fails([p])]
+            if alone:
+                return alone[:1]
+        members = self._ancestors(suspects or [len(self._part.nodes) - 1])
+        sizes = _doubled(len(members))
+        passed, failed = first_failure(sizes, lambda size: not self.fails(members[-size:]))
+        if failed == len(sizes):
+            return suspects
+        between = range(sizes[passed] + 1 if passed >= 0 else 1, sizes[failed])
+        _, failed_between = first_failure(between, lambda size: not self.fails(members[-size:]))
+        size = [*between, sizes[failed]][failed_between]
+        return self._reduced(members[-size:])
+
+    def _reduced(self, positions: list[int]) -> list[int]:
+        """Remove the nodes without which the subgraph still fails."""
+        if len(positions) > _MAX_REDUCED:
+            return positions
+        for p in positions[:-1]:
+            fewer = [other for other in positions if other != p]
+            if self.fails(fewer):
+                positions = fewer
+        return positions
+
+    def _ancestors(self, positions: Sequence[int]) -> list[int]:
+        """Return the positions of nodes, and of those whose results they depend on."""
+        members = set(positions)
+        for p in range(max(positions), -1, -1):
+            if p in members:
+                producers = self._part.producers
+                members.update(producers[v] for v in self._part.nodes[p].reads if v in producers)
+        return sorted(members)
+
+    def fails(self, positions: Sequence[int]) -> bool:
+        """Whether the vendor is wrong at a subgraph whose inputs are the reference's values."""
+        return self._difference_at(positions) is not None
+
+    def _difference_at(self, positions: Sequence[int]) -> Difference | str | None:
+        key = tuple(positions)
+        if key not in self._differences:
+            self._differences[key] = self._run_and_compare(self.model(positions))
+        return self._differences[key]
+
+    def model(self, positions: Sequence[int]) -> Model:
+        """Return a subgraph whose outputs are the values that leave it."""
+        part, members = self._part, set(positions)
+        output_names = {port.name for port in part.outputs}
+        outputs = [
+            value
+            for p in positions
+            for value in part.nodes[p].writes
+            if part.spec(value).type
+            and (value in output_names or not members.issuperset(part.consumers.get(value, (-1,))))
+        ]
+        return part.extract(positions, outputs)
+
+    def run(self, run: Run, sub: Model) -> RunResult:
+        """Run a subgraph on a device, on the reference's values."""
+        missing = [port.name for port in sub.inputs if port.name not in self.values]
+        if missing or not sub.outputs:
+            return RunFailure("unavailable", f"no value of {', '.join(missing) or 'an output'}")
+        return run(sub, [{port.name: self.values[port.name] for port in sub.inputs}])[0]
+
+    def difference(self, sub: Model, actual: RunResult) -> Difference | str | None:
+        """Compare a device's outputs with the reference's values."""
+        if any(port.name not in self.values for port in sub.outputs):
+            return None
+        return self._check._difference(sub, self.values, self._shaken, actual)
+
+    def _run_and_compare(self, sub: Model) -> Difference | str | None:
+        return self.difference(sub, self.run(self._check.vendor, sub))
+
+    def evidence(self, positions: Sequence[int], witness: str) -> Evidence:
+        """Return the evidence of a failing subgraph."""
+        nodes = [self._part.nodes[p] for p in positions]
+        difference = self._difference_at(positions)
+        sub = self.model(positions)
+        return Evidence(
+            tuple(node.name for node in nodes),
+            tuple(node.op_type for node in nodes),
+            (
+                str(self._draw),
+                *(_described(port.name, self.values.get(port.name)) for port in sub.inputs),
+            ),
+            difference if isinstance(difference, Difference) else None,
+            difference if isinstance(difference, str) else "",
+            witness,
+        )
+
+
+def _doubled(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... and the limit."""
+    sizes = [1]
+    while sizes[-1] * 2 < limit:
+        sizes.append(sizes[-1] * 2)
+    return sizes if limit == 1 else [*sizes, limit]
+
+
+def _described(name: str, value: Value) -> str:
+    if not isinstance(value, np.ndarray):
+        return f"{name}: {type(value).__name__}"
+    elements = ", ".join(map(str, value.reshape(-1)[:_SHOWN_ELEMENTS].tolist()))
+    more = ", ..." if value.size > _SHOWN_ELEMENTS else ""
+    return f"{name}: {value.dtype}{list(value.shape)} = {elements}{more}"

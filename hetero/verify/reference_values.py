@@ -1,0 +1,164 @@
+"""The reference's values at the boundaries of a model's parts, for generated inputs.
+
+Parts in the middle of a model get the values that the reference computes there: their shapes fit
+together, and their distributions are the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from hetero.devices.errors import TensorError
+from hetero.devices.model.attributes import is_random
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.vocabulary.isolation import RunFailure
+from hetero.verify.generated_inputs import (
+    KINDS,
+    Draw,
+    Kind,
+    draw_inputs,
+    draw_value,
+    has_open_dimensions,
+    size_options,
+)
+from hetero.verify.part_check import Run
+
+#: Different sizes of open dimensions that inputs should have.
+_NUM_SIZES: Final = 2
+#: Inputs of the second size.
+_SECOND_SIZE_KINDS: Final[tuple[Kind, ...]] = ("wide",)
+
+
+class ReferenceValues:
+    """Generated inputs of a model that the reference accepts, and its values for them.
+
+    `supported`: names of the nodes that the reference supports.
+    `num_draws`: number of sets of inputs.
+    """
+
+    def __init__(
+        self, model: Model, reference: Run, supported: frozenset[str], num_draws: int
+    ) -> None:
+        self._model = model
+        self._reference = reference
+        self._num_draws = num_draws
+        self._computable = _computable_positions(model, supported)
+        #: Draws whose values so far are computed; None before the first call.
+        self._draws: list[Draw] | None = None
+        #: Why there are no draws; empty if there are.
+        self.problem = ""
+
+    def part_draws(self, part: Model) -> list[Draw]:
+        """Return inputs of a part: the reference's values, or generated ones where it has none."""
+        draws = self._compute([port.name for port in part.inputs])
+        rngs = [np.random.default_rng(i) for i in range(len(draws))]
+        return [
+            replace(draw, inputs=self._inputs(part, draw, rng))
+            for draw, rng in zip(draws, rngs, strict=True)
+        ]
+
+    def _inputs(self, part: Model, draw: Draw, rng: np.random.Generator) -> dict[str, Value]:
+        values = {}
+        for port in part.inputs:
+            if port.name in draw.inputs:
+                values[port.name] = draw.inputs[port.name]
+            else:
+                proven_range = part.integer_ranges.get(port.name)
+                values[port.name] = draw_value(port, draw.kind, rng, None, proven_range)
+        return values
+
+    def _compute(self, names: Iterable[str]) -> list[Draw]:
+        """Return the draws, with the reference's values of `names` where it can compute them."""
+        producers = self._model.producers
+        wanted = [name for name in names if producers.get(name, -1) in self._computable]
+        if self._draws is None:
+            self._draws = self._first_draws(wanted)
+        missing = [n for n in wanted if any(n not in draw.inputs for draw in self._draws)]
+        if missing and self._draws:
+            self._draws = self._with_values(self._draws, missing)
+        return self._draws
+
+    def _first_draws(self, wanted: list[str]) -> list[Draw]:
+        """Generate inputs, in two sizes if dimensions are open, that the reference accepts."""
+        model = self._model
+        draws: list[Draw] = []
+        num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
+        kinds: Sequence[Kind] = KINDS[: self._num_draws]
+        try:
+            for sizes in size_options(model):
+                accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
+                if accepted:
+                    draws += accepted
+                    num_sizes -= 1
+                    kinds = _SECOND_SIZE_KINDS
+                if not num_sizes:
+                    break
+        except TensorError as error:
+            self.problem = str(error)
+            return []
+        if draws:
+            self.problem = ""
+        return draws
+
+    def _with_values(self, draws: list[Draw], names: list[str]) -> list[Draw]:
+        """Add the reference's values to draws; drop draws that it does not accept."""
+        outputs = names or self._any_outputs()
+        if not outputs:
+            return draws
+        positions = _ancestors(self._model, outputs)
+        prefix = self._model.extract(positions, outputs)
+        inputs = [{p.name: draw.inputs[p.name] for p in prefix.inputs} for draw in draws]
+        results = self._reference(prefix, inputs)
+        accepted = []
+        for draw, result in zip(draws, results, strict=True):
+            if isinstance(result, RunFailure):
+                self.problem = f"the reference fails: {result.reason}"
+            else:
+                accepted.append(replace(draw, inputs={**draw.inputs, **result}))
+        return accepted
+
+    def _any_outputs(self) -> list[str]:
+        """Return the computable outputs of the model, to learn whether it accepts the inputs."""
+        producers = self._model.producers
+        return [
+            p.name for p in self._model.outputs if producers.get(p.name, -1) in self._computable
+        ]
+
+
+def _computable_positions(model: Model, supported: frozenset[str]) -> frozenset[int]:
+    """Return the positions of nodes that the reference can compute from the model's inputs."""
+    computable: set[int] = set()
+    known = {port.name for port in model.inputs} | model.constants.keys()
+    for position, node in enumerate(model.nodes):
+        if (
+            node.name in supported
+            and not is_random(node.proto)
+            and all(value in known for value in node.reads)
+        ):
+            computable.add(position)
+            known.update(node.writes)
+    return frozenset(computable)
+
+
+def _ancestors(model: Model, values: Iterable[str]) -> list[int]:
+    """Return the positions of the nodes that compute values."""
+    pending = [model.producers[value] for value in values if value in model.producers]
+    members: set[int] = set()
+    while pending:
+        position = pending.pop()
+        if position not in members:
+            members.add(position)
+            pending += [
+                model.producers[v] for v in model.nodes[position].reads if v in model.producers
+            ]
+    return sorted(members)
+
+
+def only_shapes(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensor inputs."""
+    return {name: value.shape for name, value in inputs.items() if isinstance(value, np.ndarray)}

@@ -1,0 +1,92 @@
+"""The reference with rounding noise: each operator's floats are moved by a unit in the last place.
+
+The difference from the plain reference is what rounding alone can do to the model's values, as in
+discrete stochastic arithmetic. Shaking only the inputs would miss it: layers with equal weights
+compute equal scores, which a vendor that adds in another order tells apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from hetero.devices.cpu.plugin import CPUPlugin, CPUProgram
+from hetero.devices.interpreter.backend import ArrayBackend
+from hetero.devices.kernels import Kernel
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config, Property, PropertyTable
+from hetero.verify.float_values import is_float
+
+#: Name of the property with the unit in the last place, relative to a value.
+UNIT: Final = "ROUNDING_UNIT"
+#: Number of random signs, which repeat; a prime, so that they do not follow the rows of a tensor.
+_NUM_SIGNS: Final = 65521
+
+
+class Shaker:
+    """Moves floats by a unit in the last place, up or down at random."""
+
+    def __init__(self, unit: float) -> None:
+        self._rng = np.random.default_rng(0)
+        self._factors = 1 + unit * self._rng.choice((-1.0, 1.0), _NUM_SIGNS)
+        #: Integers up to this are results of counting, which every device computes exactly.
+        self._largest_count = 1 / unit / 8
+
+    def __call__(self, value: Value) -> Value:
+        """Return a value with moved floats; values inside sequences stay."""
+        if not is_float(value) or not value.size:
+            return value
+        wide = np.asarray(value, np.float64)
+        start = int(self._rng.integers(_NUM_SIGNS))
+        factors = np.resize(np.roll(self._factors, start), wide.shape)
+        is_count = (wide == np.rint(wide)) & (np.abs(wide) < self._largest_count)
+        return np.asarray(np.where(is_count, wide, wide * factors)).astype(value.dtype)
+
+
+class _ShakenBackend(ArrayBackend):
+    """numpy, with kernels whose results are shaken."""
+
+    shaker: Shaker
+
+    def function(
+        self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
+    ) -> Callable[..., Any]:
+        """Return the kernel as a function that shakes its results."""
+        plain, shaker = super().function(kernel, keywords, on_host), self.shaker
+
+        def shaken(*arguments: Any) -> Any:
+            result = plain(*arguments)
+            return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
+
+        return shaken
+
+
+class _ShakenProgram(CPUProgram):
+    """An interpreted model whose inputs are shaken as well."""
+
+    def __init__(self, model: Model, threads: int, unit: float) -> None:
+        backend = _ShakenBackend("numpy", np)
+        self._shaker = Shaker(unit)
+        object.__setattr__(backend, "shaker", self._shaker)
+        super().__init__(model, threads, backend)
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs with rounding noise."""
+        with np.errstate(all="ignore"):
+            shaken_inputs = [self._shaker(value) for value in inputs]
+        return super().run(shaken_inputs, context)
+
+
+class ShakenReference(CPUPlugin):
+    """The reference device with rounding noise."""
+
+    properties: ClassVar[PropertyTable] = CPUPlugin.properties.extended(
+        Property(UNIT, float, 2.0**-23, True, "Unit in the last place, relative to a value.")
+    )
+
+    def compile(self, model: Model, config: Config) -> Program:
+        """Return an interpreted program with rounding noise."""
+        return _ShakenProgram(model, config["INFERENCE_NUM_THREADS"], config[UNIT])

@@ -1,0 +1,78 @@
+"""Inputs for which ONNX defines no result, so that devices may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from hetero.devices.model.model import Model, Node
+from hetero.devices.plugin.program import Value
+from hetero.verify.float_values import is_float
+
+
+def undefined_reason(model: Model, values: Mapping[str, Value]) -> str | None:
+    """Return why a node of the model has no defined result for its inputs, or None.
+
+    `values`: the reference's values, and the constants are those of the model.
+    """
+    known = {name: constant.array for name, constant in model.constants.items()} | dict(values)
+    for node in model.nodes:
+        inputs = [known.get(name) for name in node.inputs]
+        if any(is_float(v) and not np.isfinite(np.asarray(v, np.float64)).all() for v in inputs):
+            return f"{node.name!r} reads values that are not finite"
+        check = _CHECKS.get(node.op_type) if not node.domain else None
+        if check is not None and (reason := check(node, inputs, known)):
+            return f"{node.name!r}: {reason}"
+    return None
+
+
+_Check = Callable[[Node, list[Value], Mapping[str, Value]], str | None]
+
+
+def _cast(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    result = known.get(node.outputs[0])
+    if not is_float(inputs[0]) or result is None or result.dtype.kind not in "iu":
+        return None
+    info = np.iinfo(result.dtype)
+    wide = np.asarray(inputs[0], np.float64)
+    is_inside = (wide > float(info.min) - 1) & (wide < float(info.max) + 1)
+    return None if is_inside.all() else "the cast of a float outside the type's range"
+
+
+def _divide(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    if inputs[1] is None or inputs[1].dtype.kind not in "iu":
+        return None
+    if not np.all(inputs[1]):
+        return "division of an integer by zero"
+    if inputs[0] is None or inputs[0].dtype.kind != "i" or not inputs[0].size:
+        return None
+    overflows = np.iinfo(inputs[0].dtype).min == inputs[0].min() and -1 in inputs[1]
+    return "division of the smallest integer by -1" if overflows else None
+
+
+def _shift(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    if inputs[1] is None or not inputs[1].size:
+        return None
+    return "shift by the type's width" if inputs[1].max() >= inputs[1].dtype.itemsize * 8 else None
+
+
+def _power(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    base, exponent = inputs[:2]
+    if base is None or base.dtype.kind not in "iu":
+        return None
+    wide = np.asarray(base, np.float64) ** np.asarray(exponent, np.float64)
+    is_inside = np.isfinite(wide) & (np.abs(wide) < float(np.iinfo(base.dtype).max))
+    return None if is_inside.all() else "the power of an integer outside the type's range"
+
+
+#: Operator -> check of its inputs; it returns a reason or None.
+_CHECKS: Final[Mapping[str, _Check]] = {
+    "Cast": _cast,
+    "CastLike": _cast,
+    "Div": _divide,
+    "Mod": _divide,
+    "BitShift": _shift,
+    "Pow": _power,
+}

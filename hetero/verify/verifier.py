@@ -1,0 +1,344 @@
+"""Verifier: checks the parts of a placed model on vendors' devices before the first request.
+
+A vendor's wrong nodes are refused on its device with the evidence, and the compiler places the
+model again. Verdicts are stored, so each part is checked once per device, driver and options.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Final
+
+from hetero.cache.folder import Cache
+from hetero.devices.errors import HeteroError, VerificationError
+from hetero.devices.model.attributes import is_random
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.plugin import Plugin
+from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.support import Refusal
+from hetero.partition.partition import PlacedPartition, Subgraph
+from hetero.planning.cost.estimation import DEFAULT_SPEED, count_work, with_input_shapes
+from hetero.properties.compile_request import CompileRequest
+from hetero.scheduler.device.isolated_run import run_isolated
+from hetero.scheduler.executor import Executor
+from hetero.scheduler.vocabulary.isolation import RunBounds, RunFailure, RunResult
+from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
+from hetero.verify.part_check import CheckResult, PartCheck
+from hetero.verify.reference_values import ReferenceValues, only_shapes
+from hetero.verify.tolerance import unit_of
+from hetero.verify.verdict import PartVerdict, Status, Verification, refusals_of
+from hetero.verify.verdict_store import VerdictStore
+
+_log = logging.getLogger(__name__)
+
+#: Plugin of the reference device.
+REFERENCE: Final = "CPU"
+#: Called with the number of parts checked, the number of parts, and a text.
+Progress = Callable[[int, int, str], None]
+#: Additional memory of a verification process.
+_MEMORY_NBYTES: Final = 2**32
+#: Larger weights are not copied to a verification process.
+_MAX_WEIGHT_NBYTES: Final = 2**30
+#: Processor time of one call: a constant for starts and compilation, and a multiple of the
+#: estimate, because the estimate is rough.
+_CALL_S: Final = 60.0
+_CALL_PER_ESTIMATE: Final = 20.0
+#: Runs of the reference on a part for each set of inputs: for the values at the boundaries, for
+#: the outputs, and on shaken inputs.
+_RUNS_PER_DRAW: Final = 3
+#: Device options that select the precision of the computation.
+_PRECISION: Final = "INFERENCE_PRECISION_HINT"
+
+
+class Verifier:
+    """Verifies placements on the devices of an executor; keeps the verdicts."""
+
+    def __init__(self, get_executor: Callable[[], Executor]) -> None:
+        self._get_executor = get_executor
+        self.store: Final = VerdictStore()
+
+    def session(
+        self,
+        model: Model,
+        request: CompileRequest,
+        cache: Cache | None,
+        progress: Progress | None = None,
+    ) -> Session:
+        """Return the verification of one compilation."""
+        return Session(self._get_executor, self.store, model, request, cache, progress)
+
+    def refusals(
+        self, model: Model, request: CompileRequest, cache: Cache | None
+    ) -> dict[str, dict[str, Refusal]]:
+        """Return the nodes that devices are known to run wrongly; empty with VERIFY=NO."""
+        if request.hetero_config["VERIFY"] == "NO":
+            return {}
+        known = {
+            device.name: self.store.refusals(model, device.name, request, cache)
+            for device in request.descriptors
+            if device.plugin != REFERENCE and device.computes
+        }
+        return {device: nodes for device, nodes in known.items() if nodes}
+
+
+@dataclass
+class Session:
+    """Verification of one compilation: placements are verified until no new refusal is found."""
+
+    get_executor: Callable[[], Executor]
+    store: VerdictStore
+    model: Model
+    request: CompileRequest
+    cache: Cache | None
+    progress: Progress | None = None
+    #: Device -> node -> refusal of a node that the device runs wrongly.
+    refusals: dict[str, dict[str, Refusal]] = field(default_factory=dict)
+    #: Nodes that the device runs wrongly, but that no other device can run.
+    kept: dict[str, dict[str, Refusal]] = field(default_factory=dict)
+    seconds: float = 0.0
+    _verdicts: dict[tuple[str, str], PartVerdict] = field(default_factory=dict)
+    _values: dict[str, ReferenceValues] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.is_enabled:
+            return
+        for device in self._vendors:
+            known = self.store.refusals(self.model, device, self.request, self.cache)
+            self._refuse(device, known)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the request asks for verification."""
+        return bool(self.request.hetero_config["VERIFY"] != "NO")
+
+    @property
+    def result(self) -> Verification:
+        """The verdicts so far."""
+        return Verification(tuple(self._verdicts.values()), self.seconds)
+
+    @cached_property
+    def _vendors(self) -> frozenset[str]:
+        """Names of the devices to verify."""
+        return frozenset(
+            d.name for d in self.request.descriptors if d.plugin != REFERENCE and d.computes
+        )
+
+    def verify(self, placements: Sequence[PlacedPartition]) -> bool:
+        """Verify the parts of placements; return whether all of them can be deployed.
+
+        If not, `refusals` has new nodes, and the model must be placed again.
+
+        Raises VerificationError: with VERIFY=STRICT, a device is wrong.
+        """
+        if not self.is_enabled or not self._vendors:
+            return True
+        began_s = time.perf_counter()
+        try:
+            return self._verify(placements)
+        finally:
+            self.seconds += time.perf_counter() - began_s
+
+    def _verify(self, placements: Sequence[PlacedPartition]) -> bool:
+        subgraphs = [
+            s for p in placements for s in p.partition.subgraphs if s.device in self._vendors
+        ]
+        is_final = True
+        for number, subgraph in enumerate(subgraphs):
+            part_key = subgraph.model.content_hash
+            if (subgraph.device, part_key) in self._verdicts:
+                continue
+            known = self.store.find(self.model, subgraph.device, self.request, self.cache)
+            verdict = known.get(part_key)
+            if verdict is None:
+                if self.progress is not None:
+                    self.progress(number, len(subgraphs), f"verifying {subgraph.device}")
+                verdict = self._check(subgraph)
+                if verdict.status != "not verified":
+                    self.store.add(
+                        self.model, subgraph.device, self.request, {part_key: verdict}, self.cache
+                    )
+            self._verdicts[subgraph.device, part_key] = verdict
+            wrong_nodes = refusals_of(verdict)
+            if wrong_nodes and self.request.hetero_config["VERIFY"] == "STRICT":
+                raise VerificationError(
+                    f"model {self.model.name!r}: {verdict.reason}. VERIFY=STRICT refuses wrong "
+                    f"results; exclude {subgraph.device}, or set VERIFY=YES.",
+                    device=subgraph.device,
+                    nodes=tuple(wrong_nodes),
+                )
+            if self._refuse(subgraph.device, wrong_nodes):
+                is_final = False
+        return is_final
+
+    def _refuse(self, device: str, nodes: Mapping[str, Refusal]) -> bool:
+        """Add refusals of nodes on a device; return whether one of them is new."""
+        kept = self.kept.setdefault(device, {})
+        refused = self.refusals.setdefault(device, {})
+        is_new = False
+        for node, refusal in nodes.items():
+            if self.request.pins.get(node) == device:
+                kept[node] = refusal
+            elif node not in kept and node not in refused:
+                refused[node] = refusal
+                is_new = True
+        return is_new
+
+    def keep(self, unsupported: Mapping[str, Any]) -> bool:
+        """Leave nodes that no other device supports on their device; return whether any was."""
+        has_changed = False
+        for device, refused in self.refusals.items():
+            for node in unsupported.keys() & refused.keys():
+                self.kept[device][node] = refused.pop(node)
+                has_changed = True
+        return has_changed
+
+    def report(self) -> None:
+        """Log one warning about all wrong nodes; mark verdicts whose nodes stay on their device."""
+        for key, verdict in self._verdicts.items():
+            nodes = refusals_of(verdict).keys()
+            if nodes and nodes <= self.kept.get(verdict.device, {}).keys():
+                self._verdicts[key] = replace(verdict, status="kept")
+        sentences = [v.reason for v in self._verdicts.values() if v.evidence]
+        if not sentences:
+            return
+        num_refused = sum(map(len, self.refusals.values()))
+        num_kept = sum(map(len, self.kept.values()))
+        outcome = [
+            *([f"{num_refused} nodes run on other devices"] if num_refused else []),
+            *([f"{num_kept} nodes stay, because no other device runs them"] if num_kept else []),
+        ]
+        _log.warning(
+            "model=%s: verification found wrong results (%s): %s",
+            self.model.name,
+            "; ".join(outcome) or "the reference is outvoted",
+            "; ".join(sentences),
+        )
+
+    def _check(self, subgraph: Subgraph) -> PartVerdict:
+        """Check a part on its device."""
+        verdict = PartVerdict(subgraph.device, REFERENCE, subgraph.node_names, "not verified")
+        source, part = subgraph.source, subgraph.model
+        random_nodes = [node for node in part.nodes if is_random(node.proto)]
+        if random_nodes:
+            node = random_nodes[0]
+            return replace(verdict, reason=f"{node.op_type} {node.name!r} draws random numbers")
+        if not part.outputs or (not part.inputs and not part.constants):
+            return replace(verdict, reason="it has no inputs or outputs")
+        num_draws, problem = self._num_draws(source)
+        if not num_draws:
+            return replace(verdict, reason=problem)
+        try:
+            result = self._check_draws(source, part, subgraph.device, num_draws)
+        except HeteroError as error:
+            return replace(verdict, reason=str(error))
+        if result.not_verified:
+            return replace(verdict, reason=result.not_verified)
+        if not result.evidence:
+            return replace(verdict, status="agrees")
+        reason = "; ".join(e.sentence(subgraph.device, REFERENCE) for e in result.evidence)
+        status: Status = "disputed" if result.is_disputed else "refused"
+        return replace(verdict, status=status, reason=reason, evidence=result.evidence)
+
+    def _check_draws(self, source: Model, part: Model, device: str, num_draws: int) -> CheckResult:
+        values = self._reference_values(source, num_draws)
+        draws = values.part_draws(part)
+        if not draws:
+            return CheckResult(not_verified=values.problem or "no inputs could be generated")
+        unit = unit_of(part, self._precision(device))
+        check = PartCheck(
+            part,
+            draws,
+            self._reference,
+            partial(self._shaken_reference, unit),
+            partial(self._run, device),
+            unit,
+            {name: partial(self._run, name) for name in self._witnesses(device)},
+            frozenset(self.kept.get(device, {})),
+        )
+        return check.run()
+
+    def _reference_values(self, source: Model, num_draws: int) -> ReferenceValues:
+        """Return the reference's values of a model; plans of one model share them."""
+        key = source.content_hash
+        if key not in self._values:
+            plugin = _reference_class()()
+            supported = frozenset(plugin.query_model(source, self._reference_config).devices)
+            self._values[key] = ReferenceValues(source, self._reference, supported, num_draws)
+        return self._values[key]
+
+    def _num_draws(self, source: Model) -> tuple[int, str]:
+        """Return the number of sets of inputs within the time limit, or 0 and the reason."""
+        if source.weight_nbytes > _MAX_WEIGHT_NBYTES:
+            return 0, f"its weights take more than {_MAX_WEIGHT_NBYTES >> 30} GiB"
+        limit_s = self.request.hetero_config["VERIFY_SECONDS"]
+        estimate_s = self._estimate_s * _RUNS_PER_DRAW
+        num_draws = min(len(KINDS), int(limit_s / estimate_s)) if estimate_s else len(KINDS)
+        if num_draws:
+            return num_draws, ""
+        return 0, f"it takes about {estimate_s:.1f} s, more than VERIFY_SECONDS={limit_s:g}"
+
+    @cached_property
+    def _estimate_s(self) -> float:
+        """Estimated seconds of one run of the model on the reference."""
+        try:
+            draw = draw_inputs(self.model, "typical", size_options(self.model)[0])
+        except HeteroError:
+            return 0.0
+        model = with_input_shapes(self.model, only_shapes(draw.inputs))
+        return sum(DEFAULT_SPEED(count_work(model, node)) for node in model.nodes)
+
+    @property
+    def _bounds(self) -> RunBounds:
+        time_s = _CALL_S + _CALL_PER_ESTIMATE * self._estimate_s
+        return RunBounds(time_s, _MEMORY_NBYTES + 2 * self.model.weight_nbytes)
+
+    @cached_property
+    def _reference_config(self) -> Mapping[str, Any]:
+        names = [d.name for d in self.request.descriptors if d.plugin == REFERENCE]
+        return self.request.configs[names[0]] if names else {}
+
+    def _reference(self, model: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        """Run a model on the reference, in a process of its own."""
+        return run_isolated(_reference_class(), model, self._reference_config, inputs, self._bounds)
+
+    def _shaken_reference(
+        self, unit: float, model: Model, inputs: Sequence[Mapping[str, Value]]
+    ) -> list[RunResult]:
+        """Run a model on the reference with rounding noise, in a process of its own."""
+        from hetero.verify.shaken_reference import UNIT, ShakenReference
+
+        config = {**self._reference_config, UNIT: unit}
+        return run_isolated(ShakenReference, model, config, inputs, self._bounds)
+
+    def _run(
+        self, device: str, model: Model, inputs: Sequence[Mapping[str, Value]]
+    ) -> list[RunResult]:
+        """Run a model on a device, in a process of its own."""
+        config = self.request.configs[device]
+        try:
+            return self.get_executor().run_isolated(device, model, config, inputs, self._bounds)
+        except HeteroError as error:
+            return [RunFailure("unavailable", str(error))] * len(inputs)
+
+    def _precision(self, device: str) -> str:
+        """Return the precision that a device computes in, if it declares one."""
+        if _PRECISION not in self.request.descriptor(device).properties:
+            return ""
+        config = self.request.configs[device]
+        return str(config.get(_PRECISION) or self.get_executor().get_property(device, _PRECISION))
+
+    def _witnesses(self, device: str) -> list[str]:
+        """Return the devices of other vendors."""
+        plugins = {REFERENCE, self.request.descriptor(device).plugin}
+        return [d.name for d in self.request.descriptors if d.plugin not in plugins and d.computes]
+
+
+def _reference_class() -> type[Plugin]:
+    """Return the reference's plugin; its import is needed only for verification."""
+    from hetero.devices.cpu.plugin import CPUPlugin
+
+    return CPUPlugin
