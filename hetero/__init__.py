@@ -187,6 +187,7 @@ _EXPORTS: Final = {
         "UnsupportedNodesError",
         "UnsupportedOperationError",
         "UnsupportedOpsetError",
+        "VerificationError",
     ),
 }
 _MODULE_OF: Final = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -52,9 +52,6 @@ class Draw:
     sizes: tuple[int, ...]
     inputs: Mapping[str, Value] = field(repr=False)
 
-    def __str__(self) -> str:
-        return f"{self.kind} inputs"
-
 
 def has_open_dimensions(model: Model) -> bool:
     """Return whether an input of the model has an open dimension."""
@@ -129,7 +126,7 @@ def _draw_integers(
 def _clipped(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
     if proven_range is None or value.dtype.kind not in "iu":
         return value
-    return np.clip(value, *proven_range).astype(value.dtype)
+    return np.asarray(np.clip(value, *proven_range)).astype(value.dtype)
 
 
 def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ together, and their distributions are the model's own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -26,7 +27,7 @@ from hetero.verify.generated_inputs import (
     has_open_dimensions,
     size_options,
 )
-from hetero.verify.part_check import Run
+from hetero.verify.part_check import PartDraw, Run
 
 #: Different sizes of open dimensions that inputs should have.
 _NUM_SIZES: Final = 2
@@ -53,27 +54,8 @@ class ReferenceValues:
         #: Why there are no draws; empty if there are.
         self.problem = ""
 
-    def part_draws(self, part: Model) -> list[Draw]:
-        """Return inputs of a part: the reference's values, or generated ones where it has none."""
-        draws = self._compute([port.name for port in part.inputs])
-        rngs = [np.random.default_rng(i) for i in range(len(draws))]
-        return [
-            replace(draw, inputs=self._inputs(part, draw, rng))
-            for draw, rng in zip(draws, rngs, strict=True)
-        ]
-
-    def _inputs(self, part: Model, draw: Draw, rng: np.random.Generator) -> dict[str, Value]:
-        values = {}
-        for port in part.inputs:
-            if port.name in draw.inputs:
-                values[port.name] = draw.inputs[port.name]
-            else:
-                proven_range = part.integer_ranges.get(port.name)
-                values[port.name] = draw_value(port, draw.kind, rng, None, proven_range)
-        return values
-
-    def _compute(self, names: Iterable[str]) -> list[Draw]:
-        """Return the draws, with the reference's values of `names` where it can compute them."""
+    def compute(self, names: Iterable[str]) -> None:
+        """Compute the values of `names` for all draws, where the reference can."""
         producers = self._model.producers
         wanted = [name for name in names if producers.get(name, -1) in self._computable]
         if self._draws is None:
@@ -81,7 +63,29 @@ class ReferenceValues:
         missing = [n for n in wanted if any(n not in draw.inputs for draw in self._draws)]
         if missing and self._draws:
             self._draws = self._with_values(self._draws, missing)
-        return self._draws
+
+    def part_draws(self, part: Model) -> list[PartDraw]:
+        """Return inputs of a part: the reference's values, or generated ones where it has none."""
+        self.compute([port.name for port in (*part.inputs, *part.outputs)])
+        rngs = (np.random.default_rng(i) for i in itertools.count())
+        return [
+            self._part_draw(part, draw, rng)
+            for draw, rng in zip(self._draws or (), rngs, strict=False)
+        ]
+
+    def _part_draw(self, part: Model, draw: Draw, rng: np.random.Generator) -> PartDraw:
+        values = draw.inputs
+        if all(port.name in values for port in (*part.inputs, *part.outputs)):
+            expected = {port.name: values[port.name] for port in part.outputs}
+        else:
+            expected = None
+        inputs = {
+            port.name: values[port.name]
+            if port.name in values
+            else draw_value(port, draw.kind, rng, None, part.integer_ranges.get(port.name))
+            for port in part.inputs
+        }
+        return PartDraw(draw.kind, inputs, expected)
 
     def _first_draws(self, wanted: list[str]) -> list[Draw]:
         """Generate inputs, in two sizes if dimensions are open, that the reference accepts."""

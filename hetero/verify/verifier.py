@@ -47,9 +47,6 @@ _MAX_WEIGHT_NBYTES: Final = 2**30
 #: estimate, because the estimate is rough.
 _CALL_S: Final = 60.0
 _CALL_PER_ESTIMATE: Final = 20.0
-#: Runs of the reference on a part for each set of inputs: for the values at the boundaries, for
-#: the outputs, and on shaken inputs.
-_RUNS_PER_DRAW: Final = 3
 #: Device options that select the precision of the computation.
 _PRECISION: Final = "INFERENCE_PRECISION_HINT"
 
@@ -102,6 +99,8 @@ class Session:
     seconds: float = 0.0
     _verdicts: dict[tuple[str, str], PartVerdict] = field(default_factory=dict)
     _values: dict[str, ReferenceValues] = field(default_factory=dict)
+    #: Values at the boundaries of the parts to check, by model.
+    _boundaries: Mapping[Model, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.is_enabled:
@@ -143,36 +142,48 @@ class Session:
             self.seconds += time.perf_counter() - began_s
 
     def _verify(self, placements: Sequence[PlacedPartition]) -> bool:
-        subgraphs = [
-            s for p in placements for s in p.partition.subgraphs if s.device in self._vendors
-        ]
+        subgraphs = {
+            (s.device, s.model.content_hash): s
+            for placement in placements
+            for s in placement.partition.subgraphs
+            if s.device in self._vendors
+        }
+        new = {key: s for key, s in subgraphs.items() if key not in self._verdicts}
+        for (device, part_key), subgraph in new.items():
+            known = self.store.find(self.model, device, self.request, self.cache)
+            if part_key in known:
+                self._verdicts[device, part_key] = replace(
+                    known[part_key], device=device, node_names=subgraph.node_names
+                )
+        unknown = {key: s for key, s in new.items() if key not in self._verdicts}
+        self._check_all(unknown)
         is_final = True
-        for number, subgraph in enumerate(subgraphs):
-            part_key = subgraph.model.content_hash
-            if (subgraph.device, part_key) in self._verdicts:
-                continue
-            known = self.store.find(self.model, subgraph.device, self.request, self.cache)
-            verdict = known.get(part_key)
-            if verdict is None:
-                if self.progress is not None:
-                    self.progress(number, len(subgraphs), f"verifying {subgraph.device}")
-                verdict = self._check(subgraph)
-                if verdict.status != "not verified":
-                    self.store.add(
-                        self.model, subgraph.device, self.request, {part_key: verdict}, self.cache
-                    )
-            self._verdicts[subgraph.device, part_key] = verdict
+        for device, part_key in new:
+            verdict = self._verdicts[device, part_key]
             wrong_nodes = refusals_of(verdict)
             if wrong_nodes and self.request.hetero_config["VERIFY"] == "STRICT":
                 raise VerificationError(
                     f"model {self.model.name!r}: {verdict.reason}. VERIFY=STRICT refuses wrong "
-                    f"results; exclude {subgraph.device}, or set VERIFY=YES.",
-                    device=subgraph.device,
+                    f"results; exclude {device}, or set VERIFY=YES.",
+                    device=device,
                     nodes=tuple(wrong_nodes),
                 )
-            if self._refuse(subgraph.device, wrong_nodes):
+            if self._refuse(device, wrong_nodes):
                 is_final = False
         return is_final
+
+    def _check_all(self, subgraphs: Mapping[tuple[str, str], Subgraph]) -> None:
+        """Check parts, and store their verdicts."""
+        needed: dict[Model, list[str]] = {}
+        for subgraph in subgraphs.values():
+            needed.setdefault(subgraph.source, []).extend((*subgraph.inputs, *subgraph.outputs))
+        self._boundaries = needed
+        for number, ((device, part_key), subgraph) in enumerate(subgraphs.items()):
+            if self.progress is not None:
+                self.progress(number, len(subgraphs), f"verifying {device}")
+            verdict = self._verdicts[device, part_key] = self._check(subgraph)
+            if verdict.status != "not verified":
+                self.store.add(self.model, device, self.request, {part_key: verdict}, self.cache)
 
     def _refuse(self, device: str, nodes: Mapping[str, Refusal]) -> bool:
         """Add refusals of nodes on a device; return whether one of them is new."""
@@ -245,6 +256,7 @@ class Session:
 
     def _check_draws(self, source: Model, part: Model, device: str, num_draws: int) -> CheckResult:
         values = self._reference_values(source, num_draws)
+        values.compute(self._boundaries[source])
         draws = values.part_draws(part)
         if not draws:
             return CheckResult(not_verified=values.problem or "no inputs could be generated")
@@ -275,7 +287,7 @@ class Session:
         if source.weight_nbytes > _MAX_WEIGHT_NBYTES:
             return 0, f"its weights take more than {_MAX_WEIGHT_NBYTES >> 30} GiB"
         limit_s = self.request.hetero_config["VERIFY_SECONDS"]
-        estimate_s = self._estimate_s * _RUNS_PER_DRAW
+        estimate_s = self._estimate_s
         num_draws = min(len(KINDS), int(limit_s / estimate_s)) if estimate_s else len(KINDS)
         if num_draws:
             return num_draws, ""

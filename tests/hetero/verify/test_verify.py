@@ -1,0 +1,155 @@
+"""Verification of a vendor's results through `Core.compile_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from onnx.parser import parse_model
+
+import hetero
+from tests.hetero.verify.faulty_vendor import FAULTS, FaultyVendor
+
+#: Fault -> the nodes at fault; by default those that have the fault's operator.
+NODES: dict[str, list[set[str]]] = {
+    "gather_then_conv": [{"permute", "mixed"}],
+    "mul_then_add_drops_sign": [{"scaled", "moved"}],
+    "relu_after_normalization": [{"normal", "positive"}],
+    "matmul_of_batches": [{"batches"}],
+    "div_rounds": [{"halves"}],
+    "cast_of_doubles": [{"narrow"}],
+    "conv_shifted": [{"conv"}, {"mixed"}],
+    "conv_pads": [{"conv"}],
+    "gather_negative": [{"permute"}],
+}
+
+
+def net() -> onnx.ModelProto:
+    """Return a net with many operators over a dynamic batch."""
+    rng = np.random.default_rng(3)
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        net (float[N, 4, 8, 8] x, int32[N, 6] ids, double[N, 6] wide)
+            => (float[N, M] y, int64[N, 1] best, int32[N, 6] whole, float[N, 6] single) {
+            [conv] a = Conv<pads = [1, 1, 1, 1]>(x, w_conv, b_conv)
+            [normal] b = BatchNormalization(a, scale, shift, mean, variance)
+            [positive] c = Relu(b)
+            [most] d = MaxPool<kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]>(c)
+            [average] e =
+                AveragePool<kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]>(c)
+            [both] f = Concat<axis = 1>(d, e)
+            [permute] g = Gather<axis = 1>(f, order)
+            [mixed] h = Conv(g, w_mixed)
+            [last] i = Transpose<perm = [0, 2, 3, 1]>(h)
+            [part] j = Slice(i, starts, ends, axes_1)
+            [scaled] k = Mul(j, factor)
+            [moved] l = Add(k, offset)
+            [folded] m = Tanh(l)
+            [rows] n = Flatten(m)
+            [dense] o = Gemm<transB = 1>(n, w_dense, b_dense)
+            [middle] p = ReduceMean<axes = [1], keepdims = 1>(o)
+            [centred] q = Sub(o, p)
+            [bounded] r = Clip(q, low, high)
+            [grown] s = Exp(r)
+            [shares] t = Softmax<axis = -1>(s)
+            [column] u = Unsqueeze(t, axes_1)
+            [batches] v = MatMul(u, w_rows)
+            [summed] w0 = ReduceSum<keepdims = 0>(v, axes_1)
+            [running] w1 = CumSum(w0, axis)
+            [is_less] w2 = Less(w1, w0)
+            [chosen] y = Where(w2, w0, w1)
+            [top] best = ArgMax<axis = 1>(y)
+            [halves] z0 = Div(ids, two)
+            [rest] whole = Mod(z0, three)
+            [narrow] single = Cast<to = 1>(wide)
+        }"""
+    )
+    for node in model.graph.node:
+        if not node.domain:
+            node.ClearField("domain")
+    weights = {
+        "w_conv": rng.standard_normal((5, 4, 3, 3)) / 4,
+        "b_conv": rng.standard_normal(5),
+        "scale": rng.random(5) + 0.5,
+        "shift": rng.standard_normal(5),
+        "mean": rng.standard_normal(5) / 4,
+        "variance": rng.random(5) + 0.1,
+        "w_mixed": rng.standard_normal((6, 10, 1, 1)) / 3,
+        "factor": np.array(-0.75),
+        "offset": np.array(0.25),
+        "w_dense": rng.standard_normal((60, 60)) / 4,
+        "b_dense": rng.standard_normal(60),
+        "low": np.array(-2.0),
+        "high": np.array(2.0),
+        "w_rows": rng.standard_normal((60, 7)),
+    }
+    integers = {
+        "order": np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 0]),
+        "starts": np.array([0]),
+        "ends": np.array([2]),
+        "axes_1": np.array([1]),
+        "axis": np.array(1),
+    }
+    whole = {"two": np.array(2, np.int32), "three": np.array(3, np.int32)}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array, dtype), name)
+        for arrays, dtype in ((weights, np.float32), (integers, np.int64), (whole, np.int32))
+        for name, array in arrays.items()
+    )
+    return model
+
+
+def request() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(11)
+    return {
+        "x": rng.standard_normal((3, 4, 8, 8)).astype(np.float32),
+        "ids": rng.integers(-9, 9, (3, 6)).astype(np.int32),
+        "wide": rng.standard_normal((3, 6)),
+    }
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core("inprocess", plugins=[FaultyVendor]) as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def right() -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(
+        net().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, request()))
+
+
+def wrong_nodes(compiled: hetero.CompiledModel) -> list[set[str]]:
+    """Return the nodes of each piece of evidence."""
+    return [
+        set(evidence.nodes)
+        for verdict in compiled.verification.verdicts
+        for evidence in verdict.evidence
+    ]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_kernel_is_refused_and_the_result_is_right(
+    core: hetero.Core, right: list[np.ndarray], fault: str
+) -> None:
+    config = {"VERIFY": "YES", "FAULT": fault}
+    with core.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
+        found = wrong_nodes(compiled)
+        expected = NODES.get(fault) or [{n} for n in nodes_of(FAULTS[fault].op_type)]
+        assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+        assert {compiled.affinity[node] for nodes in found for node in nodes} == {"CPU"}
+        assert "VENDOR" in compiled.affinity.values()
+        result = compiled(request())
+        for name, value in zip(("y", "best", "whole", "single"), right, strict=True):
+            np.testing.assert_allclose(result[name], value, rtol=1e-3, atol=1e-5)
+
+
+def nodes_of(op_type: str) -> list[str]:
+    return [node.name for node in net().graph.node if node.op_type == op_type]
