@@ -1,9 +1,8 @@
-"""Cases of single operators, drawn from ONNX's definitions around the cases of its own suite.
+"""Random cases of single operators, derived from ONNX's backend suite and operator definitions.
 
-A legal case is one of the suite's, with other element types that the definition allows, other
-numbers, other attributes seen in the suite or drawn from the definition's enumerations, optional
-inputs and outputs left out, and any operator set of the same definition. A broken case is such a
-case with one rule broken.
+A legal case is a case of the suite with random changes: other element types that the definition
+allows, other numbers, other attribute values that occur in the suite, fewer optional inputs and
+outputs, and another opset with the same definition. An invalid case violates one rule as well.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from hetero.devices.conformance.onnx_suite import backend_cases
 from hetero.devices.model.element_type import EXTENDED_DTYPES
 from hetero.devices.model.model import Node
 
-#: The newest operator set that both oracles know.
+#: Newest opset that both oracles support.
 NEWEST = 26
 OLDEST = 7
-#: Operators whose results are not a function of their inputs, and what needs files or bodies.
-LEFT_OUT = frozenset(
+#: Operators with random results, and those that need files or bodies.
+EXCLUDED_OPERATORS = frozenset(
     (
         "Bernoulli",
         "Multinomial",
@@ -43,7 +42,7 @@ LEFT_OUT = frozenset(
     )
 )
 _FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
-#: Inputs of numbers that must lie in a range, or fit to each other.
+#: Inputs whose numbers must lie in a range or match other inputs.
 _NO_DATA = frozenset(
     (
         "scales",
@@ -65,7 +64,7 @@ _Option = OpSchema.FormalParameterOption
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """One operator: what it is given, and what of its outputs is asked for."""
+    """One operator with its attributes, inputs and requested outputs."""
 
     op_type: str
     domain: str
@@ -73,15 +72,15 @@ class OperatorCase:
     attributes: dict[str, Any]
     inputs: tuple[Any, ...]
     outputs: tuple[str, ...]
-    #: What was changed, for the report.
+    #: Changes to the suite's case, for the report.
     changes: tuple[str, ...] = ()
     ill: bool = field(default=False)
 
     def __str__(self) -> str:
-        given = ", ".join(_described(x) for x in self.inputs)
+        inputs_text = ", ".join(_describe(x) for x in self.inputs)
         plain = {k: v for k, v in sorted(self.attributes.items()) if np.size(v) < 20}
         changes = "; ".join(self.changes)
-        return f"{self.op_type}-{self.opset}({given}) {plain} [{changes}]"
+        return f"{self.op_type}-{self.opset}({inputs_text}) {plain} [{changes}]"
 
     def model(self) -> onnx.ModelProto:
         """Return the case as a model of one node."""
@@ -112,7 +111,7 @@ class OperatorCase:
 
 @dataclass(frozen=True)
 class _Seed:
-    """A case of the suite that has one node."""
+    """A case of the suite with a single node."""
 
     node: Node
     opset: int
@@ -122,7 +121,7 @@ class _Seed:
 @cache
 def seeds() -> dict[str, tuple[_Seed, ...]]:
     """Return the suite's cases of single operators, by operator."""
-    found: dict[str, list[_Seed]] = defaultdict(list)
+    cases_of: dict[str, list[_Seed]] = defaultdict(list)
     for case in backend_cases():
         if case.kind != "node" or len(case.model().graph.node) != 1:
             continue
@@ -130,30 +129,30 @@ def seeds() -> dict[str, tuple[_Seed, ...]]:
         proto = model.graph.node[0]
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         opset = next(e.version for e in model.opset_import if e.domain in (domain, proto.domain))
-        if proto.op_type in LEFT_OUT or (not domain and opset > NEWEST):
+        if proto.op_type in EXCLUDED_OPERATORS or (not domain and opset > NEWEST):
             continue
         if "preview" in domain or any(a.HasField("g") for a in proto.attribute):
             continue
-        given = iter(case.data_sets(model)[0][0])
-        inputs = tuple(next(given) if name else None for name in proto.input)
+        arrays = iter(case.data_sets(model)[0][0])
+        inputs = tuple(next(arrays) if name else None for name in proto.input)
         if sum(x.size for x in inputs if isinstance(x, np.ndarray)) < 20_000:
-            found[proto.op_type].append(_Seed(Node.from_proto(proto), opset, inputs))
-    return {op_type: tuple(cases) for op_type, cases in sorted(found.items())}
+            cases_of[proto.op_type].append(_Seed(Node.from_proto(proto), opset, inputs))
+    return {op_type: tuple(cases) for op_type, cases in sorted(cases_of.items())}
 
 
 @cache
-def _seen(op_type: str) -> dict[str, tuple[Any, ...]]:
-    """Return the values that the suite gives each attribute of an operator."""
+def _suite_values(op_type: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of each attribute of an operator in the suite."""
     values: dict[str, list[Any]] = defaultdict(list)
     for seed in seeds()[op_type]:
         for name, value in seed.node.attributes.items():
             if not isinstance(value, np.ndarray) and value not in values[name]:
                 values[name].append(value)
-    return {name: tuple(found) for name, found in values.items()}
+    return {name: tuple(options) for name, options in values.items()}
 
 
-def draw(random: np.random.Generator) -> OperatorCase:
-    """Draw a case that the operator's definition allows, or nearly: an oracle decides."""
+def random_case(random: np.random.Generator) -> OperatorCase:
+    """Return a random case that the operator's definition allows; oracles may still refuse it."""
     op_type = str(random.choice(list(seeds())))
     cases = seeds()[op_type]
     seed = cases[random.integers(len(cases))]
@@ -172,7 +171,12 @@ def draw(random: np.random.Generator) -> OperatorCase:
     )
     tensors = {k: v for k, v in case.attributes.items() if isinstance(v, np.ndarray)}
     case.attributes.update((k, numpy_helper.from_array(v)) for k, v in tensors.items())
-    for change, chance in ((_types, 0.6), (_numbers, 0.8), (_attribute, 0.4), (_options, 0.15)):
+    for change, chance in (
+        (_change_type, 0.6),
+        (_change_numbers, 0.8),
+        (_change_attribute, 0.4),
+        (_remove_optional, 0.15),
+    ):
         if random.random() < chance:
             case = change(case, schema, random)
     return case
@@ -182,9 +186,11 @@ def _formals(case: OperatorCase, schema: OpSchema) -> list[OpSchema.FormalParame
     return [schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(len(case.inputs))]
 
 
-def _allowed(schema: OpSchema, type_str: str) -> list[str]:
-    found = [c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str]
-    return [name for name in found[0] if _dtype(name) is not None] if found else []
+def _allowed_types(schema: OpSchema, type_str: str) -> list[str]:
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == type_str:
+            return [name for name in constraint.allowed_type_strs if _dtype(name) is not None]
+    return []
 
 
 def _dtype(name: str) -> Any:
@@ -195,27 +201,27 @@ def _dtype(name: str) -> Any:
     return np.dtype(object) if "string" in name else helper.tensor_dtype_to_np_dtype(number)
 
 
-def _types(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
-    """Give one type parameter another element type."""
+def _change_type(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
+    """Change the element type of one type parameter."""
     formals = _formals(case, schema)
-    choices = sorted({f.type_str for f in formals if len(_allowed(schema, f.type_str)) > 1})
+    choices = sorted({f.type_str for f in formals if len(_allowed_types(schema, f.type_str)) > 1})
     if not choices:
         return case
     parameter = str(random.choice(choices))
-    names = _allowed(schema, parameter)
+    names = _allowed_types(schema, parameter)
     common = [name for name in names if name in _FLOATS]
     name = str(random.choice(common if common and random.random() < 0.5 else names))
     to = _dtype(name)
     inputs = [
-        _converted(x, to) if f.type_str == parameter else x
+        _convert(x, to) if f.type_str == parameter else x
         for f, x in zip(formals, case.inputs, strict=True)
     ]
     return replace(case, inputs=tuple(inputs), changes=(*case.changes, f"{parameter}={name}"))
 
 
-def _converted(x: Any, to: np.dtype) -> Any:
+def _convert(x: Any, to: np.dtype) -> Any:
     if isinstance(x, list):
-        return [_converted(item, to) for item in x]
+        return [_convert(item, to) for item in x]
     if not isinstance(x, np.ndarray) or x.dtype == to:
         return x
     if to.kind == "O":
@@ -230,42 +236,46 @@ def _converted(x: Any, to: np.dtype) -> Any:
         return wide.astype(np.float32).astype(to) if to.kind == "V" else wide.astype(to)
 
 
-def _numbers(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
-    """Draw other numbers for the inputs that are data, not sizes, axes or places."""
+def _change_numbers(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase:
+    """Change the numbers of data inputs, but not of sizes, axes and indices."""
     inputs, special = list(case.inputs), bool(random.random() < 0.12)
     for i, (formal, x) in enumerate(zip(_formals(case, schema), case.inputs, strict=True)):
         if not isinstance(x, np.ndarray) or not x.size or x.dtype.kind in "OU":
             continue
         if x.dtype.kind in "iu" and not any(
-            n in _FLOATS for n in _allowed(schema, formal.type_str)
+            n in _FLOATS for n in _allowed_types(schema, formal.type_str)
         ):
             continue
         if formal.name in _NO_DATA:
             continue
-        inputs[i] = _drawn(x, random, special)
+        inputs[i] = _random_array(x, random, special)
     return replace(
         case, inputs=tuple(inputs), changes=(*case.changes, "special" if special else "numbers")
     )
 
 
-def _drawn(x: np.ndarray, random: np.random.Generator, special: bool) -> np.ndarray:
+def _random_array(x: np.ndarray, random: np.random.Generator, special: bool) -> np.ndarray:
     if x.dtype == bool:
         return random.random(x.shape) < 0.5
     if x.dtype.kind in "iu":
         least = -10 if x.dtype.kind == "i" else 0
         return random.integers(least, 11, x.shape).astype(x.dtype)
-    drawn = random.standard_normal(x.shape) * float(random.choice([0.1, 1, 1, 3, 20]))
+    numbers = random.standard_normal(x.shape) * float(random.choice([0.1, 1, 1, 3, 20]))
     if special:
         odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e15, -1.0])
-        drawn = np.where(random.random(x.shape) < 0.2, random.choice(odd, x.shape), drawn)
+        numbers = np.where(random.random(x.shape) < 0.2, random.choice(odd, x.shape), numbers)
     with np.errstate(all="ignore"):
-        result: np.ndarray = drawn.astype(np.float32).astype(x.dtype)
+        result: np.ndarray = numbers.astype(np.float32).astype(x.dtype)
     return result
 
 
-def _attribute(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
-    """Give an attribute another of the values that the suite gives it, or none."""
-    seen = {k: v for k, v in _seen(case.op_type).items() if k in schema.attributes}
+def _change_attribute(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase:
+    """Set an attribute to another of its values in the suite, or remove it."""
+    seen = {k: v for k, v in _suite_values(case.op_type).items() if k in schema.attributes}
     if not seen:
         return case
     name = str(random.choice(sorted(seen)))
@@ -280,40 +290,47 @@ def _attribute(case: OperatorCase, schema: OpSchema, random: np.random.Generator
     return replace(case, attributes=attributes, changes=(*case.changes, f"{name}={value}"))
 
 
-def _options(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
-    """Leave out the last optional input, or the last optional output."""
+def _remove_optional(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase:
+    """Remove the last optional input or output."""
     formals = _formals(case, schema)
     if len(case.inputs) > 1 and formals[-1].option == _Option.Optional and random.random() < 0.5:
         inputs = case.inputs[:-1]
         return replace(case, inputs=inputs, changes=(*case.changes, f"no {formals[-1].name}"))
     if any(case.outputs[:-1]):
-        made = [o.option for o in schema.outputs]
-        if len(made) >= len(case.outputs) and made[len(case.outputs) - 1] == _Option.Optional:
+        options = [o.option for o in schema.outputs]
+        if len(options) >= len(case.outputs) and options[len(case.outputs) - 1] == _Option.Optional:
             return replace(
                 case, outputs=case.outputs[:-1], changes=(*case.changes, "fewer outputs")
             )
     return case
 
 
-def broken(random: np.random.Generator) -> OperatorCase:
-    """Draw a case that breaks its operator's definition in one way."""
+def invalid_case(random: np.random.Generator) -> OperatorCase:
+    """Return a random case that violates one rule of its operator's definition."""
     while True:
-        case = draw(random)
+        case = random_case(random)
         schema = onnx.defs.get_schema(case.op_type, case.opset, case.domain)
-        way = (_ill_type, _missing_input, _unknown_attribute, _ill_attribute)[random.integers(4)]
+        way = (
+            _set_invalid_type,
+            _remove_required_input,
+            _add_unknown_attribute,
+            _set_invalid_attribute,
+        )[random.integers(4)]
         if (ill := way(case, schema, random)) is not None:
             return replace(ill, ill=True)
 
 
-def _ill_type(
+def _set_invalid_type(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase | None:
-    """Give an input a type that the definition forbids."""
+    """Convert an input to an invalid type."""
     i = int(random.integers(len(case.inputs))) if case.inputs else 0
     if not case.inputs or not isinstance(case.inputs[i], np.ndarray):
         return None
     type_str = _formals(case, schema)[i].type_str
-    allowed = set(_allowed(schema, type_str)) or {type_str}
+    allowed = set(_allowed_types(schema, type_str)) or {type_str}
     ill = [
         n
         for n in (
@@ -330,11 +347,11 @@ def _ill_type(
         return None
     name = str(random.choice(ill))
     inputs = list(case.inputs)
-    inputs[i] = _converted(inputs[i], _dtype(name))
+    inputs[i] = _convert(inputs[i], _dtype(name))
     return replace(case, inputs=tuple(inputs), changes=(*case.changes, f"ill x{i}={name}"))
 
 
-def _missing_input(
+def _remove_required_input(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase | None:
     if schema.min_input < 1 or len(case.inputs) < schema.min_input:
@@ -343,17 +360,17 @@ def _missing_input(
     return replace(case, inputs=inputs, changes=(*case.changes, "too few inputs"))
 
 
-def _unknown_attribute(
+def _add_unknown_attribute(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase | None:
-    attributes = case.attributes | {"frobnicate": 3}
+    attributes = case.attributes | {"unknown_name": 3}
     return replace(case, attributes=attributes, changes=(*case.changes, "unknown attribute"))
 
 
-def _ill_attribute(
+def _set_invalid_attribute(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase | None:
-    """Give an attribute a value of another type."""
+    """Set an attribute to a value of another type."""
     names = [
         n
         for n, a in sorted(schema.attributes.items())
@@ -379,7 +396,7 @@ def _info(name: str, value: Any) -> onnx.ValueInfoProto:
     )
 
 
-def _described(x: Any) -> str:
+def _describe(x: Any) -> str:
     if x is None:
         return "-"
     return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__

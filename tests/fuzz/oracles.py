@@ -1,4 +1,4 @@
-"""Oracles for drawn cases: ONNX Runtime without optimisation, and ONNX's reference; agreement."""
+"""Oracles of random cases, ONNX Runtime and ONNX's reference evaluator, and the comparison."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnx.reference import ReferenceEvaluator
 from hetero.devices.model.element_type import EXTENDED_DTYPES
 from tests.fuzz.operators import OperatorCase
 
-#: Element type -> what a result may be off by: of its size, and of the largest number around.
+#: Element type -> tolerances relative to an element and to the largest element.
 _TOLERANCES = {
     "float64": (1e-4, 1e-6),
     "float32": (1e-3, 1e-5),
     "float16": (2e-2, 2e-3),
     "bfloat16": (6e-2, 1e-2),
 }
-#: Types whose neighbours count as agreement.
-_COARSE = 0.3
+#: Tolerance of other float types, about the distance of their neighbouring numbers.
+_COARSE_TOLERANCE = 0.3
 
 
 def run_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any]:
@@ -38,30 +38,30 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[An
     return list(session.run(None, dict(feeds)))
 
 
-#: The oracle whose results have a wider type than the case asks for.
-WIDENED = "ONNX Runtime in float32"
+#: Name of the oracle that computes half-width floats in float32.
+IN_FLOAT32 = "ONNX Runtime in float32"
 
 
-class NoAnswerError(Exception):
-    """The oracle does not know the operator or the element type; that says nothing of the case."""
+class NoResultError(Exception):
+    """The oracle does not support the operator or element type of a case."""
 
 
 class _Worker:
-    """ONNX Runtime in a process of its own, for some models end the process that runs them."""
+    """ONNX Runtime in a separate process, because some models crash it."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self, case: OperatorCase) -> list[Any]:
-        """Return the outputs, or raise."""
+        """Return the outputs of a case."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"))
         data, feeds = case.model().SerializeToString(), case.feeds()
         try:
-            return self._pool.submit(_answer, data, feeds).result(timeout=60)
+            return self._pool.submit(_run_model, data, feeds).result(timeout=60)
         except (BrokenExecutor, TimeoutError) as error:
             self.close()
-            raise NoAnswerError("the process ended") from error
+            raise NoResultError("the process ended") from error
 
     def close(self) -> None:
         if self._pool is not None:
@@ -69,14 +69,14 @@ class _Worker:
         self._pool = None
 
 
-def _answer(model: bytes, feeds: Mapping[str, Any]) -> list[Any]:
-    """Run in the worker; errors become ones that travel."""
+def _run_model(model: bytes, feeds: Mapping[str, Any]) -> list[Any]:
+    """Run a model in the worker process; its errors are converted to picklable ones."""
     try:
         return run_onnxruntime(onnx.ModelProto.FromString(model), feeds)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         unknown = "NotImplemented" in text or "converted to MLDataType" in text
-        raise (NoAnswerError if unknown else ValueError)(text) from None
+        raise (NoResultError if unknown else ValueError)(text) from None
 
 
 WORKER = _Worker()
@@ -88,11 +88,11 @@ def _reference(case: OperatorCase) -> list[Any]:
         return list(ReferenceEvaluator(case.model()).run(None, case.feeds()))
 
 
-def _widened(case: OperatorCase) -> list[Any]:
-    """Run half-width floats in float32; what comes out is rounded when it is compared."""
+def _in_float32(case: OperatorCase) -> list[Any]:
+    """Run half-width floats in float32; the comparison rounds the results."""
     narrow = {x.dtype for x in case.inputs if isinstance(x, np.ndarray) and _is_half(x)}
     if not narrow:
-        raise NoAnswerError
+        raise NoResultError
     inputs = tuple(
         x.astype(np.float32) if isinstance(x, np.ndarray) and _is_half(x) else x
         for x in case.inputs
@@ -107,52 +107,59 @@ def _is_half(x: np.ndarray) -> bool:
 ORACLES = {
     "ONNX Runtime": _onnxruntime,
     "onnx's reference": _reference,
-    WIDENED: _widened,
+    IN_FLOAT32: _in_float32,
 }
 
 
-def differences(got: Sequence[Any], wanted: Sequence[Any], *, rounds: bool = False) -> str:
-    """Return how two lists of outputs differ, or the empty string.
+def differences(actual: Sequence[Any], expected: Sequence[Any], *, rounds: bool = False) -> str:
+    """Return the first difference of two lists of outputs in words, or the empty string.
 
-    With `rounds` those wanted are first rounded to the type of the others.
+    `rounds`: round the expected outputs to the types of the actual ones.
     """
-    if len(got) != len(wanted):
-        return f"{len(got)} outputs, not {len(wanted)}"
+    if len(actual) != len(expected):
+        return f"{len(actual)} outputs, not {len(expected)}"
     return next(
-        (text for a, b in zip(got, wanted, strict=True) if (text := _differs(a, b, rounds))), ""
+        (text for a, b in zip(actual, expected, strict=True) if (text := _differs(a, b, rounds))),
+        "",
     )
 
 
-def _differs(got: Any, wanted: Any, rounds: bool) -> str:
-    if isinstance(wanted, list) or isinstance(got, list):
-        return differences(got, wanted, rounds=rounds) if isinstance(got, list) else "no sequence"
-    if wanted is None or got is None:
-        return "" if wanted is got else f"{got!r}, not {wanted!r}"
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    if rounds and wanted.dtype == np.float32:
+def _differs(actual: Any, expected: Any, rounds: bool) -> str:
+    if isinstance(expected, list) or isinstance(actual, list):
+        return (
+            differences(actual, expected, rounds=rounds)
+            if isinstance(actual, list)
+            else "no sequence"
+        )
+    if expected is None or actual is None:
+        return "" if expected is actual else f"{actual!r}, not {expected!r}"
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if rounds and expected.dtype == np.float32:
         with np.errstate(all="ignore"):
-            wanted = wanted.astype(got.dtype)
-    if wanted.dtype == np.uint8 and got.dtype.name.startswith("float8"):
-        wanted = wanted.view(got.dtype)  # ONNX Runtime has no arrays of these
-    if got.shape != wanted.shape:
-        return f"shape {got.shape}, not {wanted.shape}"
-    if wanted.dtype.kind in "OUS":
-        same = [str(a) == str(b) for a, b in zip(got.ravel(), wanted.ravel(), strict=True)]
-        return "" if all(same) else f"{got.tolist()}, not {wanted.tolist()}"
-    if got.dtype != wanted.dtype:
-        return f"type {got.dtype}, not {wanted.dtype}"
-    if got.dtype.kind in "iub":
-        differs = got != wanted
-        return f"{np.count_nonzero(differs)} of {got.size} elements differ" if differs.any() else ""
-    relative, absolute = _TOLERANCES.get(got.dtype.name, (_COARSE, _COARSE))
-    if got.dtype in EXTENDED_DTYPES:
-        got, wanted = got.astype(np.float32), wanted.astype(np.float32)
-    finite = np.abs(wanted[np.isfinite(wanted)])
+            expected = expected.astype(actual.dtype)
+    if expected.dtype == np.uint8 and actual.dtype.name.startswith("float8"):
+        expected = expected.view(actual.dtype)  # ONNX Runtime returns float8 as bytes
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape}, not {expected.shape}"
+    if expected.dtype.kind in "OUS":
+        same = [str(a) == str(b) for a, b in zip(actual.ravel(), expected.ravel(), strict=True)]
+        return "" if all(same) else f"{actual.tolist()}, not {expected.tolist()}"
+    if actual.dtype != expected.dtype:
+        return f"type {actual.dtype}, not {expected.dtype}"
+    if actual.dtype.kind in "iub":
+        differs = actual != expected
+        return (
+            f"{np.count_nonzero(differs)} of {actual.size} elements differ" if differs.any() else ""
+        )
+    relative, absolute = _TOLERANCES.get(actual.dtype.name, (_COARSE_TOLERANCE, _COARSE_TOLERANCE))
+    if actual.dtype in EXTENDED_DTYPES:
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    finite = np.abs(expected[np.isfinite(expected)])
     scale = float(finite.max(initial=0)) + 1
     with np.errstate(all="ignore"):
-        close = np.isclose(got, wanted, relative, absolute * scale, equal_nan=True)
+        close = np.isclose(actual, expected, relative, absolute * scale, equal_nan=True)
     if close.all():
         return ""
     first = np.argwhere(~close)[0]
     place = tuple(int(i) for i in first)
-    return f"{got[place]!r} at {list(place)}, not {wanted[place]!r}"
+    return f"{actual[place]!r} at {list(place)}, not {expected[place]!r}"

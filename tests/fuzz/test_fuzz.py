@@ -1,7 +1,7 @@
-"""Differential fuzzing: drawn operators and graphs against two oracles, broken ones refused.
+"""Differential fuzzing: random operators and graphs against two oracles; invalid ones are refused.
 
-A run draws the same each time. ``HETERO_FUZZ_CASES`` says how many operators to draw otherwise, and
-``HETERO_FUZZ_SEED`` from which seed. `disagreements.txt` lists what may differ, and why.
+Each run has the same cases. ``HETERO_FUZZ_CASES`` sets their number and ``HETERO_FUZZ_SEED`` the
+seed. `disagreements.txt` lists known differences with their reasons.
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ import pytest
 import hetero
 from hetero.devices.errors import HeteroError
 from tests.backend_suite.expected_failures import read_expected_failures
-from tests.fuzz.operators import OperatorCase, broken, draw
-from tests.fuzz.oracles import ORACLES, WIDENED, WORKER, NoAnswerError, differences, run_onnxruntime
+from tests.fuzz.operators import OperatorCase, invalid_case, random_case
+from tests.fuzz.oracles import (
+    IN_FLOAT32,
+    ORACLES,
+    WORKER,
+    NoResultError,
+    differences,
+    run_onnxruntime,
+)
 from tests.support.graphs import feeds, random_affinity, random_model
 from tests.support.small_models import run_cpu
 
@@ -29,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CASES = int(os.environ.get("HETERO_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
-LISTED = read_expected_failures(Path(__file__).with_name("disagreements.txt"))
+LISTED_PATTERNS = read_expected_failures(Path(__file__).with_name("disagreements.txt"))
 
 
 @pytest.fixture(autouse=True)
@@ -41,58 +48,58 @@ def _quiet() -> Iterator[None]:
     WORKER.close()
 
 
-def listed(case: OperatorCase) -> bool:
-    return any(fnmatchcase(str(case), pattern.replace("[", "[[]")) for pattern in LISTED)
+def is_listed(case: OperatorCase) -> bool:
+    return any(fnmatchcase(str(case), pattern.replace("[", "[[]")) for pattern in LISTED_PATTERNS)
 
 
 def disagreement(case: OperatorCase, counts: Counter[str]) -> str:
-    """Return how ours differs from every oracle that takes the case, or the empty string."""
-    answers, refusals = {}, set()
+    """Return the differences of device CPU from every oracle; empty if it agrees with one."""
+    results, refusals = {}, set()
     for name, run in ORACLES.items():
         try:
-            answers[name] = run(case)
-        except NoAnswerError:
+            results[name] = run(case)
+        except NoResultError:
             counts[f"not for {name}"] += 1
         except Exception as error:
             counts[f"refused by {name}"] += 1
             refusals.add(f"{name}: {error}")
-    if not answers:
+    if not results:
         counts["no oracle"] += 1
         return ""
     counts["compared"] += 1
     try:
         ours = run_cpu(case.model(), case.feeds())
     except HeteroError as error:
-        ran = ", ".join(answers)
+        ran = ", ".join(results)
         return "" if refusals else f"{type(error).__name__}: {error}; {ran} run it"
-    found = {n: differences(ours, y, rounds=n == WIDENED) for n, y in answers.items()}
-    return "" if not all(found.values()) else "; ".join(f"{n}: {d}" for n, d in found.items())
+    texts = {n: differences(ours, y, rounds=n == IN_FLOAT32) for n, y in results.items()}
+    return "" if not all(texts.values()) else "; ".join(f"{n}: {d}" for n, d in texts.items())
 
 
-def report(found: list[str], counts: Counter[str], what: str) -> None:
-    print(f"{what}: {dict(counts)}")
-    shown = "\n".join(found[:200])
-    assert not found, f"{len(found)} disagreements, HETERO_FUZZ_SEED={SEED}:\n{shown}"
+def report(failures: list[str], counts: Counter[str], subject: str) -> None:
+    print(f"{subject}: {dict(counts)}")
+    failure_lines = "\n".join(failures[:200])
+    assert not failures, f"{len(failures)} disagreements, HETERO_FUZZ_SEED={SEED}:\n{failure_lines}"
 
 
 def test_legal_operators_agree_with_an_oracle() -> None:
     counts: Counter[str] = Counter()
-    found = []
+    failures = []
     for i in range(CASES):
-        case = draw(np.random.default_rng((SEED, i)))
+        case = random_case(np.random.default_rng((SEED, i)))
         text = disagreement(case, counts)
-        if text and listed(case):
+        if text and is_listed(case):
             counts["listed"] += 1
         elif text:
-            found.append(f"#{i} {case}: {text[:300]}")
-    report(found, counts, "legal operators")
+            failures.append(f"#{i} {case}: {text[:300]}")
+    report(failures, counts, "legal operators")
 
 
-def test_broken_operators_are_refused() -> None:
+def test_invalid_operators_are_refused() -> None:
     counts: Counter[str] = Counter()
-    found = []
+    failures = []
     for i in range(CASES // 4):
-        case = broken(np.random.default_rng((SEED, i, 1)))
+        case = invalid_case(np.random.default_rng((SEED, i, 1)))
         try:
             model = case.model()
         except (TypeError, ValueError):
@@ -106,29 +113,29 @@ def test_broken_operators_are_refused() -> None:
             continue
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-        if not listed(case):
-            found.append(f"#{i} {case}: {text[:300]}")
-    report(found, counts, "broken operators")
+        if not is_listed(case):
+            failures.append(f"#{i} {case}: {text[:300]}")
+    report(failures, counts, "invalid operators")
 
 
-def test_graphs_as_written_transformed_and_cut_agree() -> None:
-    found = []
+def test_transformed_and_split_graphs_agree_with_onnxruntime() -> None:
+    failures = []
     random = np.random.default_rng((SEED, 2))
     raw = {"DISABLE_TRANSFORMATIONS": True}
     with hetero.Core(executor="inprocess", devices={"CPU": 2}) as core:
         for _ in range(CASES // 20):
             seed = int(random.integers(1 << 30))
             model = random_model(seed, 4 + seed % 25)
-            given = feeds(model, seed)
-            wanted = run_onnxruntime(model.to_proto(), given)
+            inputs = feeds(model, seed)
+            expected = run_onnxruntime(model.to_proto(), inputs)
             pins = random_affinity(model, ["ORT", "CPU.0", "CPU.1"], seed)
-            ways: list[tuple[str, str, dict[str, Any], dict[str, str] | None]] = [
+            variants: list[tuple[str, str, dict[str, Any], dict[str, str] | None]] = [
                 ("as written", "CPU", raw, None),
                 ("transformed", "CPU", {}, None),
                 ("cut", "HETERO:ORT,CPU.0,CPU.1", {}, pins),
             ]
-            for name, device, config, affinity in ways:
+            for name, device, config, affinity in variants:
                 with core.compile_model(model, device, config, affinity=affinity) as compiled:
-                    if text := differences(list(compiled(given).to_tuple()), wanted):
-                        found.append(f"graph seed {seed} {name}: {text}")
-    report(found, Counter(), "graphs")
+                    if text := differences(list(compiled(inputs).to_tuple()), expected):
+                        failures.append(f"graph seed {seed} {name}: {text}")
+    report(failures, Counter(), "graphs")
