@@ -1,7 +1,7 @@
-"""Hosts of a network that exists only here: network namespaces on a bridge, each with one link.
+"""A network of simulated hosts: network namespaces, each with one link to a bridge.
 
-A host has a ``/tmp`` and a ``/dev/shm`` of its own. All is in namespaces, the bridge too, whose
-names hold their owner's process: what a killed run left behind is swept by the next one.
+Each host has its own ``/tmp`` and ``/dev/shm``. The names of the namespaces contain the id of their
+owner's process, so that a run removes the namespaces of earlier, killed runs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 _PREFIX = "hosts"
 _FILES = Path("/run")
-#: What a process of a host sees is mounted in a mount namespace that `ip netns exec` makes.
+#: Mounts a host's folders in the mount namespace that `ip netns exec` creates.
 _START = 'mount --bind "$1/tmp" /tmp; mount --bind "$1/shm" /dev/shm; shift; exec "$@"'
 
 
 class Network:
-    """Hosts ``1``, ``2``, ... at 10.77.0.1, 10.77.0.2, ...; whoever knows its name may use it."""
+    """Hosts ``1``, ``2``, ... at 10.77.0.1, 10.77.0.2, ...; other processes use it by its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Network:
         return f"10.77.0.{host}"
 
     def folder(self) -> Path:
-        """Return the folder of the hosts' files, which goes with the network."""
+        """Return the folder of the hosts' files, which `close` deletes."""
         return _FILES / self.name
 
     def add(self, host: int) -> None:
@@ -60,61 +60,61 @@ class Network:
             **options,
         )
 
-    def cut(self, host: int) -> None:
-        """Take a host's link off the bridge: what is sent is lost, and nobody is told."""
+    def disconnect(self, host: int) -> None:
+        """Remove a host's link from the bridge; frames are lost without an error."""
         _ip("-n", self._space("switch"), "link", "set", f"port{host}", "nomaster")
 
-    def heal(self, host: int) -> None:
-        """Put it back."""
+    def reconnect(self, host: int) -> None:
+        """Undo `disconnect`."""
         _ip("-n", self._space("switch"), "link", "set", f"port{host}", "master", "bridge")
 
-    def spoil(self, host: int, share: float, delay_s: float) -> None:
-        """Have a host's link lose a share of what goes by it, and delay the rest."""
-        here, there = f"here{host}", f"there{host}"
+    def impair(self, host: int, loss_rate: float, delay_s: float) -> None:
+        """Make a host's link lose a share of its frames, and delay the others."""
+        outer, inner = f"here{host}", f"there{host}"
         switch = ("-n", self._space("switch"), "link")
-        _ip(*switch, "add", here, "type", "veth", "peer", "name", there)
-        for device in (here, there):
+        _ip(*switch, "add", outer, "type", "veth", "peer", "name", inner)
+        for device in (outer, inner):
             _ip(*switch, "set", device, "up")
-        self.cut(host)
-        _ip(*switch, "set", there, "master", "bridge")
-        relay = [sys.executable, "-m", "tests.hosts.lossy", f"port{host}", here]
+        self.disconnect(host)
+        _ip(*switch, "set", inner, "master", "bridge")
+        relay = [sys.executable, "-m", "tests.hosts.lossy", f"port{host}", outer]
         subprocess.Popen(
-            ["ip", "netns", "exec", self._space("switch"), *relay, str(share), str(delay_s)],
+            ["ip", "netns", "exec", self._space("switch"), *relay, str(loss_rate), str(delay_s)],
             start_new_session=True,
-            stdout=subprocess.DEVNULL,  # else whoever reads its starter's waits for it
+            stdout=subprocess.DEVNULL,  # a reader of the starter's output must not wait for it
             stderr=subprocess.DEVNULL,
         )
 
-    def deafen(self, host: int) -> None:
-        """Lose all that reaches a host, and nothing that it sends."""
+    def drop_incoming(self, host: int) -> None:
+        """Drop all frames that a host receives."""
         rules = ("-n", self._space(host), "rule")
         _ip(*rules, "add", "pref", "5", "iif", "eth0", "blackhole")
         _ip(*rules, "add", "pref", "9", "lookup", "local")
-        _ip(*rules, "del", "pref", "0")  # what is for the host itself comes first no longer
+        _ip(*rules, "del", "pref", "0")  # local addresses lose their precedence
 
-    def mute(self, host: int) -> None:
-        """Lose all that a host sends to others, and nothing that reaches it."""
+    def drop_outgoing(self, host: int) -> None:
+        """Drop all frames that a host sends to others."""
         _ip("-n", self._space(host), "rule", "add", "pref", "5", "iif", "lo", "blackhole")
 
-    def restore(self, host: int) -> None:
-        """Undo `deafen` or `mute`."""
+    def restore_traffic(self, host: int) -> None:
+        """Undo `drop_incoming` or `drop_outgoing`."""
         _ip("-n", self._space(host), "rule", "del", "pref", "5")
 
     def signal(self, host: int | str, number: int) -> bool:
-        """Send a signal to every process on a host; whether there are any."""
+        """Send a signal to every process on a host; return whether the host has any."""
         pids = _ip("netns", "pids", self._space(host)).split()
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), number)
         return bool(pids)
 
-    def kill(self, host: int) -> None:
-        """Take a host's power: it says nothing more to anybody."""
-        self.cut(host)
+    def power_off(self, host: int) -> None:
+        """Disconnect a host and kill its processes, like a loss of power."""
+        self.disconnect(host)
         self._end_processes(host)
 
     def open(self) -> None:
-        """Make the switch."""
+        """Create the switch."""
         self.folder().mkdir()
         space = self._space("switch")
         _ip("netns", "add", space)
@@ -122,7 +122,7 @@ class Network:
         _ip("-n", space, "link", "set", "bridge", "up")
 
     def close(self) -> None:
-        """End every process on the hosts, and the hosts; again is harmless."""
+        """Kill all processes on the hosts and delete the hosts; idempotent."""
         for space in _spaces():
             if space.startswith(f"{self.name}-"):
                 self._end_processes(space.removeprefix(f"{self.name}-"))
@@ -131,35 +131,35 @@ class Network:
 
     def _end_processes(self, host: int | str) -> None:
         while self.signal(host, signal.SIGKILL):
-            time.sleep(0.05)  # they may have started others meanwhile
+            time.sleep(0.05)  # they may have started others
 
-    def _space(self, what: int | str) -> str:
-        return f"{self.name}-{what}"
+    def _space(self, name: int | str) -> str:
+        return f"{self.name}-{name}"
 
 
 @contextmanager
 def network() -> Iterator[Network]:
-    """Make a network, and leave nothing of it whatever happens."""
+    """Create a network, and delete it at the end, also after an exception."""
     sweep()
-    found = Network(f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}")
+    net = Network(f"{_PREFIX}-{os.getpid()}-{_start_ticks(os.getpid())}")
     try:
-        found.open()
-        yield found
+        net.open()
+        yield net
     finally:
-        found.close()
+        net.close()
 
 
 def sweep() -> None:
-    """Close the networks of processes that are gone."""
+    """Delete the networks of processes that no longer exist."""
     names = [*_spaces(), *(path.name for path in _FILES.glob(f"{_PREFIX}-*-*"))]
     for name in {"-".join(name.split("-")[:3]) for name in names if name.startswith(_PREFIX)}:
-        _, owner, started = name.split("-")
-        if _started(int(owner)) != started:
+        _, owner, start_ticks = name.split("-")
+        if _start_ticks(int(owner)) != start_ticks:
             Network(name).close()
 
 
-def why_not() -> str | None:
-    """Return why there can be no such network here, if so."""
+def reason_unavailable() -> str | None:
+    """Return the reason why this machine cannot simulate a network; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -175,8 +175,8 @@ def why_not() -> str | None:
     return None
 
 
-def _started(pid: int) -> str:
-    """Return when a process was started, in the kernel's ticks; empty if there is none."""
+def _start_ticks(pid: int) -> str:
+    """Return the start time of a process in kernel ticks; empty if it does not exist."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
@@ -188,5 +188,5 @@ def _spaces() -> list[str]:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True)
-    return done.stdout
+    process = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True)
+    return process.stdout
