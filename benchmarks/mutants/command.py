@@ -126,7 +126,9 @@ def run_package(
         record = Record()
         for session in sessions:
             record.add(**session.reply())
-        _progress(f"{package}: {len(record.seconds)} tests, {len(record.failed)} fail unchanged")
+        _progress(
+            f"{package}: {len(tests)} files, {len(record.seconds)} tests, {len(record.failed)} fail unchanged"
+        )
         waiting: SimpleQueue[Mutant] = SimpleQueue()
         for mutant in mutants:
             waiting.put(mutant)

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from benchmarks.mutants.generation import Mutant
 
-#: The tests of the core's folders; others are tested through them.
+#: The core's folders.
 PACKAGES = (
     *(f"hetero/{name}" for name in ("affinity", "query", "partition", "planning")),
     *(f"hetero/{name}" for name in ("compile", "cache", "batching")),
     *("scheduler/client", "scheduler/device"),
     *("devices/request", "devices/plugin", "devices/model"),
 )
+#: Tests of what is on top of the core: they execute much of it and check little.
+_APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/benchmarks")
 
 
 def files_with_tests(root: Path, package: str) -> list[str]:
@@ -24,10 +26,12 @@ def files_with_tests(root: Path, package: str) -> list[str]:
     module = package.replace("/", ".")
     module = module if module.startswith("hetero.") else f"hetero.{module}"
     imports = re.compile(rf"^\s*(from|import) {re.escape(module)}\b", re.MULTILINE)
+    applications = [root / top for top in _APPLICATIONS]
     files = [
         path
         for path in sorted((root / "tests").rglob("test_*.py"))
-        if path.is_relative_to(root / folder) or imports.search(path.read_text())
+        if path.is_relative_to(root / folder)
+        or (not any(map(path.is_relative_to, applications)) and imports.search(path.read_text()))
     ]
     return [path.relative_to(root).as_posix() for path in files]
 
