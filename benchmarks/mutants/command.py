@@ -126,9 +126,8 @@ def run_package(
         record = Record()
         for session in sessions:
             record.add(**session.reply())
-        _progress(
-            f"{package}: {len(tests)} files, {len(record.seconds)} tests, {len(record.failed)} fail unchanged"
-        )
+        number = f"{len(record.seconds)} tests in {len(tests)} files"
+        _progress(f"{package}: {number}, {len(record.failed)} fail unchanged")
         waiting: SimpleQueue[Mutant] = SimpleQueue()
         for mutant in mutants:
             waiting.put(mutant)
