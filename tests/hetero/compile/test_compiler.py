@@ -1,0 +1,238 @@
+"""Options of a deployment with their units, and requests without lost devices or replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hetero.affinity.affinity import Affinity
+from hetero.compile.compiled_model import optimal_num_requests
+from hetero.compile.compiler import dynamic_batching, with_batch_axis, without_devices
+from hetero.compile.stage_replicas import (
+    move_from_lost_devices,
+    replica_devices,
+    replicate,
+    without_replica_devices,
+)
+from hetero.devices.errors import DeviceError, PropertyError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.partition.partition import PlacedPartition, partition
+from hetero.scheduler.vocabulary.limits import Batching, Limits
+from tests.support.compile_requests import compile_request, descriptor
+from tests.support.graphs import build
+from tests.support.models import branches
+
+MODEL = read_model(branches())
+
+
+def place(model: Model = MODEL, share: float = 1.0, **devices: str) -> PlacedPartition:
+    """Return a placement on X.0, with some nodes elsewhere."""
+    affinity = dict.fromkeys(model.node_names, "X.0") | devices
+    reasons = dict.fromkeys(affinity, "priority")
+    return PlacedPartition(partition(model, affinity), Affinity(affinity, reasons), share)
+
+
+@pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.0), (1, 0.001), (2500, 2.5)])
+def test_batch_timeout_is_in_milliseconds(milliseconds: int, seconds: float) -> None:
+    request = compile_request("X.0", AUTO_BATCH_SIZE=8, AUTO_BATCH_TIMEOUT=milliseconds)
+    batching = dynamic_batching([place(with_batch_axis(MODEL, request))], request, Limits())
+    assert batching == Batching(8, seconds, busy=1, most=32)
+
+
+def test_batches_in_flight_fill_the_stages_of_all_placements() -> None:
+    request = compile_request("X.0", "X.1", AUTO_BATCH_SIZE=2)
+    model = with_batch_axis(MODEL, request)
+    placements = [place(model), place(model, add="X.1")]
+    batching = dynamic_batching(placements, request, Limits(requests=7))
+    assert batching is not None
+    assert (batching.size, batching.busy, batching.most) == (2, 1 + 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed", "batched"),
+    [(0, True, False), (1, True, False), (2, True, True), (2, False, False)],
+)
+def test_batching_needs_two_rows_and_permission(size: int, allowed: bool, batched: bool) -> None:
+    request = compile_request("X.0", AUTO_BATCH_SIZE=size, ALLOW_AUTO_BATCHING=allowed)
+    assert request.batch_size == (size if allowed else 0)
+    fixed = build("a: y = Neg(x)", outputs="y")
+    assert fixed.inputs[0].shape == (3,)
+    assert (with_batch_axis(fixed, request).inputs[0].shape != (3,)) == batched
+    model = with_batch_axis(MODEL, request)
+    assert (dynamic_batching([place(model)], request, Limits()) is not None) == batched
+
+
+#: Option -> (two values, field of the limits).
+LIMITS: dict[str, tuple[tuple[Any, Any], str]] = {
+    "MAX_REQUESTS_IN_FLIGHT": ((3, 4), "requests"),
+    "MAX_BYTES_IN_FLIGHT": ((1000, 2000), "nbytes"),
+    "MAX_REQUESTS_WAITING": ((5, 6), "waiting"),
+    "REQUEST_TIMEOUT_S": ((0.25, 60.0), "timeout_s"),
+    "ADMISSION_TIMEOUT_S": ((0.5, 70.0), "admission_timeout_s"),
+    "MAX_ATTEMPTS": ((1, 9), "attempts"),
+    "PRESERVE_ORDER": ((False, True), "in_order"),
+    "STAGE_TIMEOUT_S": ((0.125, 80.0), "stage_timeout_s"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_limit_comes_from_its_option_in_the_same_unit(name: str) -> None:
+    values, field = LIMITS[name]
+    first, second = (compile_request("X.0", **{name: value}).limits for value in values)
+    assert (getattr(first, field), getattr(second, field)) == values
+    fields = {f for f in Limits.__slots__ if getattr(first, f) != getattr(second, f)}
+    assert fields == {field}
+
+
+def test_optimal_requests_fill_stages_times_streams_and_one_per_placement() -> None:
+    one, two = place(), place(add="X.1")
+    configs: dict[str, Any] = {"X.0": {}, "X.1": {}}
+    assert optimal_num_requests([one], configs) == 1 + 1
+    assert optimal_num_requests([two], configs) == 2 + 1
+    assert optimal_num_requests([one, two], configs) == 3 + 2
+    streams: dict[str, Any] = {"X.0": {"NUM_STREAMS": 2}, "X.1": {"NUM_STREAMS": 4}}
+    assert optimal_num_requests([one], streams) == 2 + 1
+    assert optimal_num_requests([one, two], streams) == 3 * 4 + 2
+
+
+# Devices that are lost.
+
+
+def test_without_devices_keeps_the_others_in_order() -> None:
+    request = compile_request("X.0", "Y.0", "X.1", NUM_REPLICAS=2)
+    remaining = without_devices(request, ["Y.0"])
+    assert remaining.devices == ("X.0", "X.1")
+    assert remaining.hetero_config["NUM_REPLICAS"] == 2
+    assert without_devices(request, ["X.0", "Y.0"]).hetero_config["NUM_REPLICAS"] == 1
+
+
+def test_without_devices_needs_one_device() -> None:
+    with pytest.raises(DeviceError, match=r"lost devices: X\.0, X\.1\."):
+        without_devices(compile_request("X.0", "X.1"), ["X.1", "X.0"])
+
+
+def test_without_devices_moves_pins_within_the_plugin() -> None:
+    pins = Affinity({"add": "X.0", "tanh": "Y.0"}, {})
+    request = compile_request("X.0", "X.1", "Y.0", pins=pins)
+    assert without_devices(request, ["X.0"]).pins.devices == {"add": "X.1", "tanh": "Y.0"}
+    with pytest.raises(DeviceError, match=r"pinned to Y\.0"):
+        without_devices(request, ["Y.0"])
+
+
+@pytest.mark.parametrize(
+    ("lost", "replicas", "num_replicas"),
+    [
+        ("X.0", {}, 2),  # its replicas become devices like others
+        ("X.1", {"X.0": ["X.2"]}, 2),
+        ("Y.0", {"X.0": ["X.1", "X.2"]}, 1),
+    ],
+)
+def test_without_devices_and_stage_replicas(
+    lost: str, replicas: dict[str, list[str]], num_replicas: int
+) -> None:
+    given = {"X.0": ["X.1", "X.2"]}
+    request = compile_request("X.0", "X.1", "X.2", "Y.0", STAGE_REPLICAS=given, NUM_REPLICAS=2)
+    remaining = without_devices(request, [lost])
+    assert remaining.hetero_config["STAGE_REPLICAS"] == replicas
+    assert remaining.hetero_config["NUM_REPLICAS"] == num_replicas
+
+
+# Replicas of stages.
+
+
+def test_replica_devices_are_not_planned() -> None:
+    request = compile_request("X.0", "X.1", "Y.0", STAGE_REPLICAS={"X.0": ["X.1"]})
+    assert replica_devices(request) == {"X.0": ("X.1",)}
+    assert without_replica_devices(request).devices == ("X.0", "Y.0")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "device"),
+    [
+        ({"X.0": ["X.1", "X.1"]}, "X.1"),
+        ({"X.0": ["X.2"], "X.1": ["X.2"]}, "X.2"),
+        ({"X.0": ["X.1"], "X.1": ["X.2"]}, "X.1"),
+        ({"X.0": ["X.0"]}, "X.0"),
+    ],
+)
+def test_device_is_the_replica_of_one_other(replicas: dict[str, list[str]], device: str) -> None:
+    request = compile_request("X.0", "X.1", "X.2", STAGE_REPLICAS=replicas)
+    with pytest.raises(PropertyError, match=f"{device} occurs twice") as caught:
+        replica_devices(request)
+    assert caught.value.property == "STAGE_REPLICAS"
+
+
+@pytest.mark.parametrize("replicas", [{"X.0": ["Z.0"]}, {"Z.0": ["X.0"]}])
+def test_replicas_must_be_devices_of_the_request(replicas: dict[str, list[str]]) -> None:
+    request = compile_request("X.0", "X.1", STAGE_REPLICAS=replicas)
+    with pytest.raises(PropertyError, match=r"devices X\.0, X\.1; got 'Z\.0'") as caught:
+        replica_devices(request)
+    assert caught.value.property == "STAGE_REPLICAS"
+
+
+def test_replica_takes_no_pins() -> None:
+    pins = Affinity({"tanh": "X.0", "add": "X.1"}, {})
+    request = compile_request("X.0", "X.1", STAGE_REPLICAS={"X.0": ["X.1"]}, pins=pins)
+    with pytest.raises(PropertyError, match=r"X\.1 is a replica.*\['add'\]"):
+        replica_devices(request)
+
+
+def test_replicate_shares_over_all_combinations() -> None:
+    original = place(share=0.5, add="Y.0", tanh="Z.0")
+    placements = replicate(original, {"X.0": ("X.1",), "Y.0": ("Y.1", "Y.2"), "W.0": ("W.1",)})
+    devices = [(p.affinity["matmul"], p.affinity["add"], p.affinity["tanh"]) for p in placements]
+    assert sorted(devices) == [(x, y, "Z.0") for x in ("X.0", "X.1") for y in ("Y.0", "Y.1", "Y.2")]
+    assert {p.share for p in placements} == {0.5 / 6}
+    last = next(p for p in placements if p.affinity["add"] == "Y.2" and p.affinity["abs"] == "X.0")
+    assert last.affinity.reasons["add"] == "priority (in place of Y.0)"
+    assert last.affinity.reasons["abs"] == "priority"
+    assert {s.device for s in last.partition.subgraphs} == {"X.0", "Y.2", "Z.0"}
+
+
+# Placements that move.
+
+
+def test_lost_stages_move_to_the_device_with_the_fewest_nodes() -> None:
+    placement = place(add="X.1", tanh="X.2", neg="X.2")
+    remaining = [descriptor("X.0"), descriptor("X.2"), descriptor("X.3"), descriptor("Y.0")]
+    moved = move_from_lost_devices(placement, ["X.1"], remaining)
+    assert moved is not None
+    assert moved.affinity.devices == placement.affinity.devices | {"add": "X.3"}
+    assert moved.affinity.reasons["add"] == "priority (in place of X.1)"
+    without_spare = move_from_lost_devices(placement, ["X.1"], remaining[:2])
+    assert without_spare is not None
+    assert without_spare.affinity["add"] == "X.2"
+
+
+def test_second_lost_device_counts_the_nodes_of_the_first() -> None:
+    # X.0 has 3 nodes, X.1 has 2, X.2 has 1; of X.3 and X.4 each takes one lost device.
+    placement = place(add="X.1", tanh="X.1", neg="X.2")
+    remaining = [descriptor("X.3"), descriptor("X.4")]
+    moved = move_from_lost_devices(placement, ["X.0", "X.1", "X.2"], remaining)
+    assert moved is not None
+    loads = sorted(list(moved.affinity.values()).count(name) for name in ("X.3", "X.4"))
+    assert loads == [3, 3]
+
+
+def test_lost_stages_need_a_device_of_their_plugin() -> None:
+    placement = place(add="Y.0")
+    assert move_from_lost_devices(placement, ["Y.0"], [descriptor("X.0")]) is None
+    assert move_from_lost_devices(placement, ["Y.0"], [descriptor("Y.0", plugin="X")]) is None
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(None, True), (48, True), (47, False)])
+def test_lost_stages_need_memory_for_their_weights(nbytes: int | None, fits: bool) -> None:
+    placement = place(add="X.1")  # the weight of 3 x 4 floats is read on X.0
+    remaining = [descriptor("X.1"), descriptor("X.2", memory_nbytes=nbytes)]
+    moved = move_from_lost_devices(placement, ["X.0"], [remaining[1]])
+    assert (moved is not None) == fits
+
+
+def test_weights_of_several_stages_on_a_device_add_up() -> None:
+    model = build("a: v = Add(x, c)\nb: w = Neg(v)\nd: y = Add(w, e)", outputs="y", constants="c e")
+    placement = place(model, b="Y.0")
+    for nbytes, fits in ((24, True), (23, False)):
+        remaining = [descriptor("X.1", memory_nbytes=nbytes), descriptor("Y.0")]
+        assert (move_from_lost_devices(placement, ["X.0"], remaining) is not None) == fits
