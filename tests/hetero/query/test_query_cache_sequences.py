@@ -1,0 +1,111 @@
+"""Sequences of calls of the query cache, compared with a dictionary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hetero.devices.errors import DeviceError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.support import Support
+from hetero.query.query_cache import QueryCache
+from tests.support.compile_requests import compile_request
+from tests.support.graphs import build
+
+DEVICES = st.sampled_from(["X.0", "X.1"])
+#: Options, and a name for those that are equal regardless of their order.
+CONFIGS = st.sampled_from(
+    [
+        ((), "none"),
+        ((("A", 1),), "A"),
+        ((("A", 1), ("B", 2)), "AB"),
+        ((("B", 2), ("A", 1)), "AB"),
+        ((("A", "1"),), "text"),
+    ]
+)
+MODELS = st.integers(0, 1)
+
+
+class QueryCacheCalls(RuleBasedStateMachine):
+    """Calls with results and errors; the expected results are those of the first query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries: list[tuple[str, int, str]] = []
+        self.results: dict[tuple[str, int, str], Support] = {}
+        self.models = [build("n: y = Neg(x)", outputs="y") for _ in range(2)]
+        self.error: BaseException | None = None
+        self.cache = QueryCache(self.query)
+
+    def query(self, device: str, model: Model, config: Any) -> Support:
+        name = {"[]": "none", "[('A', 1)]": "A", "[('A', '1')]": "text"}
+        key = (device, self.models.index(model), name.get(repr(sorted(config.items())), "AB"))
+        self.queries.append(key)
+        if self.error is not None:
+            raise self.error
+        return Support({"n": f"{key} {len(self.queries)}"})
+
+    @rule(device=DEVICES, model=MODELS, config=CONFIGS)
+    def support(self, device: str, model: int, config: Any) -> None:
+        options, name = dict(config[0]), config[1]
+        number = len(self.queries)
+        result = self.cache.support(device, self.models[model], options)
+        key = (device, model, name)
+        assert self.queries[number:] == ([] if key in self.results else [key])
+        assert self.results.setdefault(key, result) is result
+
+    @rule(
+        device=DEVICES,
+        model=MODELS,
+        config=CONFIGS,
+        error=st.sampled_from([DeviceError("lost"), KeyboardInterrupt()]),
+    )
+    def fail(self, device: str, model: int, config: Any, error: BaseException) -> None:
+        self.error = error
+        key, number = (device, model, config[1]), len(self.queries)
+        try:
+            if key in self.results:
+                result = self.cache.support(device, self.models[model], dict(config[0]))
+                assert result is self.results[key]
+                assert len(self.queries) == number
+            else:
+                with pytest.raises(type(error)):
+                    self.cache.support(device, self.models[model], dict(config[0]))
+                assert self.queries[number:] == [key]
+        finally:
+            self.error = None
+
+    @precondition(lambda self: self.results)
+    @rule(model=MODELS)
+    def forget_model(self, model: int) -> None:
+        self.models[model] = build("n: y = Neg(x)", outputs="y")
+        self.results = {key: s for key, s in self.results.items() if key[1] != model}
+
+    @invariant()
+    def timed_results_are_the_same(self) -> None:
+        for (device, model, name), result in self.results.items():
+            if name == "none":
+                support, seconds = self.cache.timed(device, self.models[model], {})
+                assert support is result
+                assert seconds >= 0
+
+
+TestQueryCacheCalls = QueryCacheCalls.TestCase
+
+
+def test_querier_takes_the_options_of_the_request_for_each_device() -> None:
+    configs: list[Any] = []
+
+    def query(device: str, model: Model, config: Any) -> Support:
+        configs.append((device, config))
+        return Support({})
+
+    model = build("n: y = Neg(x)", outputs="y")
+    request = compile_request("X.0", "X.1", configs={"X.0": {"A": 1}, "X.1": {"A": 2}})
+    querier = QueryCache(query).querier(request)
+    for device in ("X.0", "X.1", "X.0"):
+        querier(device, model)
+    assert configs == [("X.0", {"A": 1}), ("X.1", {"A": 2})]
