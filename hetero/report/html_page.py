@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from hetero.report.layout import drawing
+from hetero.report.layout import chains, drawing
 
 _TEMPLATE: Final = "report.html"
 _DATA: Final = "__REPORT_DATA__"
@@ -17,7 +17,7 @@ _TITLE: Final = "__REPORT_TITLE__"
 
 def report_html(document: dict[str, Any]) -> str:
     """Return the page; it embeds the whole document, which other programs can read from it."""
-    data = {"report": document, "drawing": drawing(document)}
+    data = {"report": document, "drawing": drawing(document), "chains": chains(document)}
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     # Inside a script element only "</" and "<!--" could end or change it.
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,8 +1,9 @@
 """Layout of the report's drawing: a column for each device, with its subgraphs and the wires.
 
 A subgraph stands below the subgraphs whose outputs it reads, so that subgraphs side by side can
-run at the same time. Model inputs stand left of the devices, model outputs right of them. Nodes
-are drawn by Netron, from a model that `hetero query --annotate` wrote.
+run at the same time. Model inputs stand left of the devices, model outputs right of them. A drawing
+of many rows is wrapped into bands, side by side like the columns of a newspaper. Nodes are drawn by
+Netron, from a model that `hetero query --annotate` wrote.
 
 No layout library: measured with subgraphs as clusters, 580 and 5,200 nodes, this took 0.15 s and
 1.2 s; dagre 3.1 (49 kB minified) 9 s and 380 s; for 580, elkjs 0.12 (1.6 MB) 10 s and Graphviz
@@ -11,7 +12,9 @@ No layout library: measured with subgraphs as clusters, 580 and 5,200 nodes, thi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +29,19 @@ ROW_GAP: Final = 46
 PILL_GAP: Final = 16
 #: A drawing of more subgraphs is omitted: nobody could read it.
 MAX_SUBGRAPHS: Final = 6000
+#: A drawing of more rows of subgraphs is wrapped into bands.
+MAX_ROWS: Final = 40
+#: Width over height of a wrapped drawing, about that of a screen.
+ASPECT: Final = 1.8
+#: Longest repeated sequence of devices that `chains` finds.
+MAX_PATTERN: Final = 4
+#: Height of a wire's label and width of its characters, in pixels.
+_LABEL_HEIGHT: Final = 16
+_CHARACTER_WIDTH: Final = 6.5
+#: Vertical offsets at which a label is tried; a label that overlaps at all of them is omitted.
+_LABEL_OFFSETS: Final = (0, -18, 18, -36, 36)
+#: Width of a wire: its minimum, and the increase for ten times the bytes above 1 kB.
+_WIRE_WIDTH: Final = (1.5, 1.2)
 #: Characters of an input's or output's label.
 _LABEL_LENGTH: Final = 15
 #: The index that stands for the whole model if it cannot be partitioned.
@@ -41,6 +57,48 @@ class _Rectangle(NamedTuple):
     y: int
     w: int
     h: int
+
+    def overlaps(self, other: _Rectangle) -> bool:
+        """Return whether the rectangles have a common point."""
+        return (
+            self.x < other.x + other.w
+            and other.x < self.x + self.w
+            and self.y < other.y + other.h
+            and other.y < self.y + self.h
+        )
+
+
+class _Occupied:
+    """Set of rectangles that finds overlaps by a grid of cells."""
+
+    _CELL: Final = 128
+
+    def __init__(self, rectangles: Iterable[_Rectangle]) -> None:
+        self._cells: defaultdict[tuple[int, int], list[_Rectangle]] = defaultdict(list)
+        for rectangle in rectangles:
+            self.add(rectangle)
+
+    def add(self, rectangle: _Rectangle) -> None:
+        """Add a rectangle."""
+        for key in self._keys(rectangle):
+            self._cells[key].append(rectangle)
+
+    def is_free(self, rectangle: _Rectangle) -> bool:
+        """Return whether no rectangle of the set overlaps this one."""
+        return not any(
+            rectangle.overlaps(other)
+            for key in self._keys(rectangle)
+            for other in self._cells.get(key, ())
+        )
+
+    def _keys(self, rectangle: _Rectangle) -> Iterator[tuple[int, int]]:
+        for column in range(
+            rectangle.x // self._CELL, (rectangle.x + rectangle.w) // self._CELL + 1
+        ):
+            for row in range(
+                rectangle.y // self._CELL, (rectangle.y + rectangle.h) // self._CELL + 1
+            ):
+                yield column, row
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +121,72 @@ def drawing(document: Mapping[str, Any]) -> dict[str, Any] | None:
     -------
     dict or None
         ``width`` and ``height``; ``boxes``, one for each subgraph; ``pills``, the model's inputs
-        and outputs; ``wires``, SVG paths with their tensors and bytes. All sizes are in pixels.
+        and outputs; ``wires``, SVG paths with their tensors and bytes; a wire whose label would
+        overlap has no ``label_y``. All sizes are in pixels.
     """
     if len(document["subgraphs"]) > MAX_SUBGRAPHS:
         return None
     graph = _graph(document)
-    boxes = _boxes(graph)
-    right = max((box.x + box.w for box in boxes.values()), default=0) + COLUMN_GAP
-    pills = _pills(graph, boxes, "input", 0) | _pills(graph, boxes, "output", right)
+    boxes, bands = _boxes(graph)
+    pills = _pills(graph, boxes, bands, "input") | _pills(graph, boxes, bands, "output")
     rectangles: dict[End, _Rectangle] = dict(boxes.items())
     rectangles.update(pills.items())
+    occupied = _Occupied(rectangles.values())
     return {
         "width": max((r.x + r.w for r in rectangles.values()), default=0),
         "height": max((r.y + r.h for r in rectangles.values()), default=0),
-        "boxes": [_box(graph, index, box) for index, box in boxes.items()],
+        "boxes": [
+            {**_box(graph, index, box), "band": bands.band_of[index]}
+            for index, box in boxes.items()
+        ],
         "pills": [
             {**pill._asdict(), "kind": kind, "label": _shorten(name), "name": name}
             for (kind, name), pill in pills.items()
         ],
         "wires": [
-            _wire(graph, source, target, tensors, rectangles[source], rectangles[target])
+            _with_label(
+                _wire(graph, source, target, tensors, rectangles[source], rectangles[target]),
+                occupied,
+            )
             for (source, target), tensors in graph.links.items()
         ],
     }
+
+
+def chains(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the devices of all subgraphs in their order, with repeated sequences counted.
+
+    Returns
+    -------
+    list of dict
+        ``devices``: a sequence of devices; ``times``: the number of its repetitions in a row;
+        ``first``: the index of its first subgraph.
+    """
+    devices = [subgraph["device"] for subgraph in document["subgraphs"]]
+    rows: list[dict[str, Any]] = []
+    position = 0
+    while position < len(devices):
+        length, times = _repetition(devices, position)
+        pattern = devices[position : position + length]
+        if times == 1 and rows and rows[-1]["times"] == 1:
+            rows[-1]["devices"] += pattern
+        else:
+            rows.append({"devices": pattern, "times": times, "first": position})
+        position += length * times
+    return rows
+
+
+def _repetition(devices: Sequence[str | None], start: int) -> tuple[int, int]:
+    """Return the length and count of the repeated sequence at `start` that covers most."""
+    best = (1, 1)
+    for length in range(1, MAX_PATTERN + 1):
+        pattern = devices[start : start + length]
+        times = 1
+        while devices[start + times * length : start + (times + 1) * length] == pattern:
+            times += 1
+        if times > 1 and length * times > best[0] * best[1]:
+            best = (length, times)
+    return best
 
 
 def _graph(document: Mapping[str, Any]) -> _Graph:
@@ -128,7 +229,20 @@ def _links(
     return {ends: list(tensors) for ends, tensors in links.items()}
 
 
-def _boxes(graph: _Graph) -> dict[int, _Rectangle]:
+@dataclass(frozen=True, slots=True)
+class _Bands:
+    """Bands of a wrapped drawing; a drawing with few rows has one.
+
+    `band_of`: subgraph -> its band. `width`: distance between bands. `right`: x of the outputs in
+    the first band.
+    """
+
+    band_of: Mapping[int, int]
+    width: int
+    right: int
+
+
+def _boxes(graph: _Graph) -> tuple[dict[int, _Rectangle], _Bands]:
     """Place each subgraph in its device's column, below its sources and the column's others."""
     used = set(graph.devices.values())
     columns = [d for d in (*graph.document["request"]["devices"], None) if d in used]
@@ -138,32 +252,54 @@ def _boxes(graph: _Graph) -> dict[int, _Rectangle]:
     for source, target in graph.links:
         if isinstance(source, int) and isinstance(target, int):
             sources[target].append(source)
-    boxes: dict[int, _Rectangle] = {}
-    bottom = dict.fromkeys(columns, 0)
+    rows: dict[int, int] = {}
+    next_row = dict.fromkeys(columns, 0)
     for index in sorted(graph.devices):  # a topological order
         device = graph.devices[index]
-        y = max([bottom[device], *(boxes[s].y + boxes[s].h + ROW_GAP for s in sources[index])])
-        boxes[index] = _Rectangle(x[device], y, *BOX)
-        bottom[device] = y + BOX[1] + ROW_GAP
-    return boxes
+        rows[index] = max([next_row[device], *(rows[source] + 1 for source in sources[index])])
+        next_row[device] = rows[index] + 1
+    right = max([0, *(x[device] + BOX[0] for device in columns)]) + COLUMN_GAP
+    width = right + PILL[0] + COLUMN_GAP
+    height = _rows_of_a_band(max(rows.values(), default=0) + 1, width)
+    bands = {index: row // height for index, row in rows.items()}
+    boxes = {
+        index: _Rectangle(
+            x[graph.devices[index]] + bands[index] * width,
+            row % height * (BOX[1] + ROW_GAP),
+            *BOX,
+        )
+        for index, row in rows.items()
+    }
+    return boxes, _Bands(bands, width, right)
+
+
+def _rows_of_a_band(rows: int, width: int) -> int:
+    """Return the rows of each band, so that bands of a width form a drawing of `ASPECT`."""
+    if rows <= MAX_ROWS:
+        return rows
+    count = math.ceil(math.sqrt(ASPECT * rows * (BOX[1] + ROW_GAP) / width))
+    return math.ceil(rows / count)
 
 
 def _pills(
-    graph: _Graph, boxes: Mapping[int, _Rectangle], kind: str, x: int
+    graph: _Graph, boxes: Mapping[int, _Rectangle], bands: _Bands, kind: str
 ) -> dict[tuple[str, str], _Rectangle]:
-    """Place inputs or outputs, each as high as the first subgraph that it is linked with."""
-    linked_y: dict[End, int] = {}
+    """Place inputs or outputs, each beside the first subgraph that it is linked with."""
+    linked: dict[End, tuple[int, int]] = {}
     for source, target in graph.links:
         pill, box = (source, target) if kind == "input" else (target, source)
         if isinstance(box, int):
-            linked_y[pill] = min(boxes[box].y, linked_y.get(pill, boxes[box].y))
+            place = (bands.band_of[box], boxes[box].y)
+            linked[pill] = min(place, linked.get(pill, place))
     pills: dict[tuple[str, str], _Rectangle] = {}
-    y = 0
+    next_y: defaultdict[int, int] = defaultdict(int)
     names: Iterable[str] = dict.fromkeys(p["name"] for p in graph.document["model"][f"{kind}s"])
-    for name in sorted(names, key=lambda name: linked_y.get((kind, name), 0)):
-        y = max(y, linked_y.get((kind, name), 0))
+    for name in sorted(names, key=lambda name: linked.get((kind, name), (0, 0))):
+        band, box_y = linked.get((kind, name), (0, 0))
+        y = max(next_y[band], box_y)
+        x = band * bands.width + (0 if kind == "input" else bands.right)
         pills[kind, name] = _Rectangle(x, y, *PILL)
-        y += PILL[1] + PILL_GAP
+        next_y[band] = y + PILL[1] + PILL_GAP
     return pills
 
 
@@ -216,9 +352,22 @@ def _wire(
         "to": target if isinstance(target, int) else None,
         "tensors": list(tensors),
         "label": label,
+        "width": round(_WIRE_WIDTH[0] + _WIRE_WIDTH[1] * math.log10(1 + nbytes / 1000), 1),
         "x": (x + 6 * bend + to_x) // 8,
         "y": (y + to_y) // 2,
     }
+
+
+def _with_label(wire: dict[str, Any], occupied: _Occupied) -> dict[str, Any]:
+    """Add the place of a wire's label, if there is a free one."""
+    width = round(_CHARACTER_WIDTH * len(wire["label"]))
+    for offset in _LABEL_OFFSETS:
+        y = wire["y"] + offset
+        place = _Rectangle(wire["x"] - width // 2, y - _LABEL_HEIGHT * 3 // 4, width, _LABEL_HEIGHT)
+        if occupied.is_free(place):
+            occupied.add(place)
+            return wire | {"label_y": y}
+    return wire
 
 
 def _shorten(name: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from hetero.devices.model.reader import read_model
 from hetero.report import build_report, report_html
-from hetero.report.layout import drawing
+from hetero.report.layout import chains, drawing
 from tests.support.report_cases import (
     branches_plan,
     branches_survey,
@@ -137,7 +137,7 @@ def test_drawing_of_random_placement_has_no_overlaps(seed: int) -> None:
     for wire in view["wires"]:
         start, stop = boxes.get(wire["from"]), boxes.get(wire["to"])
         if start and stop:
-            assert start["y"] + start["h"] < stop["y"]
+            assert (start["band"], start["y"] + start["h"]) < (stop["band"], stop["y"])
         if start:
             x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
             assert x in (start["x"], start["x"] + start["w"])
@@ -145,10 +145,48 @@ def test_drawing_of_random_placement_has_no_overlaps(seed: int) -> None:
     for place in (*boxes.values(), *view["pills"]):
         assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
         assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
-    columns = {(box["device"], box["x"]) for box in boxes.values()}
-    assert len(columns) == len({box["device"] for box in boxes.values()})
+    columns = {(box["device"], box["band"], box["x"]) for box in boxes.values()}
+    assert len(columns) == len({(box["device"], box["band"]) for box in boxes.values()})
     rectangles = [*boxes.values(), *view["pills"]]
+    rectangles += [label_rectangle(w) for w in view["wires"] if "label_y" in w]
     assert not any(overlap(a, b) for i, a in enumerate(rectangles) for b in rectangles[:i])
+
+
+def label_rectangle(wire: dict[str, Any]) -> dict[str, Any]:
+    """Return the place of a wire's label, for text of 11.5 pixels."""
+    width = round(6.5 * len(wire["label"]))
+    return {"x": wire["x"] - width // 2, "y": wire["label_y"] - 12, "w": width, "h": 16}
+
+
+def test_drawing_of_many_subgraphs_is_wrapped() -> None:
+    model = chain(*["Abs", "Neg"] * 400)
+    document = build_report(survey_of(model, {"ORT": None, "CPU": None}, {"op:Neg": "CPU"}))
+    view = drawing(document)
+    assert len(view["boxes"]) == 800
+    assert 1 < view["width"] / view["height"] < 3
+    bands = [box["band"] for box in view["boxes"]]
+    assert bands == sorted(bands)
+    assert 1 < max(bands) < 20
+    rectangles = [*view["boxes"], *view["pills"]]
+    assert not any(overlap(a, b) for i, a in enumerate(rectangles) for b in rectangles[:i])
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("", []),
+        ("A", [(["A"], 1, 0)]),
+        ("ABC", [(["A", "B", "C"], 1, 0)]),
+        ("ABABABA", [(["A", "B"], 3, 0), (["A"], 1, 6)]),
+        ("CABABD", [(["C"], 1, 0), (["A", "B"], 2, 1), (["D"], 1, 5)]),
+        ("ABCABCABC", [(["A", "B", "C"], 3, 0)]),
+        ("AABAAB", [(["A", "A", "B"], 2, 0)]),
+    ],
+)
+def test_chains_count_repeated_sequences(devices: str, expected: list[Any]) -> None:
+    document = {"subgraphs": [{"device": device} for device in devices]}
+    rows = [(row["devices"], row["times"], row["first"]) for row in chains(document)]
+    assert rows == expected
 
 
 def test_drawing_shows_constants_that_cross() -> None:
