@@ -16,6 +16,7 @@ from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
+from hetero.apps.serve.worker_link import WorkerLink
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, with_core
@@ -114,7 +115,7 @@ _server_options: Final = combine_options(
         help="Server processes on the same ports. With --executor ray they share the devices "
         "of `hetero pool up`; otherwise each has its own.",
     ),
-    click.option("--shared-port", is_flag=True, hidden=True),
+    click.option("--worker-link", type=int, hidden=True),
     click.option(
         "--shared-memory",
         is_flag=True,
@@ -146,6 +147,7 @@ def serve(
     name: str | None,
     check: bool,
     workers: int,
+    worker_link: int | None,
     decoder: bool,
     **listening: Any,
 ) -> None:
@@ -155,12 +157,13 @@ def serve(
     versions) and a folder for each version. Changes take effect within seconds.
     """
     require_extra()
-    options = ServerOptions(**listening)
+    options = ServerOptions(**listening, shared_port=worker_link is not None)
     if (options.tls_key is None) != (options.tls_certificate is None):
         raise click.UsageError("--tls-key and --tls-certificate need each other.")
     if workers > 1 and not check:
         _run_workers(options, workers)
         return
+    link = None if worker_link is None else WorkerLink(worker_link)
     repository = _repository(command, name, decoder)
     command.start()
     with progress("loading models"):
@@ -182,7 +185,8 @@ def serve(
         log = logging.getLogger("hetero.serve.access")
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO)
-    with Server(repository, replace(options, watch_s=_WATCH_S if is_folder else 0.0)) as server:
+    options = replace(options, watch_s=_WATCH_S if is_folder else 0.0)
+    with Server(repository, options, link) as server:
         document = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
         print_result("serve", document, [rows])
         if not wants_json():
@@ -234,7 +238,7 @@ def _run_workers(options: ServerOptions, count: int) -> None:
         if find_head() is None:
             raise click.UsageError("workers share a pool's devices: start `hetero pool up` first.")
     with ExitStack() as stack:
-        command = [sys.executable, "-m", "hetero", *sys.argv[1:], "--workers", "1", "--shared-port"]
+        command = [sys.executable, "-m", "hetero", *sys.argv[1:], "--workers", "1"]
         ports = []
         for option, port in (("--port", options.port), ("--grpc-port", options.grpc_port)):
             if port is not None:
@@ -242,4 +246,5 @@ def _run_workers(options: ServerOptions, count: int) -> None:
                 ports.append(bound.getsockname()[1])
                 command += [option, f"{ports[-1]}"]
         print_note(f"serving at {options.host}:{ports[0]} with {count} workers; Ctrl-C ends them")
+        command.append("--worker-link")
         run_workers(command, count, options.drain_s, lambda ids: print_note(f"workers: {ids}"))

@@ -19,7 +19,7 @@ from hetero.apps.serve.exchange import trace_of
 from hetero.apps.serve.grpc_messages import MESSAGES, GrpcMessage, parse_message, write_response
 from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.proto_file import proto_file
-from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
+from hetero.apps.serve.service import LARGE_NBYTES, Service
 from hetero.devices.errors import ArgumentError, HeteroError, OverloadedError
 from hetero.devices.file_reader import FileReader
 
@@ -151,11 +151,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             raise protocol_error(f"the message has more than {_MAX_MESSAGE_NBYTES} bytes.", 413)
         message = parse_message(method.input_type.name, data)
         fields = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-        call = CALLS[method.name]
-        if call.is_slow:
-            document = await asyncio.to_thread(call.answer, self._service, fields)
-        else:
-            document = call.answer(self._service, fields)
+        document = await self._service.answer(method.name, fields)
         answer = ParseDict(document or {}, MESSAGES[method.output_type.name]())
         await context.write(answer.SerializeToString())
 

@@ -24,7 +24,7 @@ from hetero.apps.serve.rest_messages import (
     write_response,
 )
 from hetero.apps.serve.routes import Names, Route, Router, openapi
-from hetero.apps.serve.service import CALLS, LARGE_NBYTES, Service
+from hetero.apps.serve.service import LARGE_NBYTES, Service
 from hetero.apps.serve.sites import SiteRules
 from hetero.apps.serve.statistics import metrics_text
 from hetero.apps.serve.tensors import Raw
@@ -173,15 +173,11 @@ class RestApplication:
         self, name: str, shape: Callable[[Any], Any] = lambda document: document
     ) -> Callable[[Exchange, Names], Awaitable[None]]:
         """Return the handler of a call; `shape` turns gRPC's document into REST's."""
-        call = CALLS[name]
 
         async def answer(exchange: Exchange, names: Names) -> None:
             is_empty = exchange.method != "POST" or not bytes(exchange.body).strip()
             fields = {**({} if is_empty else parse_json(exchange.body)), **names}
-            if call.is_slow:
-                document = await asyncio.to_thread(call.answer, self._service, fields)
-            else:
-                document = call.answer(self._service, fields)
+            document = await self._service.answer(name, fields)
             exchange.respond(200, [] if document is None else [dump_json(shape(document))])
 
         return answer

@@ -18,6 +18,7 @@ from hetero.devices.plugin.install_command import install_command
 if TYPE_CHECKING:
     from hetero.apps.serve.grpc_server import GrpcServer
     from hetero.apps.serve.repository import Repository
+    from hetero.apps.serve.worker_link import WorkerLink
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,9 @@ _UNREAD_MS: Final = 60_000
 class Server:
     """Serves models from a thread of its own until it is closed; made by `hetero.serve`."""
 
-    def __init__(self, repository: Repository, options: ServerOptions) -> None:
+    def __init__(
+        self, repository: Repository, options: ServerOptions, link: WorkerLink | None = None
+    ) -> None:
         import uvicorn
 
         from hetero.apps.serve.http_protocol import BoundedHttpProtocol
@@ -44,6 +47,9 @@ class Server:
         #: The models and rules.
         self.service: Final = Service(repository, options)
         self.options: Final = options
+        self.service.link = link
+        if link is not None:
+            link.catch_up(self.service.carry_out)
         app: Any = RestApplication(self.service)
         config = uvicorn.Config(
             app,
@@ -154,7 +160,11 @@ class Server:
         while not (self._uvicorn.started or tasks[-1].done()):
             await asyncio.sleep(0.005)
         self._started.set()
+        link = self.service.link
+        alive = None if link is None else asyncio.ensure_future(link.run(self.service.carry_out))
         await asyncio.gather(*tasks)
+        if alive is not None:
+            alive.cancel()
 
     async def _stop_when_closed(self, grpc_server: GrpcServer) -> None:
         while not self._closing.is_set():

@@ -13,6 +13,7 @@ from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import UNLOADED, Repository
 from hetero.apps.serve.shared_memory import SharedMemoryRegions
+from hetero.apps.serve.worker_link import WorkerLink
 from hetero.devices.errors import OverloadedError
 from hetero.version import hetero_version
 
@@ -88,6 +89,8 @@ class Service:
         )
         self._tokens = [f"Bearer {token}".encode() for token in options.tokens]
         self._codec = ThreadPoolExecutor(_CODEC_THREADS, "codec")
+        #: Link to the other processes of the server; None if there is only one.
+        self.link: WorkerLink | None = None
         #: Whether the server is about to end.
         self.is_draining = False
 
@@ -124,19 +127,30 @@ class Service:
         model = self.repository.find(name, version)
         return model.metadata(self.repository.versions(name))
 
-    def load(self, name: str, parameters: object) -> None:
-        """Load a model, or the versions of it that have changed."""
-        self._check_model_control()
+    async def answer(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Answer a call by its gRPC name; all processes of the server carry out a change."""
+        call = CALLS[name]
+        call.check(self, fields)
+        if call.shared_fields and self.link is not None:
+            shared = {key: fields[key] for key in call.shared_fields if key in fields}
+            await self.link.call_all(name, shared)
+            return None
+        if call.is_slow:
+            return await asyncio.to_thread(call.answer, self, fields)
+        return call.answer(self, fields)
+
+    def carry_out(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Carry out a call that another process of the server has received."""
+        CALLS[name].answer(self, fields)
+
+    def check_load(self, parameters: object) -> None:
+        """Raise ProtocolError if clients may not load models, or not with parameters."""
+        self.check_model_control()
         if parameters:
             raise protocol_error("load: parameters are not supported; leave them out.", 501)
-        self.repository.load(name)
 
-    def unload(self, name: str) -> None:
-        """Unload a model."""
-        self._check_model_control()
-        self.repository.unload(name)
-
-    def _check_model_control(self) -> None:
+    def check_model_control(self) -> None:
+        """Raise ProtocolError if clients may not load and unload models."""
         if self.options.model_control != "explicit":
             raise protocol_error(
                 "clients may not load or unload models; start with --model-control explicit.", 403
@@ -159,10 +173,15 @@ class Call(NamedTuple):
 
     `answer`: returns the response's document; the arguments have the names of gRPC's fields.
     `is_slow`: whether it may take seconds, so that it needs a thread.
+    `shared_fields`: the fields that the server's other processes need to carry it out as well;
+        empty if it changes nothing.
+    `check`: raises ProtocolError if the call is refused.
     """
 
     answer: Callable[[Service, Mapping[str, Any]], dict[str, Any] | None]
     is_slow: bool = False
+    shared_fields: tuple[str, ...] = ()
+    check: Callable[[Service, Mapping[str, Any]], None] = lambda service, fields: None
 
 
 def _model_name(fields: Mapping[str, Any]) -> str:
@@ -188,11 +207,16 @@ CALLS: Final[dict[str, Call]] = {
         }
     ),
     "RepositoryModelLoad": Call(
-        lambda service, fields: service.load(_model_name(fields), fields.get("parameters")),
+        lambda service, fields: service.repository.load(_model_name(fields)),
         is_slow=True,
+        shared_fields=("name", "model_name"),
+        check=lambda service, fields: service.check_load(fields.get("parameters")),
     ),
     "RepositoryModelUnload": Call(
-        lambda service, fields: service.unload(_model_name(fields)), is_slow=True
+        lambda service, fields: service.repository.unload(_model_name(fields)),
+        is_slow=True,
+        shared_fields=("name", "model_name"),
+        check=lambda service, fields: service.check_model_control(),
     ),
     "SystemSharedMemoryStatus": Call(
         lambda service, fields: {
@@ -202,9 +226,13 @@ CALLS: Final[dict[str, Call]] = {
     "SystemSharedMemoryRegister": Call(
         lambda service, fields: service.regions.register(
             *map(fields.get, ("name", "key", "offset", "byte_size"), ("", "", 0, 0))
-        )
+        ),
+        shared_fields=("name", "key", "offset", "byte_size"),
+        check=lambda service, fields: service.regions.require_allowed(),
     ),
     "SystemSharedMemoryUnregister": Call(
-        lambda service, fields: service.regions.unregister(fields.get("name", ""))
+        lambda service, fields: service.regions.unregister(fields.get("name", "")),
+        shared_fields=("name",),
+        check=lambda service, fields: service.regions.require_allowed(),
     ),
 }

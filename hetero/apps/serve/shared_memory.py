@@ -58,7 +58,7 @@ class SharedMemoryRegions:
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Register bytes of the shared memory object `key`."""
-        self._require_allowed()
+        self.require_allowed()
         if name in self._regions:
             raise protocol_error(f"region {name!r} is registered already; unregister it first.")
         if len(self._regions) >= MAX_REGIONS:
@@ -83,7 +83,7 @@ class SharedMemoryRegions:
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them."""
-        self._require_allowed()
+        self.require_allowed()
         if name:
             self._regions.pop(name, None)
         else:
@@ -91,7 +91,7 @@ class SharedMemoryRegions:
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return all regions, or the named one."""
-        self._require_allowed()
+        self.require_allowed()
         regions = {name: self._find(name)} if name else self._regions
         return [
             {"name": name, "key": region.key, "offset": region.offset, "byte_size": region.nbytes}
@@ -147,12 +147,13 @@ class SharedMemoryRegions:
         return region
 
     def _find(self, name: str) -> _Region:
-        self._require_allowed()
+        self.require_allowed()
         if (region := self._regions.get(name)) is None:
             raise protocol_error(f"no region {name!r} is registered.")
         return region
 
-    def _require_allowed(self) -> None:
+    def require_allowed(self) -> None:
+        """Raise ProtocolError if clients may not register regions."""
         if not self.is_allowed:
             raise protocol_error("shared memory is off; start with --shared-memory.", 501)
 
