@@ -14,5 +14,8 @@ ERRORS: Final = VendorErrors(
         r"available memory of \d+ is smaller|not enough (device )?memory",
         re.IGNORECASE,
     ),
-    internals=re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |\S+\.(cc|h):\d+ .*[)\]] "),
+    internals=re.compile(
+        r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |\S+\.(cc|h):\d+ .*[)\]] |"
+        r"Non-zero status code returned while running .*? Status Message: "
+    ),
 )

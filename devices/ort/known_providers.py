@@ -47,10 +47,13 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = {
             _option("threads", "Threads of the CPU.", kind=int),
             _option("partial", "Whether to take part of a model.", kind=bool),
             _option("dump", "Whether to write the graphs that it receives.", kind=bool),
+            _option("weights", "The type of weights, f32 or f16."),
         ),
+        {"weights": "f32"},  # its default rounds float32 weights to float16
         threads="threads",
         pip_options="--no-deps ",  # 0.2.0 requires onnxruntime<1.31, and runs with 1.32
-        environment={"ORT_GGML_LOG": "error"},  # it logs each load to stderr by default
+        # By default it logs each load to stderr, and starts a debugger before it aborts.
+        environment={"ORT_GGML_LOG": "error", "GGML_NO_BACKTRACE": "1"},
     ),
     "ORT_OPENVINO": KnownProvider(
         "onnxruntime-ep-openvino",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import onnxruntime
 
 from hetero.devices.errors import DeviceError, PluginLoadError, UnsupportedNodesError
@@ -18,8 +20,9 @@ from hetero.devices.ort.provider_library import ProviderLibrary
 from hetero.devices.ort.provider_plugin import ProviderPlugin, ProviderProgram
 from hetero.devices.ort.query import WORKER
 from hetero.devices.ort.trial import ProviderDevice, check_provider, try_library
-from hetero.devices.plugin.program import Program
+from hetero.devices.plugin.program import Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
+from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
 #: Ranks of a provider's devices in bare ``HETERO``: one that shares the CPU's cores is slower than
@@ -32,12 +35,27 @@ _TRIAL_QUERIES: Final = 400
 class LibraryProgram(ProviderProgram):
     """A session on a plug-in provider, which records where its nodes run.
 
+    Runs with an empty input use ONNX Runtime's CPU provider: libraries that are not prepared for
+    tensors without elements end the process, as ggml's does.
+
     `level`: ONNX Runtime's optimisations; by default all, or none with DISABLE_TRANSFORMATIONS.
     """
 
     def __init__(self, *arguments: Any, level: str = "", **options: Any) -> None:
         self._level = level
         super().__init__(*arguments, **options)
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run the session."""
+        if any(is_empty(value) for value in inputs):
+            return self._cpu_program.run(inputs, context)
+        return super().run(inputs, context)
+
+    @cached_property
+    def _cpu_program(self) -> OrtProgram:
+        """The model on ONNX Runtime's CPU provider."""
+        provider = Provider(libraries=self._provider.libraries)
+        return OrtProgram(self._model, self._config, provider, payload=self._payload)
 
     def nodes_elsewhere(self) -> list[str]:
         """Return the names of the session's nodes that another provider runs."""
@@ -196,6 +214,11 @@ class LibraryPlugin(ProviderPlugin):
         if reason:
             raise RuntimeError(reason)
         self._working.add(provider)
+
+
+def is_empty(value: Value) -> bool:
+    """Return whether a value is a tensor without elements."""
+    return isinstance(value, np.ndarray | RemoteTensor) and 0 in value.shape
 
 
 def library_class(library: ProviderLibrary) -> type[LibraryPlugin]:

@@ -1,0 +1,164 @@
+"""Nodes on a plug-in execution provider: ONNX Runtime alone, and hetero, in one table.
+
+`onnxruntime` counts the nodes that ONNX Runtime assigns to the provider in one session of the
+whole model, and `onnxruntime_total` all of its nodes: it decomposes operators that the provider
+lacks. `hetero` counts the model's nodes on the device, in `subgraphs` subgraphs; `error` is the
+largest difference to ONNX Runtime's CPU provider, relative to the largest value of the output.
+
+ONNX Runtime runs in its own process, because a provider may end it: `onnxruntime` is then empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+import hetero
+from benchmarks.small_networks import SMALL_NETWORKS
+from benchmarks.tables import names, print_rows
+from hetero.devices.model.light_models import (
+    PREFIX,
+    light_model_inputs,
+    light_model_names,
+    light_model_path,
+)
+from hetero.devices.model.reader import read_model
+from hetero.measure.sample_inputs import sample_inputs
+
+#: Counts the nodes of the model on stdin; arguments: the wheel's package, options as JSON.
+_COUNT: Final = """
+import importlib, json, os, sys
+import onnxruntime
+output = os.dup(1)
+os.dup2(2, 1)  # libraries print to stdout
+package = importlib.import_module(sys.argv[1])
+path = getattr(package, "get_library_path", None) or package.library_path
+provider = getattr(package, "EP_NAME", "") or package.get_ep_name()
+onnxruntime.register_execution_provider_library(provider, path())
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 4
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name == provider]
+options.add_provider_for_devices(devices[:1], json.loads(sys.argv[2]))
+session = onnxruntime.InferenceSession(sys.stdin.buffer.read(), options)
+groups = session.get_provider_graph_assignment_info()
+counts = [(group.ep_name == provider, len(group.get_nodes())) for group in groups]
+text = json.dumps([sum(n for own, n in counts if own), sum(n for _, n in counts)])
+os.write(output, text.encode())
+os._exit(0)  # some libraries crash in their destructors
+"""
+_TIMEOUT_S: Final = 300
+#: Device -> options with which ONNX Runtime gets most nodes on it.
+_BEST_OPTIONS: Final = {"ORT_GGML": {"partial": "1"}, "ORT_QNN": {"backend_type": "htp"}}
+
+
+def mlp_with_mish(num_blocks: int = 6) -> onnx.ModelProto:
+    """Return a perceptron of six nodes per block; ggml supports all of them except Mish."""
+    text, value = "", "x"
+    for i in range(num_blocks):
+        text += f"""
+            n{i} = LayerNormalization <axis = -1> ({value}, scale, zero)
+            m{i} = MatMul(n{i}, wide)
+            a{i} = Add(m{i}, bias)
+            s{i} = Mish(a{i})
+            p{i} = MatMul(s{i}, narrow)
+            x{i} = Add(p{i}, {value})"""
+        value = f"x{i}"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["" : 18]> mlp (float[4,64] x) => (float[4,64] {value})'
+        f"{{{text}}}"
+    )
+    random = np.random.default_rng(0)
+    weights = {
+        "scale": np.ones(64),
+        "zero": np.zeros(64),
+        "wide": random.normal(size=(64, 256)) / 8,
+        "bias": random.normal(size=256) / 8,
+        "narrow": random.normal(size=(256, 64)) / 16,
+    }
+    for name, array in weights.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(array), name))
+    return model
+
+
+def count_by_onnxruntime(
+    package: str, model: onnx.ModelProto, options: Mapping[str, str]
+) -> tuple[int, int] | None:
+    """Return the nodes that ONNX Runtime gives a provider, and all nodes; None if it crashes."""
+    process = subprocess.run(
+        [sys.executable, "-c", _COUNT, package, json.dumps(options)],
+        input=model.SerializeToString(),
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    if process.returncode:
+        sys.stderr.write(process.stderr.decode(errors="replace")[-500:])
+        return None
+    own, total = json.loads(process.stdout)
+    return own, total
+
+
+def _models() -> dict[str, Callable[[], onnx.ModelProto]]:
+    light = {
+        name: lambda name=name: onnx.load(light_model_path(PREFIX + name))
+        for name in light_model_names()
+    }
+    return {"mlp_with_mish": mlp_with_mish, **light, **SMALL_NETWORKS}
+
+
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Count the nodes of each model, and compare results."""
+    models = _models()
+    device = options.device
+    with hetero.Core(executor="inprocess") as core:
+        (row,) = [row for row in core.device_descriptors if row.plugin == device]
+        if row.error:
+            raise SystemExit(f"{device}: {row.error}")
+        for name in names(options.models) or models:
+            proto = models[name]()
+            model = read_model(proto)
+            is_light = name in light_model_names()
+            inputs = light_model_inputs(model) if is_light else sample_inputs(model)
+            alone = count_by_onnxruntime(options.package, proto, _BEST_OPTIONS.get(device, {}))
+            with core.compile_model(model, f"HETERO:{device},ORT,CPU") as compiled:
+                results = compiled(dict(inputs)).to_tuple()
+                subgraphs = compiled.subgraphs
+            with core.compile_model(model, "ORT") as reference:
+                expected = reference(dict(inputs)).to_tuple()
+            yield {
+                "model": name,
+                "onnxruntime": alone and alone[0],
+                "onnxruntime_total": alone and alone[1],
+                "hetero": sum(len(s.node_names) for s in subgraphs if s.device == device),
+                "total": len(model.nodes),
+                "subgraphs": len(subgraphs),
+                "error": max(map(_relative_error, results, expected)),
+            }
+
+
+def _relative_error(result: np.ndarray, expected: np.ndarray) -> float:
+    difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
+    return float(difference.max() / max(np.abs(expected).max(), 1e-30))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="ORT_GGML", help="the provider's device")
+    parser.add_argument("--package", default="onnxruntime_ggml", help="the wheel's package")
+    parser.add_argument("--models", default="", help="default: light models and small exports")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    print_rows(list(run(options)), options.json)
+
+
+if __name__ == "__main__":
+    main()
