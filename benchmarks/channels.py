@@ -28,7 +28,7 @@ from benchmarks.tables import names, numbers, print_rows
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.direct import DirectChannel
-from hetero.scheduler.vocabulary.messages import Message, Task, Values
+from hetero.scheduler.types.messages import Message, Task, Values
 
 RELAYS = 3
 TASK = Task(Request(deployment="bench/chain:0", id=1), 0)

@@ -271,7 +271,7 @@ class RecoveryLog(logging.Handler):
         super().__init__()
         self._runs: list[int] = []
         self._num_anew = 0
-        for name in ("hetero.scheduler.client.restore", "hetero.apps.generate.batcher"):
+        for name in ("hetero.scheduler.client.recompute", "hetero.apps.generate.batcher"):
             logging.getLogger(name).setLevel(logging.INFO)
             logging.getLogger(name).addHandler(self)
 

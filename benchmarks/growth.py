@@ -29,14 +29,14 @@ from hetero.scheduler.client.liveness import Liveness
 from hetero.scheduler.inprocess import InProcessExecutor
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.metrics import Metrics
-from hetero.scheduler.universe.client import PlayedClient
-from hetero.scheduler.universe.device import PlayedCluster, Work
-from hetero.scheduler.universe.network import Link, Network
-from hetero.scheduler.universe.world import World
-from hetero.scheduler.vocabulary.events import DeviceLost
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.placement import share
-from hetero.scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.simulation.client import PlayedClient
+from hetero.scheduler.simulation.device import PlayedCluster, Work
+from hetero.scheduler.simulation.network import Link, Network
+from hetero.scheduler.simulation.world import World
+from hetero.scheduler.types.events import DeviceLost
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.placement import share
+from hetero.scheduler.types.plan import Plan, Stage
 
 X: Final = np.ones(1, np.float32)
 _STATUS: Final = {"tasks": 1.0, "running": 1.0, "streams": 1.0, "kept_nbytes": 0.0}

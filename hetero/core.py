@@ -45,9 +45,9 @@ from hetero.properties.table import cache_folder, public_value
 from hetero.query.priority import query_priority
 from hetero.query.query_cache import QueryCache
 from hetero.query.survey import Survey
-from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Executor
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.verify.verifier import Verifier
 from hetero.version import Version
 

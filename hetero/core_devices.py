@@ -12,13 +12,13 @@ from hetero.devices.plugin.registry import with_name
 from hetero.devices.plugin.support import Support
 from hetero.properties.device_selection import check_counts, select_devices
 from hetero.scheduler import create_executor
-from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.inprocess import InProcessExecutor
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
-from hetero.scheduler.vocabulary.names import HETERO, parse_device
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import HETERO, parse_device
 from hetero.version import Version, hetero_version
 
 ExecutorKind = Literal["ray", "inprocess"]

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetero.devices.request.response import Response, StageTiming
-from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Deployment, Executor, Submission
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.inprocess import InProcessExecutor
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.names import (
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import (
     DeviceRequest,
     parse_device,
     resolve_device,
     resolve_name,
     split_name,
 )
-from hetero.scheduler.vocabulary.plan import Plan, Stage, Wire
-from hetero.scheduler.vocabulary.record import StoryLine
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.plan import Plan, Stage, Wire
+from hetero.scheduler.types.request_record import StoryLine
 
 __all__ = [
     "Deployment",

@@ -16,15 +16,15 @@ from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.client.deployment import Deployment as Deployment
-from hetero.scheduler.client.runner import Submission as Submission
+from hetero.scheduler.client.request_runner import Submission as Submission
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import ObservedRequest
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.placement import Placement
-from hetero.scheduler.vocabulary.plan import Plan
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.isolation import RunBounds, RunResult
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.placement import Placement
+from hetero.scheduler.types.plan import Plan
 
 
 class Remade(NamedTuple):

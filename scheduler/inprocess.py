@@ -23,27 +23,27 @@ from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
-from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.client.request_program import RequestProgram, Resumption
-from hetero.scheduler.client.runner import Submission
+from hetero.scheduler.client.request_runner import Submission
 from hetero.scheduler.clock import Clock
+from hetero.scheduler.device.discovery import PluginSpec, named, probe_node, usable
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
-from hetero.scheduler.device.probe import PluginSpec, named, probe_node, usable
 from hetero.scheduler.device.workers import Workers
 from hetero.scheduler.executor import Remake
 from hetero.scheduler.formats.stage_source import StageSource, check_sources, warn_of_failed_import
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
-from hetero.scheduler.thread_shares import plan_shares
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.messages import Task, Values
-from hetero.scheduler.vocabulary.names import resolve_name
-from hetero.scheduler.vocabulary.placement import Placement, alone
-from hetero.scheduler.vocabulary.plan import Plan
-from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
+from hetero.scheduler.thread_budget import plan_shares
+from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescriptor
+from hetero.scheduler.types.device_names import resolve_name
+from hetero.scheduler.types.isolation import RunBounds, RunResult
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.messages import Task, Values
+from hetero.scheduler.types.placement import Placement, alone
+from hetero.scheduler.types.plan import Plan
 
 
 class InProcessDeployment(Deployment):

@@ -49,9 +49,9 @@ ALLOWED = {
     "scheduler/formats/blob_file.py": (("mmap.mmap",), "maps a file that the reader has opened"),
     "scheduler/formats/publish.py": (("os.open", "open"), "writes"),
     "scheduler/formats/weightless.py": (("mmap.mmap",), "anonymous memory"),
-    "scheduler/ray/own_head.py": ((".read_text",), "a file of /proc"),
+    "scheduler/ray/local_cluster.py": ((".read_text",), "a file of /proc"),
     "scheduler/ray/pool.py": (("decode",), "written by hetero in the cluster's store"),
-    "scheduler/vocabulary/plan.py": (("msgpack.unpackb",), "part of a blob"),
+    "scheduler/types/plan.py": (("msgpack.unpackb",), "part of a blob"),
 }
 
 

@@ -149,7 +149,7 @@ FORBIDDEN_NEIGHBOURS = {
         "openvino",
         "null",
     },
-    "scheduler/vocabulary": {
+    "scheduler/types": {
         "formats",
         "processes",
         "channels",
@@ -159,7 +159,7 @@ FORBIDDEN_NEIGHBOURS = {
         "executor",
         "inprocess",
         "ray",
-        "universe",
+        "simulation",
     },
     "scheduler/processes": {
         "channels",
@@ -169,7 +169,7 @@ FORBIDDEN_NEIGHBOURS = {
         "executor",
         "inprocess",
         "ray",
-        "universe",
+        "simulation",
     },
     "scheduler/formats": {
         "channels",
@@ -179,7 +179,7 @@ FORBIDDEN_NEIGHBOURS = {
         "executor",
         "inprocess",
         "ray",
-        "universe",
+        "simulation",
     },
     "scheduler/channels": {
         "client",
@@ -188,7 +188,7 @@ FORBIDDEN_NEIGHBOURS = {
         "executor",
         "inprocess",
         "ray",
-        "universe",
+        "simulation",
     },
     "scheduler/observe": {
         "channels",
@@ -197,12 +197,12 @@ FORBIDDEN_NEIGHBOURS = {
         "executor",
         "inprocess",
         "ray",
-        "universe",
+        "simulation",
     },
-    "scheduler/client": {"device", "inprocess", "ray", "universe"},
-    "scheduler/device": {"client", "observe", "executor", "inprocess", "ray", "universe"},
-    "scheduler/ray": {"inprocess", "universe"},
-    "scheduler/universe": {"inprocess", "ray"},
+    "scheduler/client": {"device", "inprocess", "ray", "simulation"},
+    "scheduler/device": {"client", "observe", "executor", "inprocess", "ray", "simulation"},
+    "scheduler/ray": {"inprocess", "simulation"},
+    "scheduler/simulation": {"inprocess", "ray"},
     "scheduler/executor.py": {"device", "inprocess", "ray"},
 }
 #: Folder of hetero -> neighbouring folders and modules that it may import.
@@ -441,7 +441,7 @@ def test_private_ray_modules_are_used_in_one_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "machine", ["client/machine", "device/machine", "vocabulary/events", "vocabulary/plan"]
+    "machine", ["client/state_machine", "device/task_queue", "types/events", "types/plan"]
 )
 def test_state_machines_are_pure(machine: str) -> None:
     libraries = {

@@ -13,7 +13,7 @@ from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.support import Support
-from hetero.scheduler.vocabulary.names import match_name
+from hetero.scheduler.types.device_names import match_name
 
 #: Characters that make a pattern a glob.
 _GLOB_CHARACTERS: Final = frozenset("*?[")

@@ -25,7 +25,7 @@ import onnx
 
 from hetero.affinity.affinity import NO_PINS, Affinity, is_literal, resolve_pins
 from hetero.devices.model.model import Model, Node, set_metadata
-from hetero.scheduler.vocabulary.names import match_name
+from hetero.scheduler.types.device_names import match_name
 
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"

@@ -45,9 +45,9 @@ from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_m
 from hetero.scheduler.formats.stored_payload import PAYLOADS, write_payload
 from hetero.scheduler.formats.tensor_entries import raw_bytes
 from hetero.scheduler.formats.weightless import is_weightless, restore, write_without
-from hetero.scheduler.vocabulary.placement import Route
-from hetero.scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.plan import Plan, pack_spec, unpack_spec
 from hetero.version import hetero_version
 
 #: Kinds of blobs: a compiled model, and the two kinds of cache files.

@@ -32,7 +32,7 @@ from hetero.scheduler.formats.stored_payload import (
     read_payload,
     write_payload,
 )
-from hetero.scheduler.vocabulary.plan import pack_spec, unpack_spec
+from hetero.scheduler.types.plan import pack_spec, unpack_spec
 from hetero.version import hetero_version
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, NOT_EXPORTED
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
-from hetero.scheduler.vocabulary.names import match_name
+from hetero.scheduler.types.device_names import match_name
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.testing import CheckResult, device_results, operator_results
 from hetero.formatting import counted
-from hetero.scheduler.vocabulary.names import parse_device
+from hetero.scheduler.types.device_names import parse_device
 from hetero.terminal_tables import Columns, table
 
 

@@ -13,8 +13,8 @@ from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_result, progress
 from hetero.devices.ort.known_providers import KNOWN_PROVIDERS, KnownProvider
 from hetero.devices.plugin.install_command import install_command
-from hetero.scheduler.device.probe import probe_node
-from hetero.scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
+from hetero.scheduler.device.discovery import probe_node
+from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescriptor
 from hetero.terminal_tables import table
 
 

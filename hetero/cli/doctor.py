@@ -24,7 +24,7 @@ from hetero.cli.terminal import print_result, progress
 from hetero.core import Core
 from hetero.devices.errors import HeteroError
 from hetero.formatting import nbytes_text
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.terminal_tables import Columns, table
 from hetero.version import hetero_version
 
@@ -143,7 +143,7 @@ def _check_run(core: Core, row: DeviceDescriptor, model: onnx.ModelProto) -> Che
 
 def _cluster(address: str | None) -> Iterator[Check]:
     from hetero.scheduler.ray.address import check_reachable
-    from hetero.scheduler.ray.own_head import find_head
+    from hetero.scheduler.ray.local_cluster import find_head
 
     cluster = address or os.environ.get("RAY_ADDRESS") or find_head()
     if cluster is None:

@@ -19,7 +19,7 @@ from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
 from hetero.devices.errors import AffinityError, DeviceError, HeteroError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source
-from hetero.scheduler.vocabulary.names import parse_device
+from hetero.scheduler.types.device_names import parse_device
 from hetero.verify.bisection import Prefixes, first_failure
 from hetero.verify.difference import ATOL, RTOL, Difference, differences_of
 

@@ -11,7 +11,7 @@ from hetero.devices.plugin.properties import Config, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.properties.table import HETERO_PROPERTIES
-from hetero.scheduler.vocabulary.names import HETERO, parse_device
+from hetero.scheduler.types.device_names import HETERO, parse_device
 
 
 class CoreSubject:

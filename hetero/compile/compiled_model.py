@@ -30,7 +30,7 @@ from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
-from hetero.scheduler.vocabulary.plan import Plan
+from hetero.scheduler.types.plan import Plan
 from hetero.verify.verdict import Verification
 
 

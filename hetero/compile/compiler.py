@@ -34,9 +34,9 @@ from hetero.query.priority import (
 from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Deployment, Executor, Remade
 from hetero.scheduler.formats.stage_source import StageSource
-from hetero.scheduler.vocabulary.limits import Batching, Limits
-from hetero.scheduler.vocabulary.names import match_name
-from hetero.scheduler.vocabulary.placement import share
+from hetero.scheduler.types.device_names import match_name
+from hetero.scheduler.types.limits import Batching, Limits
+from hetero.scheduler.types.placement import share
 from hetero.verify.verifier import Progress, Session, Verifier
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Final
 from hetero.devices.errors import PropertyError
 from hetero.partition.partition import PlacedPartition
 from hetero.properties.compile_request import CompileRequest
-from hetero.scheduler.vocabulary.names import match_name, split_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import match_name, split_name
 
 _PROPERTY: Final = "STAGE_REPLICAS"
 

@@ -23,7 +23,7 @@ from hetero.devices.errors import ArgumentError
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
-from hetero.scheduler.vocabulary.events import DeviceReturned
+from hetero.scheduler.types.events import DeviceReturned
 
 
 class Trace:

@@ -24,7 +24,7 @@ from hetero.devices.model.model import Model
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
 from hetero.scheduler.formats.stage_source import StageSource
-from hetero.scheduler.vocabulary.plan import Plan, Stage, Wire
+from hetero.scheduler.types.plan import Plan, Stage, Wire
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ from hetero.query.priority import (
 )
 from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Executor
-from hetero.scheduler.vocabulary.names import match_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import match_name
 
 _log = logging.getLogger(__name__)
 

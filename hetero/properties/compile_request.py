@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import DeviceError
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.names import split_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import split_name
+from hetero.scheduler.types.limits import Limits
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 

@@ -15,7 +15,8 @@ from hetero.devices.errors import (
 )
 from hetero.devices.plugin.configuration import check_mapping
 from hetero.devices.plugin.properties import Config
-from hetero.scheduler.vocabulary.names import (
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import (
     HETERO,
     DeviceRequest,
     match_name,
@@ -23,7 +24,6 @@ from hetero.scheduler.vocabulary.names import (
     resolve_device,
     split_name,
 )
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

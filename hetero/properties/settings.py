@@ -20,8 +20,8 @@ from hetero.properties.table import (
     split_options,
     split_shared_options,
 )
-from hetero.scheduler.vocabulary.names import HETERO, parse_device
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import HETERO, parse_device
 
 #: The scope of HETERO and of every device that has a property.
 GLOBAL_SCOPE: Final = "HETERO or any device"

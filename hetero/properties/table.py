@@ -18,8 +18,8 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
     unknown_property,
 )
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.names import HETERO, match_name
+from hetero.scheduler.types.device_names import HETERO, match_name
+from hetero.scheduler.types.limits import Limits
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:

@@ -11,7 +11,7 @@ from hetero.affinity.affinity import NO_PINS, Affinity
 from hetero.devices.model.html_table import html_table
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Support
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 
 
 @dataclass(frozen=True, slots=True, repr=False)

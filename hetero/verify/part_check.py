@@ -14,7 +14,7 @@ import numpy as np
 
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.program import Value
-from hetero.scheduler.vocabulary.isolation import RunFailure, RunResult
+from hetero.scheduler.types.isolation import RunFailure, RunResult
 from hetero.verify.bisection import Prefixes, first_failure
 from hetero.verify.difference import Difference
 from hetero.verify.generated_inputs import Kind

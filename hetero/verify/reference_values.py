@@ -17,7 +17,7 @@ from hetero.devices.errors import TensorError
 from hetero.devices.model.attributes import is_random
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Value
-from hetero.scheduler.vocabulary.isolation import RunFailure
+from hetero.scheduler.types.isolation import RunFailure
 from hetero.verify.generated_inputs import (
     KINDS,
     Draw,

@@ -25,7 +25,7 @@ from hetero.planning.cost.estimation import DEFAULT_SPEED, count_work, with_inpu
 from hetero.properties.compile_request import CompileRequest
 from hetero.scheduler.device.isolated_run import run_isolated
 from hetero.scheduler.executor import Executor
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunFailure, RunResult
+from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
 from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
 from hetero.verify.part_check import CheckResult, PartCheck
 from hetero.verify.reference_values import ReferenceValues, only_shapes

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from hetero.scheduler.channels.lane import LaneHead, lane_key, read_head
-from hetero.scheduler.vocabulary.messages import Dropped, Free, Message
+from hetero.scheduler.types.messages import Dropped, Free, Message
 
 #: Callback for the messages that arrive.
 Receiver = Callable[[Message], None]

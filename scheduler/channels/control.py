@@ -28,7 +28,7 @@ from hetero.scheduler.channels.peers import Peer, Peers
 from hetero.scheduler.channels.shared_memory import SlotReader
 from hetero.scheduler.processes.owned_files import Process, sweep
 from hetero.scheduler.processes.threads import start_thread
-from hetero.scheduler.vocabulary.messages import Dropped
+from hetero.scheduler.types.messages import Dropped
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from hetero.scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
 from hetero.scheduler.channels.shared_memory import SlotPool, SlotReader
 from hetero.scheduler.channels.sockets import Sockets, check_resources, socket_path, tcp_url
 from hetero.scheduler.processes.owned_files import process_start, remove_with
-from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
+from hetero.scheduler.types.messages import Dropped, Message, Values
 
 
 class DirectChannel:

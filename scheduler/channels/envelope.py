@@ -22,7 +22,7 @@ from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from hetero.scheduler.formats.unpack import refuse
 from hetero.scheduler.formats.value_tree import check_nesting, decode_extension, tree_of
-from hetero.scheduler.vocabulary.messages import Failure, Keep, Message, Outputs, Task, Values
+from hetero.scheduler.types.messages import Failure, Keep, Message, Outputs, Task, Values
 
 #: Increment it whenever the format changes; a peer rejects other versions.
 VERSION: Final = 8

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hetero.scheduler.channels.channel import Receiver
-from hetero.scheduler.vocabulary.messages import Keep, Message, Values
+from hetero.scheduler.types.messages import Keep, Message, Values
 
 
 class Switchboard:

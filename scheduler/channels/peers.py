@@ -19,7 +19,7 @@ from hetero.scheduler.channels.local import MAX_PACKET_NBYTES, LocalLink, LocalL
 from hetero.scheduler.channels.protocol import PREFIX
 from hetero.scheduler.channels.shared_memory import Place, Slot, SlotPool
 from hetero.scheduler.channels.sockets import MAX_FRAME_NBYTES
-from hetero.scheduler.vocabulary.messages import Message
+from hetero.scheduler.types.messages import Message
 
 #: Default size from which shared memory is faster than a packet: see `benchmarks.channels`.
 SHARED_NBYTES: Final = 64 * 1024

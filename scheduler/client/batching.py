@@ -18,11 +18,11 @@ from hetero.devices.errors import (
     RequestCancelledError,
 )
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.client.failures import copied
-from hetero.scheduler.client.rows import split_rows
-from hetero.scheduler.vocabulary.events import AttemptFailed, CancelAsked, PartArrived
-from hetero.scheduler.vocabulary.limits import Batching
-from hetero.scheduler.vocabulary.record import RequestRecord
+from hetero.scheduler.client.batch_rows import split_rows
+from hetero.scheduler.client.error_messages import copied
+from hetero.scheduler.types.events import AttemptFailed, CancelAsked, PartArrived
+from hetero.scheduler.types.limits import Batching
+from hetero.scheduler.types.request_record import RequestRecord
 
 #: Errors that no input causes: running the requests of a batch one by one would not help.
 _NOT_OF_THE_INPUTS: Final = (DeviceLostError, ClusterError, OverloadedError, RequestCancelledError)

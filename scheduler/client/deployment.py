@@ -26,22 +26,27 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver, SharedChannel, has_lanes
+from hetero.scheduler.client.constant_folding import KnownStages
 from hetero.scheduler.client.deployments import Deployments, observer_errors_logged
+from hetero.scheduler.client.device_tensors import (
+    DeviceBundle,
+    as_answered,
+    kept_specs,
+    lost_tensor,
+)
 from hetero.scheduler.client.direct_run import DirectRun
-from hetero.scheduler.client.kept import DeviceBundle, as_answered, kept_specs, lost_tensor
-from hetero.scheduler.client.known_stages import KnownStages
 from hetero.scheduler.client.lanes import ClientLanes, PartialResult
-from hetero.scheduler.client.past import MOST_NBYTES, copied, past_nbytes
-from hetero.scheduler.client.restore import Restorer, Way
-from hetero.scheduler.client.runner import RequestRunner, Submission
+from hetero.scheduler.client.lineage import MOST_NBYTES, copied, past_nbytes
+from hetero.scheduler.client.recompute import Restorer, Way
+from hetero.scheduler.client.request_runner import RequestRunner, Submission
 from hetero.scheduler.observe.load import DeploymentLoad
 from hetero.scheduler.observe.observer import ObservedRequest
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
-from hetero.scheduler.vocabulary.placement import Placement, Route
-from hetero.scheduler.vocabulary.plan import Stage
-from hetero.scheduler.vocabulary.record import RequestRecord, StoryLine
+from hetero.scheduler.types import events
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.messages import Dropped, Failure, Message, Outputs, Task, Values
+from hetero.scheduler.types.placement import Placement, Route
+from hetero.scheduler.types.plan import Stage
+from hetero.scheduler.types.request_record import RequestRecord, StoryLine
 
 #: Maximum number of callbacks that run at once; a blocking one does not delay the others.
 _CALLBACK_THREADS: Final = 4

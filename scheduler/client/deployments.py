@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
-from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
-from hetero.scheduler.vocabulary import events
+from hetero.scheduler.types import events
 
 _log = logging.getLogger(__name__)
 

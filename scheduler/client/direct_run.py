@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from hetero.devices.request.request import Request
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
+from hetero.scheduler.types import events
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.request_record import RequestRecord, RequestState
 
 
 class DirectRun:

@@ -21,7 +21,7 @@ from hetero.scheduler.channels.lane import (
     read_timings,
     slice_timings,
 )
-from hetero.scheduler.vocabulary.plan import Stage
+from hetero.scheduler.types.plan import Stage
 
 
 class PartialResult(NamedTuple):

@@ -24,7 +24,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
-from hetero.scheduler.vocabulary.events import (
+from hetero.scheduler.types.events import (
     DeviceEnded,
     DeviceLost,
     DeviceRemoved,

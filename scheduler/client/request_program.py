@@ -19,9 +19,9 @@ from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.client.direct_run import DirectRun
-from hetero.scheduler.client.runner import RequestRunner, Submission
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.placement import Placement
+from hetero.scheduler.client.request_runner import RequestRunner, Submission
+from hetero.scheduler.types import events
+from hetero.scheduler.types.placement import Placement
 
 #: Creates a tuple without Python's call overhead.
 _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__

@@ -1,6 +1,6 @@
 """Requests of a deployment: state counts, queues, deadlines and quarantine. No I/O.
 
-`hetero.scheduler.client.machine` decides the state transitions.
+`hetero.scheduler.client.state_machine` decides the state transitions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hetero.scheduler.client.bytes_in_flight import BytesInFlight
 from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.lazy_heap import LazyHeap
 from hetero.scheduler.client.transitions import ENDED
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.request_record import RequestRecord, RequestState, StoryLine
 
 _S = RequestState
 #: States in which a request counts as in flight.

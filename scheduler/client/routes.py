@@ -17,8 +17,8 @@ import heapq
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved
-from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.types.events import DeviceLost, DeviceRemoved
+from hetero.scheduler.types.placement import Route
 
 
 @dataclass(slots=True)

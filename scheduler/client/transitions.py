@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from hetero.scheduler.vocabulary import events as ev
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.request_record import RequestState
 
 
 class InvalidTransitionError(RuntimeError):

@@ -11,8 +11,8 @@ from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.host import DeviceHost
-from hetero.scheduler.device.machine import DeviceMachine, DirectTask, OpenStage
-from hetero.scheduler.vocabulary.events import DeviceInstruction, Send
+from hetero.scheduler.device.task_queue import DeviceMachine, DirectTask, OpenStage
+from hetero.scheduler.types.events import DeviceInstruction, Send
 
 
 class DirectStage:

@@ -35,9 +35,9 @@ from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.isolated_run import run_isolated
 from hetero.scheduler.formats.stage_source import StageSource
-from hetero.scheduler.thread_shares import THREADS
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.thread_budget import THREADS
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.isolation import RunBounds, RunResult
 
 _log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.plugin.registry import find_plugin, load_plugins, with_name
 from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
 from hetero.scheduler.formats.value_tree import decode_extension, tree_of
-from hetero.scheduler.thread_shares import THREADS
-from hetero.scheduler.vocabulary.isolation import FailureKind, RunBounds, RunFailure, RunResult
+from hetero.scheduler.thread_budget import THREADS
+from hetero.scheduler.types.isolation import FailureKind, RunBounds, RunFailure, RunResult
 
 
 def run_isolated(

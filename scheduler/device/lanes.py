@@ -32,9 +32,9 @@ from hetero.scheduler.channels.lane import (
     slice_timings,
 )
 from hetero.scheduler.device.host import DeviceHost
-from hetero.scheduler.device.machine import DeviceMachine, OpenStage
-from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened
-from hetero.scheduler.vocabulary.messages import Failure, Outputs, Task, Values
+from hetero.scheduler.device.task_queue import DeviceMachine, OpenStage
+from hetero.scheduler.types.events import DeviceInstruction, Run, StageOpened
+from hetero.scheduler.types.messages import Failure, Outputs, Task, Values
 
 _log = logging.getLogger(__name__)
 

@@ -21,11 +21,11 @@ from hetero.scheduler.channels.channel import Channel, Receiver, has_lanes
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.device.direct_stage import DirectStage, left_outputs
 from hetero.scheduler.device.host import DeviceHost
-from hetero.scheduler.device.kept import KeptTensors
 from hetero.scheduler.device.lanes import DeviceLanes, LaneTask
-from hetero.scheduler.device.machine import DeviceMachine, TaskState
-from hetero.scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened, Stop
-from hetero.scheduler.vocabulary.messages import (
+from hetero.scheduler.device.resident_tensors import KeptTensors
+from hetero.scheduler.device.task_queue import DeviceMachine, TaskState
+from hetero.scheduler.types.events import DeviceInstruction, Run, StageOpened, Stop
+from hetero.scheduler.types.messages import (
     Dropped,
     Failure,
     Free,

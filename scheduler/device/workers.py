@@ -23,8 +23,8 @@ from hetero.scheduler.channels.channel import PumpedChannel, Receiver
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.processes.threads import start_thread
-from hetero.scheduler.vocabulary.events import Run
-from hetero.scheduler.vocabulary.messages import Message
+from hetero.scheduler.types.events import Run
+from hetero.scheduler.types.messages import Message
 
 _log = logging.getLogger(__name__)
 

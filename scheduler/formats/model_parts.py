@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from hetero.devices.errors import BlobError
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.scheduler.vocabulary.plan import pack_spec, unpack_spec
+from hetero.scheduler.types.plan import pack_spec, unpack_spec
 
 
 class ModelParts(NamedTuple):

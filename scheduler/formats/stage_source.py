@@ -11,7 +11,7 @@ from hetero.devices.errors import PlanError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload
 from hetero.scheduler.formats.stored_payload import StoredPayload
-from hetero.scheduler.vocabulary.placement import Placement
+from hetero.scheduler.types.placement import Placement
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import Metric
 
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
-from hetero.scheduler.vocabulary.events import DeviceLost, DeviceReturned
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types.events import DeviceLost, DeviceReturned
+from hetero.scheduler.types.request_record import RequestState
 
 #: Upper bounds of the latency histogram's buckets, in seconds; a last bucket counts the rest.
 BOUNDS_S: Final = (

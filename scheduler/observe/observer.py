@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, DeviceReturned
-from hetero.scheduler.vocabulary.placement import Route
-from hetero.scheduler.vocabulary.record import RequestRecord
+from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, DeviceReturned
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.request_record import RequestRecord
 
 #: Event in the life of a device.
 DeviceEvent = DeviceLost | DeviceRemoved | DeviceReturned

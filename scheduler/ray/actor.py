@@ -23,17 +23,17 @@ from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.plugin.support import Support
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.device.discovery import PluginSpec, probe_node
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
-from hetero.scheduler.device.probe import PluginSpec, probe_node
 from hetero.scheduler.device.workers import PumpingWorkers
 from hetero.scheduler.formats.model_parts import ModelParts, join_model
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import StoredPayload, fetch_payload
 from hetero.scheduler.ray.interpreters import probe_elsewhere, split_specs
-from hetero.scheduler.vocabulary.events import StageOpened
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.events import StageOpened
+from hetero.scheduler.types.isolation import RunBounds, RunResult
 
 _log = logging.getLogger(__name__)
 

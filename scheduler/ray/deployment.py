@@ -20,12 +20,12 @@ from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.executor import Remade, Remake
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.ray.devices import ActorDevice
-from hetero.scheduler.ray.reception import Reception
-from hetero.scheduler.ray.start import RaySession
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.placement import Placement, Route
-from hetero.scheduler.vocabulary.plan import Stage
+from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.ray.session import RaySession
+from hetero.scheduler.types import events
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.placement import Placement, Route
+from hetero.scheduler.types.plan import Stage
 
 #: Time limit for devices to unload stages, in seconds.
 _UNLOAD_S: Final = 15.0

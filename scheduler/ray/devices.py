@@ -14,15 +14,15 @@ import ray
 from ray import exceptions
 
 from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
-from hetero.scheduler.device.probe import PluginSpec, usable
+from hetero.scheduler.device.discovery import PluginSpec, usable
 from hetero.scheduler.ray.actor import remote_device
 from hetero.scheduler.ray.interpreters import interpreter_options
+from hetero.scheduler.ray.node_discovery import NodeSurvey, Rows, first_line
 from hetero.scheduler.ray.nodes import ClusterNode, cluster_secret
 from hetero.scheduler.ray.pool import Pool, end_devices
-from hetero.scheduler.ray.start import RaySession
-from hetero.scheduler.ray.survey import NodeSurvey, Rows, first_line
-from hetero.scheduler.vocabulary.names import resolve_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.ray.session import RaySession
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import resolve_name
 
 #: Seconds between two checks of a node while waiting for a result from its device.
 _WAIT_S: Final = 1.0

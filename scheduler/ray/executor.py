@@ -25,9 +25,9 @@ from hetero.devices.plugin.support import Support
 from hetero.scheduler.channels.channel import SharedChannel
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.client.deployments import Deployments
-from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
-from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Remade, Remake
 from hetero.scheduler.formats.stage_source import StageSource, check_sources
 from hetero.scheduler.observe.load import DeviceLoad, Load
@@ -35,18 +35,18 @@ from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import ActorDevice, PoolTable, RayDevices
-from hetero.scheduler.ray.keeper import DeviceKeeper
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.ray.pool import Pool, find_pool, pool_keeper
-from hetero.scheduler.ray.reception import Reception
-from hetero.scheduler.ray.start import connect
-from hetero.scheduler.thread_shares import plan_shares
-from hetero.scheduler.vocabulary.events import DeviceLost, DeviceRemoved, RoutesAdded
-from hetero.scheduler.vocabulary.isolation import RunBounds, RunResult
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.placement import Placement, alone
-from hetero.scheduler.vocabulary.plan import Plan
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.ray.session import connect
+from hetero.scheduler.ray.supervisor import DeviceKeeper
+from hetero.scheduler.thread_budget import plan_shares
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, RoutesAdded
+from hetero.scheduler.types.isolation import RunBounds, RunResult
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.placement import Placement, alone
+from hetero.scheduler.types.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class RayExecutor:
         its requests to another device, or to the same device if that responds again. After twice
         this time the supervisor restarts the device's process.
     `keeps_pool`: whether a pool supervisor owns this executor; see
-        `hetero.scheduler.ray.pool_keeper`.
+        `hetero.scheduler.ray.pool_supervisor`.
     Raises ClusterError: Ray could not start, or no Ray responds at `address`.
     """
 

@@ -20,8 +20,8 @@ from hetero.devices.errors import PluginLoadError
 from hetero.devices.file_reader import parse_json
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import load_plugins
-from hetero.scheduler.device.probe import PluginSpec, probe_node
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.device.discovery import PluginSpec, probe_node
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 
 #: Time limit for an interpreter to start, and for its Ray worker to list devices, in seconds.
 _START_S: Final = 60.0

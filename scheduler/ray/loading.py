@@ -18,7 +18,7 @@ from hetero.scheduler.formats.stage_source import StageSource, warn_of_failed_im
 from hetero.scheduler.formats.stored_payload import StoredPayload
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import RayDevices
-from hetero.scheduler.vocabulary.plan import Stage
+from hetero.scheduler.types.plan import Stage
 
 #: Weights over this size are put into the object store, once for all stages that use them.
 _SHARED_NBYTES: Final = 100_000

@@ -17,7 +17,7 @@ from msgspec.msgpack import decode, encode
 from ray.util import list_named_actors
 
 from hetero.devices.errors import ClusterError
-from hetero.scheduler.device.probe import PluginSpec
+from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.ray.private_api import ClusterStore
 
 #: Ray namespaces of the pool's devices and of its supervisor; the supervisor's actor name.

@@ -13,10 +13,10 @@ from ray import exceptions
 
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.ray.devices import answer, why_lost
-from hetero.scheduler.ray.own_head import find_head, start_head, stop_head
+from hetero.scheduler.ray.local_cluster import find_head, start_head, stop_head
 from hetero.scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
-from hetero.scheduler.ray.pool_keeper import open_pool
-from hetero.scheduler.ray.start import connect
+from hetero.scheduler.ray.pool_supervisor import open_pool
+from hetero.scheduler.ray.session import connect
 
 #: Time limit for a device to report its status, in seconds.
 _STATUS_S: Final = 5.0

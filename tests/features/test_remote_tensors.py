@@ -22,8 +22,8 @@ from hetero.errors import (
     UnsupportedOperationError,
 )
 from hetero.scheduler.channels.memory import MemoryChannel
-from hetero.scheduler.vocabulary.events import DeviceLost
-from hetero.scheduler.vocabulary.messages import Give, Message
+from hetero.scheduler.types.events import DeviceLost
+from hetero.scheduler.types.messages import Give, Message
 from tests.support.remote_cores import (
     CHAIN,
     DEVICES,
@@ -170,7 +170,7 @@ def test_error_while_receiving_outputs_fails_the_request(
     request = compile_chain(core).create_infer_request()
     request.keep_remote("y")
     with monkeypatch.context() as patch:
-        patch.setattr("hetero.scheduler.client.remote_memory.RemoteMemory.outputs", fail)
+        patch.setattr("hetero.scheduler.client.remote_tensors.RemoteMemory.outputs", fail)
         with pytest.raises(RuntimeError, match=r"^no memory$"):
             request.infer({"x": X})
     assert request.infer({"x": X})["y"].device == "CPU.1"

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.scheduler import Plan, Stage, StageSource
-from hetero.scheduler.vocabulary.placement import Placement, share
+from hetero.scheduler.types.placement import Placement, share
 
 Line = tuple[str, str, Sequence[str], str]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels.direct import DirectChannel
-from hetero.scheduler.vocabulary.messages import Message, Task, Values
+from hetero.scheduler.types.messages import Message, Task, Values
 
 #: Longer than anything here takes on a busy machine.
 LONG_S = 60

@@ -24,12 +24,12 @@ from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler import InProcessExecutor, Limits
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
-from hetero.scheduler.client.runner import RequestRunner
+from hetero.scheduler.client.request_runner import RequestRunner
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.executor import Submission
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.limits import Batching
-from hetero.scheduler.vocabulary.placement import Route
+from hetero.scheduler.types import events
+from hetero.scheduler.types.limits import Batching
+from hetero.scheduler.types.placement import Route
 from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin

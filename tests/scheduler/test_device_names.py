@@ -6,9 +6,9 @@ import pytest
 
 from hetero.devices.errors import UnknownDeviceError
 from hetero.scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
-from hetero.scheduler.device.probe import named
-from hetero.scheduler.vocabulary.names import assign_names, match_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.device.discovery import named
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import assign_names, match_name
 
 AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
 

@@ -27,7 +27,7 @@ from hetero.devices.errors import (
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits, Plan, StageSource
 from hetero.scheduler.client.deployment import Deployment
-from hetero.scheduler.vocabulary.messages import Message, Outputs, Values
+from hetero.scheduler.types.messages import Message, Outputs, Values
 from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well

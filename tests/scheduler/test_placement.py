@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hetero.devices.errors import PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.scheduler.client.routes import Routes
-from hetero.scheduler.vocabulary import events as ev
-from hetero.scheduler.vocabulary.placement import Placement, alone, share
-from hetero.scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.placement import Placement, alone, share
+from hetero.scheduler.types.plan import Plan, Stage
 from tests.scheduler.models import replicate
 from tests.support.machine_routes import route
 

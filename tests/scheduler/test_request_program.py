@@ -29,12 +29,12 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits, create_executor
 from hetero.scheduler.client import deployment as deployment_module
-from hetero.scheduler.client.runner import Submission
+from hetero.scheduler.client.request_runner import Submission
 from hetero.scheduler.executor import Deployment
 from hetero.scheduler.inprocess import InProcessDeployment
-from hetero.scheduler.vocabulary.placement import share
-from hetero.scheduler.vocabulary.plan import Plan
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types.placement import share
+from hetero.scheduler.types.plan import Plan
+from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import Line, build, chain, cut, diamond, replicate
 from tests.scheduler.observers import Notes
 from tests.scheduler.plugins import ToyPlugin, ToyProgram

@@ -13,7 +13,7 @@ from hetero.devices.errors import DeviceMemoryError, OverloadedError
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits
 from hetero.scheduler.executor import Deployment
-from hetero.scheduler.vocabulary.placement import alone, share
+from hetero.scheduler.types.placement import alone, share
 from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import chain, diamond, replicate
 from tests.scheduler.plugins import ToyPlugin

@@ -16,7 +16,7 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.formats.model_parts import join_model, split_model
-from hetero.scheduler.vocabulary.messages import Task, Values
+from hetero.scheduler.types.messages import Task, Values
 from tests.scheduler.models import build
 from tests.support.comparison import ELEMENT_TYPES, assert_identical
 

@@ -10,8 +10,8 @@ from hetero.affinity.affinity import NO_PINS, Affinity
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
-from hetero.scheduler.vocabulary.names import split_name
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import split_name
 
 PROPERTIES = COMMON_PROPERTIES.extended(*OPTIONAL_PROPERTIES.values())
 

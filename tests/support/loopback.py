@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.memory import MemoryChannel
-from hetero.scheduler.vocabulary.messages import Message
+from hetero.scheduler.types.messages import Message
 
 
 class LoopbackChannel(MemoryChannel):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.vocabulary import events as ev
-from hetero.scheduler.vocabulary.placement import Route
-from hetero.scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.plan import Plan, Stage
 
 
 def route(*devices: str, share: float = 1.0) -> Route:

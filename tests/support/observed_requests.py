@@ -5,9 +5,9 @@ from __future__ import annotations
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.placement import alone
-from hetero.scheduler.vocabulary.record import RequestRecord, RequestState
+from hetero.scheduler.types import events
+from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.request_record import RequestRecord, RequestState
 from tests.scheduler.models import chain
 
 LOAD = Load(

@@ -24,7 +24,7 @@ from hetero.planning.plan_report import Alternative, PlanReport, StagePrediction
 from hetero.query.priority import query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from tests.support.models import branches, unknown_ops
 
 GOLDEN = Path(__file__).parents[1] / "golden"

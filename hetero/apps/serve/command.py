@@ -233,7 +233,7 @@ def _run_workers(options: ServerOptions, count: int) -> None:
     context = click.get_current_context()
     on_ray = context.params.get("executor") == "ray"
     if on_ray and not context.params.get("address") and not os.environ.get("RAY_ADDRESS"):
-        from hetero.scheduler.ray.own_head import find_head
+        from hetero.scheduler.ray.local_cluster import find_head
 
         if find_head() is None:
             raise click.UsageError("workers share a pool's devices: start `hetero pool up` first.")

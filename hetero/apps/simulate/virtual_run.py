@@ -19,14 +19,14 @@ from hetero.devices.request.request import DEFAULT_REQUEST
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.plan_report import PlanReport, StagePrediction
 from hetero.scheduler.observe.observer import Observer
-from hetero.scheduler.universe.client import PlayedClient
-from hetero.scheduler.universe.device import PlayedCluster, PlayedDevice, Work
-from hetero.scheduler.universe.network import Link, Network
-from hetero.scheduler.universe.world import Cores, World
-from hetero.scheduler.vocabulary.events import Run
-from hetero.scheduler.vocabulary.limits import Batching, Limits
-from hetero.scheduler.vocabulary.placement import Placement, share
-from hetero.scheduler.vocabulary.plan import Plan, Stage
+from hetero.scheduler.simulation.client import PlayedClient
+from hetero.scheduler.simulation.device import PlayedCluster, PlayedDevice, Work
+from hetero.scheduler.simulation.network import Link, Network
+from hetero.scheduler.simulation.world import Cores, World
+from hetero.scheduler.types.events import Run
+from hetero.scheduler.types.limits import Batching, Limits
+from hetero.scheduler.types.placement import Placement, share
+from hetero.scheduler.types.plan import Plan, Stage
 
 #: Share of the first and of the last requests that are not counted: the pipeline fills, drains.
 _WARM_UP = 0.1

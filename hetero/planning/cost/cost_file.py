@@ -22,7 +22,7 @@ from hetero.devices.errors import PlanError
 from hetero.devices.file_reader import FileReader
 from hetero.planning.cost.costs import Costs, DeviceIdentity, LinearCost, Transfer
 from hetero.scheduler.formats.publish import publish
-from hetero.scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.types.device_descriptor import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 8

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from hetero.scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.types.device_descriptor import THIS_PROCESS
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from numbers
 #: of operations and bytes.

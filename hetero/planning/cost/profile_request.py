@@ -13,7 +13,7 @@ from hetero.planning.cost.calibration import LoadRound
 from hetero.planning.cost.costs import DeviceIdentity, Time
 from hetero.planning.cost.timing import LatencyMeasurement
 from hetero.scheduler.executor import Executor
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 
 #: Properties that do not affect run times, or that an identity contains elsewhere.
 _IGNORED_PROPERTIES: Final = frozenset(

@@ -25,7 +25,7 @@ from hetero.planning.cost.calibration import (
     was_disturbed,
 )
 from hetero.scheduler.executor import Deployment, Executor
-from hetero.scheduler.vocabulary.limits import Limits
+from hetero.scheduler.types.limits import Limits
 
 #: A deployment, and the inputs of its requests.
 Workload = tuple[Deployment, Mapping[str, Value]]

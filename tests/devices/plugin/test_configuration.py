@@ -17,8 +17,8 @@ from hetero.devices.errors import (
     UnknownPropertyError,
 )
 from hetero.examples.third_party_plugin import DensePlugin
+from hetero.scheduler.device.discovery import probe_node
 from hetero.scheduler.device.host import DeviceHost
-from hetero.scheduler.device.probe import probe_node
 from tests.support.networks import DOUBLE
 from tests.support.pair_plugin import MEMORY, PairPlugin
 

@@ -293,7 +293,7 @@ def test_unreachable_ray_is_refused_at_once(
 
 
 def test_missing_temporary_folder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetero.scheduler.ray import start as ray_start
+    from hetero.scheduler.ray import session as ray_start
 
     monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):
@@ -301,7 +301,7 @@ def test_missing_temporary_folder_raises(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_removed_working_directory_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from hetero.scheduler.ray import start as ray_start
+    from hetero.scheduler.ray import session as ray_start
 
     removed = tmp_path / "gone"
     removed.mkdir()

@@ -14,7 +14,7 @@ import hetero
 from hetero.apps.generate.generation import batcher_of
 from hetero.devices.errors import UnknownDeviceError
 from hetero.scheduler.channels import envelope
-from hetero.scheduler.vocabulary.messages import Outputs
+from hetero.scheduler.types.messages import Outputs
 from tests.support.decoders import decoder, greedy
 from tests.support.full_batches import FullBatches, read
 

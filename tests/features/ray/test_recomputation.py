@@ -18,10 +18,10 @@ from hetero.apps.generate.generation import batcher_of
 from hetero.apps.generate.step_inputs import StepInputs
 from hetero.devices.request.request import REPLAY
 from hetero.examples.small_decoder import small_decoder
-from hetero.scheduler.client.remote_memory import RemoteMemory
-from hetero.scheduler.client.restore import Restorer, Way
+from hetero.scheduler.client.recompute import Restorer, Way
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.ray.loading import StageLoader
-from hetero.scheduler.vocabulary.messages import Task
+from hetero.scheduler.types.messages import Task
 from tests.scheduler.parties import wait_for
 from tests.support.full_batches import FullBatches, read
 from tests.support.models import branches

@@ -100,7 +100,7 @@ def test_replan_does_not_wait_for_joining_nodes(
         options={"num_cpus": 0, "resources": {"nowhere": 1}},  # it never answers
     )
     nodes = [local, leaving]
-    monkeypatch.setattr("hetero.scheduler.ray.survey.alive_nodes", lambda: tuple(nodes))
+    monkeypatch.setattr("hetero.scheduler.ray.node_discovery.alive_nodes", lambda: tuple(nodes))
     with hetero.Core(devices={"CPU": 1}) as core:
         executor: Any = core.executor
         devices = executor._devices
@@ -234,7 +234,7 @@ def test_starting_device_on_unreachable_host_is_lost(
     def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
         raise ConnectionRefusedError
 
-    monkeypatch.setattr("hetero.scheduler.ray.survey.reach", refuse)
+    monkeypatch.setattr("hetero.scheduler.ray.node_discovery.reach", refuse)
     with pytest.raises(DeviceLostError, match="its node has left"):
         devices.fetch(device, device.actor.stay.remote())
     monkeypatch.undo()

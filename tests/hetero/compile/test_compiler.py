@@ -20,7 +20,7 @@ from hetero.devices.errors import DeviceError, PropertyError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.partition.partition import PlacedPartition, partition
-from hetero.scheduler.vocabulary.limits import Batching, Limits
+from hetero.scheduler.types.limits import Batching, Limits
 from tests.support.compile_requests import compile_request, descriptor
 from tests.support.graphs import build
 from tests.support.models import branches

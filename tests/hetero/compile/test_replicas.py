@@ -286,7 +286,9 @@ def test_plan_respects_the_memory_of_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = read_model(branches()).constants["w"].array.nbytes
-    monkeypatch.setattr("hetero.scheduler.device.probe._node_memory_nbytes", lambda: 2 * weight - 1)
+    monkeypatch.setattr(
+        "hetero.scheduler.device.discovery._node_memory_nbytes", lambda: 2 * weight - 1
+    )
     with hetero.Core(executor="inprocess") as core:
         config = replica_config(
             core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT"

@@ -8,8 +8,8 @@ from hetero.devices.request.response import StageTiming
 from hetero.observe.metrics_server import read_text, write_text
 from hetero.scheduler.observe.metrics import BOUNDS_S, Metrics
 from hetero.scheduler.observe.observer import ObservedRequest
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types import events
+from hetero.scheduler.types.request_record import RequestState
 from tests.support import prometheus_text as exposition
 from tests.support.observed_requests import LOAD, ended
 

@@ -19,7 +19,7 @@ import hetero
 from hetero.devices.errors import ArgumentError
 from hetero.devices.request.response import StageTiming
 from hetero.observe.trace import Trace, trace_events
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import chain, replicate
 from tests.support.command_line import Shell, start_endless_command
 from tests.support.models import branches

@@ -11,7 +11,7 @@ from hetero.devices.errors import AffinityError, ModelError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.partition.partition import Partition, Subgraph, partition
-from hetero.scheduler.vocabulary.plan import Wire
+from hetero.scheduler.types.plan import Wire
 from tests.support.graphs import build, evaluate, feeds
 from tests.support.merge import merge
 from tests.support.partitions import bits, check_merge, check_rules, run_split

@@ -22,7 +22,7 @@ from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.addresses import Endpoint, to_address, to_endpoint
 from hetero.scheduler.channels.control import PATIENCE
 from hetero.scheduler.channels.peers import Peer
-from hetero.scheduler.vocabulary.messages import Dropped, Message
+from hetero.scheduler.types.messages import Dropped, Message
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 

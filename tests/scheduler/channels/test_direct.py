@@ -21,7 +21,7 @@ from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.addresses import to_address, to_endpoint
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.channels.peers import SHARED_NBYTES
-from hetero.scheduler.vocabulary.messages import Dropped
+from hetero.scheduler.types.messages import Dropped
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 

@@ -26,7 +26,7 @@ from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, to_frames
 from hetero.scheduler.channels.memory import Switchboard
-from hetero.scheduler.vocabulary.messages import (
+from hetero.scheduler.types.messages import (
     Dropped,
     Failure,
     Free,

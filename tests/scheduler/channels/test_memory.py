@@ -7,7 +7,7 @@ import pytest
 
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels.memory import Switchboard
-from hetero.scheduler.vocabulary.messages import Dropped, Message, Outputs, Task, Values
+from hetero.scheduler.types.messages import Dropped, Message, Outputs, Task, Values
 
 TASK = Task(Request(id=1, attempt=1), 0)
 

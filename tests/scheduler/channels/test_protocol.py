@@ -22,7 +22,7 @@ from hetero.scheduler.channels import addresses, envelope, protocol
 from hetero.scheduler.channels.addresses import to_endpoint
 from hetero.scheduler.channels.local import FRAMES, HEADER, MESSAGE, PART, TOGETHER, hello
 from hetero.scheduler.channels.protocol import MAX_CONTROL_NBYTES, PREFIX, VERSION
-from hetero.scheduler.vocabulary.messages import Dropped, Message, Values
+from hetero.scheduler.types.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 DROP = envelope.to_frames(Dropped(TASK.request))[0]

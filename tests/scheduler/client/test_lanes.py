@@ -20,14 +20,14 @@ from hetero.scheduler.channels.lane import LaneHead
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
-from hetero.scheduler.client.remote_memory import RemoteMemory
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
-from hetero.scheduler.vocabulary import events
-from hetero.scheduler.vocabulary.limits import Limits
-from hetero.scheduler.vocabulary.messages import Dropped, Values
-from hetero.scheduler.vocabulary.placement import alone
-from hetero.scheduler.vocabulary.plan import Plan
-from hetero.scheduler.vocabulary.record import RequestState
+from hetero.scheduler.types import events
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.messages import Dropped, Values
+from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.plan import Plan
+from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.observers import Notes
 

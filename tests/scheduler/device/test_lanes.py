@@ -23,8 +23,8 @@ from hetero.scheduler.channels.lane import LaneHead
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.formats.stage_source import StageSource
-from hetero.scheduler.vocabulary.events import Send, StageOpened
-from hetero.scheduler.vocabulary.messages import Dropped, Failure, Outputs, Task, Values
+from hetero.scheduler.types.events import Send, StageOpened
+from hetero.scheduler.types.messages import Dropped, Failure, Outputs, Task, Values
 from tests.scheduler.models import build
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 

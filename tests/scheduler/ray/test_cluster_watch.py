@@ -13,8 +13,8 @@ from queue import Queue
 import pytest
 
 from hetero.devices.errors import ClusterError
-from hetero.scheduler.ray import watch
-from hetero.scheduler.ray.watch import ClusterWatch
+from hetero.scheduler.ray import cluster_watch
+from hetero.scheduler.ray.cluster_watch import ClusterWatch
 
 LONG_S = 60.0
 
@@ -48,8 +48,8 @@ def fill(server: socket.socket, stack: ExitStack) -> None:
 def test_unreachable_host_is_reported_before_silence_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "_UNREACHED_S", 0.5)
+    monkeypatch.setattr(cluster_watch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(cluster_watch, "_UNREACHED_S", 0.5)
     start_s = time.monotonic()
     with ExitStack() as stack:
         server = stack.enter_context(server_without_backlog())
@@ -57,15 +57,15 @@ def test_unreachable_host_is_reported_before_silence_limit(
         errors = stack.enter_context(watch_server(server))
         error = errors.get(timeout=LONG_S)
     assert "its host is not there" in str(error)
-    assert time.monotonic() - start_s < watch._SILENT_S
+    assert time.monotonic() - start_s < cluster_watch._SILENT_S
 
 
 def test_busy_head_is_not_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_ANSWER_S", "_UNREACHED_S"):
-        monkeypatch.setattr(watch, name, 0.01)
-    monkeypatch.setattr(watch, "_HOST_S", LONG_S)
+        monkeypatch.setattr(cluster_watch, name, 0.01)
+    monkeypatch.setattr(cluster_watch, "_HOST_S", LONG_S)
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         server.settimeout(LONG_S)
@@ -77,7 +77,7 @@ def test_busy_head_is_not_reported(
 
 def test_refusing_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_REFUSED_S"):
-        monkeypatch.setattr(watch, name, 0.01)
+        monkeypatch.setattr(cluster_watch, name, 0.01)
     server = socket.create_server(("127.0.0.1", 0))
     with watch_server(server) as errors:
         server.close()
@@ -88,7 +88,7 @@ def test_exhausted_file_descriptors_do_not_report_the_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_LOOK_S", "_AGAIN_S", "_UNREACHED_S", "_SILENT_S"):
-        monkeypatch.setattr(watch, name, 0.001)
+        monkeypatch.setattr(cluster_watch, name, 0.001)
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = "{}:{}".format(*server.getsockname())
@@ -99,11 +99,11 @@ def test_exhausted_file_descriptors_do_not_report_the_head(
             raise OSError(errno.EMFILE, "Too many open files")
 
         monkeypatch.setattr(socket, "create_connection", refuse)
-        cluster_watch = ClusterWatch(address, lambda error: None)
+        watch = ClusterWatch(address, lambda error: None)
         for _ in range(20):
             refusals.get(timeout=LONG_S)
         with pytest.raises(ClusterError, match=r"this process cannot ask .*ulimit"):
-            cluster_watch.look()
-        cluster_watch.close()
-        cluster_watch.join()
-    assert cluster_watch.loss_error is None
+            watch.look()
+        watch.close()
+        watch.join()
+    assert watch.loss_error is None

@@ -23,7 +23,7 @@ import yaml
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.processes.owned_files import sweep
 from hetero.scheduler.ray import private_api
-from hetero.scheduler.ray import start as ray_start
+from hetero.scheduler.ray import session as ray_start
 from hetero.scheduler.ray.address import check_reachable, find_address
 from tests.scheduler.parties import wait_for
 

@@ -35,10 +35,10 @@ from hetero.scheduler import Limits, StageSource, create_executor
 from hetero.scheduler.formats.model_parts import ModelParts, split_model
 from hetero.scheduler.ray.devices import RayDevices
 from hetero.scheduler.ray.executor import RayExecutor
+from hetero.scheduler.ray.node_discovery import NodeSurvey
 from hetero.scheduler.ray.nodes import ClusterNode, alive_nodes
-from hetero.scheduler.ray.start import connect
-from hetero.scheduler.ray.survey import NodeSurvey
-from hetero.scheduler.vocabulary.rows import DeviceDescriptor
+from hetero.scheduler.ray.session import connect
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # also run on Ray
     test_a_plugin_that_fails_to_compile_is_named,
@@ -257,7 +257,7 @@ def test_slow_node_is_added_when_it_answers(
 ) -> None:
     (fast,) = alive_nodes()
     slow = replace(fast, id="slow", name="slow", host="slow")
-    monkeypatch.setattr("hetero.scheduler.ray.survey.alive_nodes", lambda: (fast, slow))
+    monkeypatch.setattr("hetero.scheduler.ray.node_discovery.alive_nodes", lambda: (fast, slow))
     gate = tmp_path / "open"
 
     def wait_for_gate(results: Any) -> Any:

@@ -21,9 +21,9 @@ import ray
 
 from hetero.cli.help_examples import EXAMPLES
 from hetero.scheduler import create_executor
+from hetero.scheduler.ray.node_discovery import NodeSurvey
 from hetero.scheduler.ray.pool import Pool, dissolve
-from hetero.scheduler.ray.pool_keeper import open_pool
-from hetero.scheduler.ray.survey import NodeSurvey
+from hetero.scheduler.ray.pool_supervisor import open_pool
 from tests.scheduler.models import chain
 
 pytestmark = pytest.mark.ray

@@ -13,7 +13,7 @@ import pytest
 from ray import exceptions
 
 from hetero.scheduler.processes.owned_files import process_start
-from hetero.scheduler.ray import own_head, pool_service
+from hetero.scheduler.ray import local_cluster, pool_service
 from hetero.scheduler.ray.address import check_is_node
 
 FORK_PROGRAM = """
@@ -21,13 +21,13 @@ import os, sys
 import numpy as np
 from onnx.parser import parse_model
 import hetero
-from hetero.scheduler.ray import start
+from hetero.scheduler.ray import session
 text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
 core = hetero.Core("ray", devices={"CPU": 1})
 model = core.compile_model(parse_model(text), "CPU")
 inputs = {"x": np.ones(4, np.float32)}
 model(inputs)
-folder = start._current.folder
+folder = session._current.folder
 codes = []
 for exit_child in (lambda: sys.exit(3), lambda: 1 / 0):
     child = os.fork()
@@ -48,8 +48,8 @@ import numpy as np
 import ray
 from onnx.parser import parse_model
 import hetero
-from hetero.scheduler.ray import own_head, pool_service
-own_head.folder = lambda: Path(sys.argv[1])
+from hetero.scheduler.ray import local_cluster, pool_service
+local_cluster.folder = lambda: Path(sys.argv[1])
 text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
 pool_service.bring_up(devices={"CPU": 1})
 try:
@@ -108,7 +108,7 @@ def test_stop_head_ends_only_its_own_processes(
 ) -> None:
     folder = tmp_path / "pool"
     folder.mkdir(mode=0o700)
-    monkeypatch.setattr(own_head, "folder", lambda: folder)
+    monkeypatch.setattr(local_cluster, "folder", lambda: folder)
     sleep = f"sleep 600; : {folder}/ray/session_latest/logs"
     similar = subprocess.Popen(["/bin/sh", "-c", sleep])
     parent = subprocess.Popen(
@@ -122,11 +122,11 @@ def test_stop_head_ends_only_its_own_processes(
     owner = f"{parent.pid} {process_start(parent.pid)}"
     try:
         (folder / "session").write_text(f"{parent.pid} 1")  # as if another process had had this id
-        own_head.stop_head()
+        local_cluster.stop_head()
         assert process_start(child)
         folder.mkdir(mode=0o700)
         (folder / "session").write_text(owner)
-        own_head.stop_head()
+        local_cluster.stop_head()
         assert not folder.exists()
         assert parent.wait(60) == -signal.SIGKILL
         assert not process_start(child)
@@ -161,16 +161,16 @@ def test_check_is_node_rejects_other_machines(
     if is_node:
         check_is_node("192.0.2.77:6379")
     else:
-        with pytest.raises(own_head.ClusterError, match=r"no node .* 192\.0\.2\.77"):
+        with pytest.raises(local_cluster.ClusterError, match=r"no node .* 192\.0\.2\.77"):
             check_is_node("192.0.2.77:6379")
 
 
 def test_token_is_passed_by_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_head, "folder", lambda: tmp_path)
+    monkeypatch.setattr(local_cluster, "folder", lambda: tmp_path)
     (tmp_path / "token").write_text("secret")
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "other")
-    own_head._let_in()
+    local_cluster._let_in()
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
     assert "RAY_AUTH_TOKEN" not in os.environ
 
@@ -179,7 +179,7 @@ def test_missing_token_is_the_only_error(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
-    join = "from hetero.scheduler.ray import start\nstart._join('127.0.0.1:6379')"
+    join = "from hetero.scheduler.ray import session\nsession._join('127.0.0.1:6379')"
     result = subprocess.run(
         [sys.executable, "-c", join], env=environment, capture_output=True, text=True, check=False
     )

@@ -12,8 +12,8 @@ import pytest
 from hetero.scheduler.client.liveness import Restart
 from hetero.scheduler.ray.actor import DeviceActor
 from hetero.scheduler.ray.deployment import RayDeployment
-from hetero.scheduler.ray.keeper import DeviceKeeper
-from hetero.scheduler.vocabulary import events
+from hetero.scheduler.ray.supervisor import DeviceKeeper
+from hetero.scheduler.types import events
 from tests.scheduler.parties import wait_for
 
 _WAIT_S = 30.0
@@ -112,7 +112,7 @@ def _keeper(**options: Any) -> DeviceKeeper:
 def test_device_that_ended_a_lease_reloads_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.get", lambda result, timeout: result)
+    monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.get", lambda result, timeout: result)
     keeper, device, num_leases_ended = _keeper(), _device("a1"), 0.0
     has_stages = True
 
@@ -140,7 +140,7 @@ def test_device_that_ended_a_lease_reloads_stages(
 
 def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
-    monkeypatch.setattr("hetero.scheduler.ray.keeper.ray.kill", killed.append)
+    monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.kill", killed.append)
     device = _device("a1")
     device.actor = "actor of D"
     for keeps in (False, True):

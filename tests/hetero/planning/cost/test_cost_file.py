@@ -12,7 +12,7 @@ import pytest
 from hetero.devices.errors import PlanError
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
 from hetero.planning.cost.costs import Costs, LinearCost, Time
-from hetero.scheduler.vocabulary.rows import THIS_PROCESS
+from hetero.scheduler.types.device_descriptor import THIS_PROCESS
 from tests.support.costs import costs, identity
 from tests.support.graphs import build
 

@@ -1,0 +1,221 @@
+"""When requests are joined: each in one batch, in order, none kept waiting without need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.scheduler.client.batching import Batcher
+from hetero.scheduler.types.events import Submitted
+from hetero.scheduler.types.limits import Batching
+from hetero.scheduler.types.request_record import RequestRecord
+from tests.simulation.batches import next_due_s
+
+
+class Batches:
+    """A batcher whose requests are named by their numbers, and whose batches end in order."""
+
+    def __init__(self, size: int, timeout_s: float, busy: int, most: int) -> None:
+        self.batcher = Batcher(Batching(size, timeout_s, busy, most))
+        self._records: dict[int, RequestRecord] = {}
+        self._in_flight: list[list[RequestRecord]] = []
+
+    @property
+    def next_due_s(self) -> float | None:
+        return next_due_s(self.batcher)
+
+    def put(self, number: int, group: Hashable, rows: int, now_s: float) -> None:
+        submitted = Submitted(now_s, number, 0, 1e9, group=group, rows=rows)
+        self._records[number] = RequestRecord(submitted, number, 1e9)
+        self.batcher.put(self._records[number], now_s)
+
+    def leave(self, number: int) -> None:
+        self.batcher.leave(self._records[number])
+
+    def fired(self, now_s: float = 0.0) -> list[tuple[int, ...]]:
+        found = []
+        while requests := self.batcher.fire(now_s):
+            self.batcher.begin(requests)
+            found.append(requests)
+        self._in_flight += found
+        return [tuple(request.id for request in requests) for requests in found]
+
+    def ended(self, which: int = 0) -> None:
+        *others, last = self._in_flight.pop(which)
+        assert not any(self.batcher.withdraw(request) for request in others)
+        assert self.batcher.withdraw(last)
+
+
+def batcher(size: int = 4, timeout_s: float = 1.0, busy: int = 1, most: int = 8) -> Batches:
+    return Batches(size, timeout_s, busy, most)
+
+
+def arrive(
+    b: Batches, *ids: int, now_s: float = 0.0, rows: int = 1, group: str = "g"
+) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for i in ids:
+        b.put(i, group, rows, now_s)
+        found += b.fired(now_s)
+    return found
+
+
+def end(b: Batches, now_s: float = 0.0) -> list[tuple[int, ...]]:
+    b.ended()
+    return b.fired(now_s)
+
+
+def test_an_idle_pipeline_gets_the_first_request_at_once() -> None:
+    assert arrive(batcher(), 1) == [(1,)]
+
+
+def test_requests_gather_while_a_batch_runs() -> None:
+    b = batcher()
+    assert arrive(b, 1, 2, 3) == [(1,)]
+    assert end(b, 0.1) == [(2, 3)]
+
+
+def test_a_full_batch_is_fired_though_the_pipeline_is_busy() -> None:
+    b = batcher()
+    assert arrive(b, 1, 2, 3, 4, 5, 6) == [(1,), (2, 3, 4, 5)]
+
+
+def test_a_pipeline_of_several_stages_is_not_busy_with_one_batch() -> None:
+    assert arrive(batcher(busy=2), 1, 2, 3) == [(1,), (2,)]
+
+
+def test_the_oldest_waits_the_timeout_at_most() -> None:
+    b = batcher()
+    arrive(b, 1)
+    arrive(b, 2, now_s=0.5)
+    arrive(b, 3, now_s=0.9)
+    assert b.next_due_s == 1.5
+    assert b.fired(1.4) == []
+    assert b.fired(1.5) == [(2, 3)]
+    assert b.next_due_s is None
+
+
+def test_without_time_to_wait_nothing_is_joined() -> None:
+    assert arrive(batcher(timeout_s=0.0), 1, 2, 3) == [(1,), (2,), (3,)]
+
+
+def test_no_batch_has_more_rows_than_its_size_but_one_requests_own() -> None:
+    b = batcher(size=4)
+    arrive(b, 1)
+    assert arrive(b, 2, rows=3) == []
+    assert arrive(b, 3, rows=2) == [(2,)]
+    assert arrive(b, 4, rows=9) == [(3,), (4,)]
+
+
+def test_groups_are_not_mixed_and_the_oldest_goes_first() -> None:
+    b = batcher()
+    arrive(b, 1)
+    for request_id, group in ((2, "g"), (3, "h"), (4, "g")):
+        assert arrive(b, request_id, group=group) == []
+    assert end(b) == [(2, 4)]
+    assert end(b) == [(3,)]
+
+
+def test_a_request_that_left_is_in_no_batch() -> None:
+    b = batcher()
+    arrive(b, 1, 2, 3)
+    b.leave(2)
+    b.leave(2)
+    assert end(b) == [(3,)]
+
+
+def test_only_so_many_batches_are_in_flight() -> None:
+    b = batcher(size=1, most=2)
+    assert arrive(b, 1, 2, 3) == [(1,), (2,)]
+    assert b.fired(9.0) == []
+    assert b.next_due_s is None
+    assert end(b, 9.0) == [(3,)]
+
+
+def test_who_can_be_joined_with_nobody_goes_alone() -> None:
+    b = batcher()
+    arrive(b, 1)
+    for request_id in (2, 3):
+        b.put(request_id, None, 1, 0.0)
+    assert (b.fired(), end(b), end(b)) == ([], [(2,)], [(3,)])
+
+
+Step = st.one_of(
+    st.tuples(st.just("arrive"), st.integers(0, 2), st.integers(1, 6)),
+    st.tuples(st.just("leave"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("end"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(0, 5), st.just(0)),
+)
+
+
+@given(st.lists(Step, max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
+def test_every_request_is_in_one_batch_in_order_and_in_time(
+    steps: list[tuple[str, int, int]], size: int, busy: int, more: int
+) -> None:
+    timeout_s, now_s = 2.0, 0.0
+    b = batcher(size, timeout_s, busy, busy + more)
+    arrived: dict[int, tuple[int, int, float]] = {}
+    left: set[int] = set()
+    batches: list[tuple[int, ...]] = []
+    num_ended = 0
+
+    def look() -> None:
+        batches.extend(b.fired(now_s))
+        inside = {i for ids in batches for i in ids}
+        waiting = {i: v for i, v in arrived.items() if i not in inside | left}
+        num_in_flight = len(batches) - num_ended
+        assert len(b.batcher.in_flight) == num_in_flight <= busy + more
+        if not waiting:
+            return
+        assert num_in_flight >= busy  # it is not kept from an idle pipeline
+        if num_in_flight < busy + more:
+            assert all(now_s < at_s + timeout_s for _, _, at_s in waiting.values())
+            rows = Counter[int]()
+            for group, count, _ in waiting.values():
+                rows[group] += count
+            assert all(count < size for count in rows.values())
+            assert b.next_due_s == min(at_s for *_, at_s in waiting.values()) + timeout_s
+
+    for what, number, rows in steps:
+        if what == "arrive":
+            request_id = len(arrived)
+            arrived[request_id] = (number, rows, now_s)
+            b.put(request_id, number, rows, now_s)
+        elif what == "leave" and number in arrived:
+            if not any(number in ids for ids in batches):
+                left.add(number)
+            b.leave(number)
+        elif what == "end" and (running := len(b.batcher.in_flight)):
+            num_ended += 1
+            b.ended(number % running)
+        elif what == "wait":
+            now_s += number / 2
+        look()
+    while b.batcher.in_flight:
+        num_ended += 1
+        b.ended()
+        look()
+
+    ran = [i for ids in batches for i in ids]
+    assert sorted(ran) == sorted(set(arrived) - left)
+    for group in range(3):
+        mine = [i for i in ran if arrived[i][0] == group]
+        assert mine == sorted(mine)
+    for batch in batches:
+        assert len({arrived[i][0] for i in batch}) == 1
+        rows_of = [arrived[i][1] for i in batch]
+        assert len(rows_of) == 1 or sum(rows_of) <= size
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_what_is_due_is_the_oldest_that_still_waits(gone: int) -> None:
+    b = batcher()
+    arrive(b, 1)
+    arrive(b, 2, now_s=0.25)
+    arrive(b, 3, now_s=0.5)
+    b.leave(2 + gone)
+    assert b.next_due_s == (1.5, 1.25)[gone]

@@ -1,0 +1,270 @@
+"""State machine of device liveness: observations and orders."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from math import inf
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.scheduler.client import liveness as see
+from hetero.scheduler.client.liveness import DeviceState, Liveness, Order, Restart
+from hetero.scheduler.types.events import (
+    DeviceEnded,
+    DeviceLost,
+    DeviceRemoved,
+    DeviceReturned,
+    DeviceSteady,
+)
+
+
+def live(**options: Any) -> Liveness:
+    """Return two devices that live, A at a0 and B at b0."""
+    made = Liveness(**options)
+    assert made.started(0.0, "A", "n1", "a0") == []
+    assert made.started(0.0, "B", "n2", "b0") == []
+    return made
+
+
+def test_a_suspected_device_is_lost_and_returns_when_it_answers() -> None:
+    m = live()
+    lost = DeviceLost(
+        1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
+    )
+    assert m.suspected(1.0, "a0", 1.8) == [lost]
+    assert m.suspected(1.5, "a0", 2.3) == []
+    assert m.answered(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
+    assert m.answered(2.1, "a0") == []
+    assert m.tick(7.5) == []
+    assert m.returned(7.5, "A") == DeviceReturned(7.5, "A", is_steady=False)
+    # It was unreachable since -0.8, for 2.8 s.
+    assert m.tick(7.6) == [DeviceSteady(7.6, "A")]
+    assert m.returned(8.0, "A") == DeviceReturned(8.0, "A")
+    assert m.tick(50.0) == []
+
+
+def test_probation_has_a_longest_time() -> None:
+    m = live(device_timeout_s=500.0)
+    m.suspected(1.0, "a0", 2.0)
+    m.answered(100.0, "a0")
+    assert m.tick(110.0) == [DeviceSteady(110.0, "A")]
+
+
+def test_a_device_that_is_suspected_on_probation_is_excluded() -> None:
+    m = live()
+    m.suspected(2.0, "a0", 2.0)
+    m.answered(3.0, "a0")
+    told = m.suspected(5.3, "a0", 2.0)
+    assert [type(order) for order in told] == [DeviceLost, see.Exclude]
+    m.answered(6.6, "a0")
+    assert m.tick(13.0) == []  # it was unreachable for 3.3 s
+    assert m.tick(13.2) == [DeviceSteady(13.2, "A")]
+    told = m.suspected(15.0, "a0", 2.0)
+    assert [type(order) for order in told] == [DeviceLost]
+
+
+def test_a_device_that_stays_suspected_is_restarted_at_another_address() -> None:
+    m = live(device_timeout_s=2.0)
+    m.suspected(1.0, "a0", 2.0)
+    assert m.next_time_s == 3.0
+    assert m.tick(2.9) == []
+    restart = Restart("A", "a0", "it cannot be reached, and last could 2.0 s ago")
+    assert m.tick(3.0) == [DeviceEnded(3.0, "A"), restart]
+    assert m.tick(6.9) == []
+    assert m.answered(9.0, "a0") == []  # too late: it is being ended
+    assert m.started(10.0, "A", "n1", "a1") == [DeviceReturned(10.0, "A")]
+    assert m.suspected(11.0, "a0", 9.0) == []
+    assert m.state("A") is DeviceState.LIVE
+
+
+def test_a_device_that_is_cut_off_is_excluded_at_once_and_restarted_once_it_is_reached() -> None:
+    m = live(device_timeout_s=2.0)
+    assert m.cut_off(0.5, "a0") == []  # it answers all the same
+    m.suspected(1.0, "a0", 2.0)
+    away = see.Exclude(2.0, "A", "n1", "it cannot be reached, and last could 2.0 s ago")
+    assert m.cut_off(2.0, "a0") == [away]
+    assert m.tick(3.9) == []
+    m.cut_off(3.9, "a0")
+    assert m.tick(5.8) == []  # there is nothing to start
+    assert [type(order) for order in m.tick(5.9)] == [DeviceEnded, Restart]
+
+
+def test_a_device_that_was_cut_off_returns_when_it_answers() -> None:
+    m = live()
+    m.suspected(1.0, "a0", 2.0)
+    m.cut_off(2.0, "a0")
+    assert m.answered(20.0, "a0") == [DeviceReturned(20.0, "A", is_steady=False)]
+    assert m.tick(50.0) == [DeviceSteady(50.0, "A")]
+
+
+def test_observations_of_an_earlier_address_are_ignored() -> None:
+    m = live()
+    assert m.started(1.0, "A", "n1", "a1") == []
+    assert m.ended(2.0, "a0", "killed") == []
+    assert m.suspected(2.0, "a0", 2.0) == []
+
+
+def test_lost_messages_lose_and_return_their_device() -> None:
+    told = live().messages_lost(1.0, "a0")
+    assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
+
+
+def test_a_process_that_ends_is_restarted_at_once_and_then_after_growing_pauses() -> None:
+    m = live()
+    told = m.ended(1.0, "a0", "killed")
+    assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
+    assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
+    now_s, pauses = 5.0, []
+    for _ in range(7):
+        assert m.start_failed(now_s, "A") == []
+        pauses.append(m.next_time_s - now_s)
+        now_s = m.next_time_s
+        assert [type(order) for order in m.tick(now_s)] == [Restart]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    m.started(now_s, "A", "n1", "a1")
+    told = m.ended(now_s + 60, "a1", "killed")
+    assert [type(order) for order in told] == [DeviceLost, Restart]  # it had lived long
+
+
+def test_a_process_with_a_hanging_stage_is_restarted() -> None:
+    m = live()
+    lost, restart = m.overdue(5.2, "a0", 5.1)
+    assert isinstance(lost, DeviceLost)
+    assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in lost.cause
+    assert restart == Restart("A", "a0", lost.cause)
+    assert m.overdue(5.4, "a0", 5.3) == []
+
+
+def test_a_device_that_takes_long_to_restart_is_excluded_once() -> None:
+    m = live()
+    m.ended(1.0, "a0", "killed")
+    assert m.tick(4.9) == []
+    assert m.next_time_s == 5.0
+    assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
+    assert m.tick(9.0) == []
+    assert m.started(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
+
+
+def test_a_device_whose_node_has_left_is_removed_until_it_starts_again() -> None:
+    m = live()
+    m.ended(1.0, "a0", "killed")
+    assert m.removed(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
+    assert m.removed(4.0, "A", "left") == []
+    assert m.tick(8.0) == []
+    assert m.started(9.0, "A", "n3", "a1") == [DeviceReturned(9.0, "A")]
+
+
+kinds = st.sampled_from(
+    ["suspected", "answered", "hangs", "lost", "ended", "failed", "left", "started"]
+)
+sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floats(0, 5)))
+
+
+@given(sights)
+def test_each_loss_and_return_is_ordered_once_and_each_loss_ends(
+    life: list[tuple[str, str, bool, float]],
+) -> None:
+    m = live()
+    number, now_s = count(1), 0.0
+    present = {"A": "a0", "B": "b0"}
+    earlier = {"A": "?", "B": "?"}
+    away: Counter[str] = Counter()
+    restarting: set[str] = set()
+    unsteady: set[str] = set()
+
+    def follow(orders: list[Order]) -> None:
+        for order in orders:
+            name = order.device
+            match order:
+                case DeviceLost():
+                    assert not away[name]
+                    away[name] = 1
+                    unsteady.discard(name)
+                case DeviceRemoved():
+                    assert away[name] < 2
+                    away[name] = 2
+                    unsteady.discard(name)
+                    restarting.discard(name)
+                case DeviceReturned():
+                    assert away[name]
+                    away[name] = 0
+                    (unsteady.discard if order.is_steady else unsteady.add)(name)
+                case DeviceSteady():
+                    assert not away[name]
+                    unsteady.remove(name)
+                case see.Exclude():
+                    assert away[name] == 1
+                case Restart():
+                    assert away[name] == 1
+                    assert name not in restarting
+                    restarting.add(name)
+
+    for what, name, forever, seconds in life:
+        now_s += seconds
+        follow(m.tick(now_s))
+        address = earlier[name] if forever else present[name]
+        sight: dict[str, Callable[[], list[Order]]] = {
+            "suspected": partial(m.suspected, now_s, address, 2.0),
+            "answered": partial(m.answered, now_s, address),
+            "hangs": partial(m.overdue, now_s, address, 9.0),
+            "lost": partial(m.messages_lost, now_s, address),
+            "ended": partial(m.ended, now_s, address, "x"),
+            "left": partial(m.removed, now_s, name, "x"),
+        }
+        if what == "failed" and name in restarting:
+            restarting.discard(name)
+            follow(m.removed(now_s, name, "x") if forever else m.start_failed(now_s, name))
+        elif what == "started" and (name in restarting or away[name] == 2):
+            restarting.discard(name)
+            earlier[name], present[name] = present[name], f"{name}{next(number)}"
+            follow(m.started(now_s, name, "n", present[name]))
+            assert not away[name]
+        elif what in sight:
+            follow(sight[what]())
+        # A device that is away answers, is restarted, is to be restarted, or is removed.
+        for device in "AB":
+            state = m.state(device)
+            assert (state is DeviceState.LIVE) == (not away[device])
+            if state in (DeviceState.SUSPECTED, DeviceState.RESTARTING):
+                assert device in restarting or m.next_time_s < inf
+            # Whoever is back is steady, or will be said to be.
+            if back := m.returned(now_s, device):
+                assert back.is_steady == (device not in unsteady)
+                assert back.is_steady or m.next_time_s < inf
+
+
+def test_a_device_that_has_unloaded_our_stages_loads_them_again_in_its_process() -> None:
+    liveness = live()
+    cause = "it could not reach this client for long"
+    assert liveness.unloaded(50.0, "a0") == [
+        DeviceLost(50.0, "A", "n1", cause, may_live=True),
+        Restart("A", "a0", cause, keep=True),
+    ]
+    assert liveness.started(51.0, "A", "n1", "a0") == [DeviceReturned(51.0, "A")]
+    assert liveness.ended(90.0, "a0", "killed") == [
+        DeviceLost(90.0, "A", "n1", "killed"),
+        Restart("A", "a0", "killed"),
+    ]
+
+
+def test_a_pools_client_excludes_a_suspected_device_and_does_not_restart_it() -> None:
+    m = live(of_pool=True, restarts=False)
+    assert [type(order) for order in m.suspected(1.0, "a0", 2.0)] == [DeviceLost]
+    assert m.tick(6.9) == []
+    assert [type(order) for order in m.tick(7.0)] == [see.Exclude]
+    assert m.tick(1000.0) == []
+    assert m.answered(1001.0, "a0") == [DeviceReturned(1001.0, "A", is_steady=False)]
+    m.suspected(2000.0, "a0", 2.0)
+    m.answered(2001.0, "a0")
+    assert [type(order) for order in m.tick(3000.0)] == [DeviceSteady]
+
+
+def test_a_stage_of_a_pools_device_has_a_least_timeout() -> None:
+    m = live(of_pool=True)
+    assert m.overdue(1.0, "a0", 0.1) == []
+    assert isinstance(m.overdue(11.0, "a0", 10.1)[-1], Restart)

@@ -1,0 +1,224 @@
+"""The request runner: its own thread keeps deadlines and is left alone otherwise."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import DeadlineError, RequestCancelledError, TensorLostError
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.response import Response, StageTiming
+from hetero.scheduler import Limits
+from hetero.scheduler.client import request_runner as runner_module
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.request_runner import RequestRunner
+from hetero.scheduler.clock import Clock
+from hetero.scheduler.types.events import PartArrived
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.plan import Plan, Stage
+from hetero.scheduler.types.request_record import RequestRecord
+
+_WAIT_S = 30.0
+_ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))
+
+
+class _Nowhere:
+    """Attempts that go nowhere: the test answers them, or nobody does."""
+
+    def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
+        pass
+
+    def drop(self, request: Request) -> None:
+        pass
+
+    def answer(self, request: Request, inputs: Any, made: Any, runs: Any) -> Response:
+        return Response(made, runs)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    made = Clock("test")
+    yield made
+    made.close()
+
+
+def _runner(
+    clock: Clock, limits: Limits | None = None, in_flight: BytesInFlight | None = None
+) -> RequestRunner:
+    return RequestRunner(
+        limits or Limits(),
+        _Nowhere(),
+        routes=[_ROUTE],
+        name="m",
+        ids=itertools.count(1),
+        in_flight=in_flight or BytesInFlight(),
+        clock=clock,
+    )
+
+
+class _Failing(_Nowhere):
+    """Attempts that cannot be started."""
+
+    def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
+        raise TensorLostError("an input is gone", port="x", device="A")
+
+
+def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
+    clock: Clock,
+) -> None:
+    runner = _runner(clock)
+    runner.attempts = _Failing()
+    array = np.zeros(1)
+    held = weakref.ref(array)
+    future = runner.submit({"x": array}, DEFAULT_REQUEST).future
+    del array
+    assert isinstance(future.exception(_WAIT_S), TensorLostError)
+    assert held() is None
+
+
+class _Answered(_Nowhere):
+    """An attempt whose answer comes while somebody asks for what it will make, if it does."""
+
+    def __init__(self, runner: RequestRunner, is_soon: bool) -> None:
+        self._runner, self._is_soon = runner, is_soon
+
+    def pending_outputs(self, request: Request, inputs: Any) -> dict[str, Any]:
+        if self._is_soon:
+            answered = PartArrived(self._runner.now_s(), request.id, 1, {}, [StageTiming(0, "A")])
+            self._runner.handle(answered)
+        return {"y": "what stands for it"}
+
+
+@pytest.mark.parametrize("is_soon", [True, False])
+def test_what_an_answered_request_was_to_make_is_not_to_come(clock: Clock, is_soon: bool) -> None:
+    """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
+    runner = _runner(clock)
+    runner.attempts = _Answered(runner, is_soon)
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    assert submission.pending_outputs() == ({} if is_soon else {"y": "what stands for it"})
+    assert submission.future.done() is is_soon
+
+
+def _run(runner: RequestRunner, clock: Clock) -> None:
+    """Run a request, and have the clock's thread come by while none is left."""
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    runner.handle(PartArrived(runner.now_s(), submission.request_id, 1, {}, [StageTiming(0, "A")]))
+    submission.future.result(_WAIT_S)
+    for _ in range(2):  # the second is taken once the first has been seen to
+        came_by = threading.Event()
+        clock.later(came_by.set)
+        assert came_by.wait(_WAIT_S)
+
+
+def test_requests_after_the_first_do_not_wake_the_clock(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets: list[float] = []
+    real = clock.set
+    monkeypatch.setattr(clock, "set", lambda timer, due_s: (sets.append(due_s), real(timer, due_s)))
+    runner = _runner(clock)
+    for _ in range(5):
+        _run(runner, clock)
+    assert len(sets) == 1
+    runner.close()
+
+
+def test_a_request_after_others_ends_at_its_own_earlier_deadline(clock: Clock) -> None:
+    runner = _runner(clock)
+    _run(runner, clock)
+    early = runner.submit({}, Request(timeout_s=0.02))
+    with pytest.raises(DeadlineError):
+        early.future.result(_WAIT_S)
+    runner.close()
+
+
+def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept(clock: Clock) -> None:
+    def fail(_: object = None) -> None:
+        raise RuntimeError("of whoever embeds it")
+
+    runner = _runner(clock)
+    first = runner.submit({}, Request(timeout_s=0.02))
+    first.future.add_done_callback(fail)
+    clock.later(fail)
+    with pytest.raises(DeadlineError):
+        first.future.result(_WAIT_S)
+    second = runner.submit({}, Request(timeout_s=0.02))
+    with pytest.raises(DeadlineError):
+        second.future.result(_WAIT_S)
+    runner.close()
+
+
+def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "WAIT_SLICE_S", _WAIT_S)  # nobody looks by himself
+    shared = BytesInFlight()
+    limits = Limits(nbytes=100)
+    waiting, other = (_runner(clock, limits, shared) for _ in range(2))
+    inputs = {"x": np.zeros(60, np.uint8)}
+    waiting.submit({}, DEFAULT_REQUEST)  # one request of a deployment may always be in flight
+    held = other.submit(inputs, DEFAULT_REQUEST)
+    submits = threading.Thread(target=waiting.submit, args=(inputs, DEFAULT_REQUEST))
+    submits.start()
+    while not waiting.counts()[0]:
+        time.sleep(0.001)
+    held.cancel()
+    submits.join(_WAIT_S / 3)
+    assert waiting.counts() == (0, 2)
+    for runner in (waiting, other):
+        runner.close()
+
+
+def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock) -> None:
+    runner = _runner(clock)
+    real = runner.attempts.start
+
+    def start(request: Request, inputs: Mapping[str, Any]) -> None:  # preempted as it begins
+        runner.cancel(request.id)
+        real(request, inputs)
+
+    runner.attempts.start = start  # type: ignore[method-assign]
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    with pytest.raises(RequestCancelledError):
+        submission.future.result(_WAIT_S)
+    assert runner._in_flight.num_running == 0
+    assert runner.running() == []
+    runner.close()
+
+
+def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock: Clock) -> None:
+    runner = _runner(clock)
+    others = [runner.submit({}, Request(timeout_s=_WAIT_S)) for _ in range(3)]
+
+    def interrupt(record: RequestRecord, runs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    runner._ended = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        runner.close()
+    for other in others:
+        with pytest.raises(RequestCancelledError):
+            other.future.result(_WAIT_S)
+
+
+def test_an_answer_that_cannot_be_made_fails_its_request(clock: Clock) -> None:
+    runner = _runner(clock)
+
+    def answer(*of: Any) -> Response:
+        raise MemoryError("no room for the answer")
+
+    runner.attempts.answer = answer  # type: ignore[method-assign]
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    runner.handle(PartArrived(clock.now_s(), submission.request_id, 1, {}, (StageTiming(0, "A"),)))
+    with pytest.raises(MemoryError, match="no room"):
+        submission.future.result(_WAIT_S)
+    runner.close()

@@ -1,0 +1,499 @@
+"""The client's machine: events in, instructions out, and each request answered exactly once."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from hetero.devices.errors import (
+    ClusterError,
+    DeadlineError,
+    DeviceLostError,
+    HeteroError,
+    OverloadedError,
+    RequestCancelledError,
+)
+from hetero.scheduler import Limits
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight
+from hetero.scheduler.client.state_machine import ClientMachine
+from hetero.scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.request_record import RequestState
+from tests.support.machine_routes import RUNS, answered, route
+
+
+def machine(*routes: Route, **limits: Any) -> ClientMachine:
+    return ClientMachine(Limits(**limits), routes or (route("A"),), name="m")
+
+
+def submitted(
+    request_id: int, *, now_s: float = 0.0, nbytes: int = 1, deadline_s: float = 9.0
+) -> ev.Submitted:
+    return ev.Submitted(now_s, request_id, nbytes, deadline_s)
+
+
+def delivered(request_id: int, answer: Any) -> ev.Deliver:
+    return ev.Deliver(request_id, {"y": answer}, RUNS)
+
+
+def failure(instruction: ev.ClientInstruction) -> BaseException:
+    assert isinstance(instruction, ev.Fail)
+    return instruction.error
+
+
+def test_a_request_is_started_and_answered() -> None:
+    m = machine()
+    assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
+    assert m.handle(answered(1.0, 1, 1, "y")) == [delivered(1, "y")]
+    assert m.state(1) is RequestState.ANSWERED
+    assert [line.event for line in m.story(1)] == ["submitted with 1 bytes", "started", "answered"]
+    assert [line.attempt for line in m.story(1)] == [0, 1, 1]
+
+
+def test_what_is_remembered_of_a_request_is_not_its_error() -> None:
+    """It leads to what its callers had on their stacks, tensors that devices keep included."""
+    m = machine()
+    m.handle(submitted(1))
+    assert isinstance(failure(m.handle(ev.AttemptFailed(1.0, 1, 1, ValueError()))[-1]), ValueError)
+    record = m.record(1)
+    assert record is not None
+    assert record.error is None
+
+
+def test_requests_over_the_count_wait_in_order() -> None:
+    m = machine(requests=1)
+    assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
+    assert m.handle(submitted(2)) == []
+    assert m.handle(submitted(3)) == []
+    assert m.num_waiting == 2
+    answer = answered(1.0, 1, 1, "y")
+    assert m.handle(answer) == [delivered(1, "y"), ev.StartAttempt(2, 1)]
+
+
+def test_requests_over_the_bytes_wait_and_one_alone_never_does() -> None:
+    m = machine(nbytes=10)
+    assert m.handle(submitted(1, nbytes=25)) == [ev.StartAttempt(1, 1)]
+    assert m.handle(submitted(2, nbytes=1)) == []
+    assert m.handle(ev.CancelAsked(1.0, 1))[-1] == ev.StartAttempt(2, 1)
+
+
+def test_what_stages_made_before_counts_for_later_requests() -> None:
+    m = machine(nbytes=100)
+    m.handle(submitted(1))
+    m.handle(answered(1.0, 1, 1, "y", 60))
+    assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1)]
+    assert m.nbytes_in_flight == 61
+    assert m.handle(submitted(3)) == []
+
+
+def answer(m: ClientMachine, request_id: int, made_nbytes: int, *, nbytes: int = 1) -> None:
+    m.handle(submitted(request_id, nbytes=nbytes))
+    m.handle(answered(1.0, request_id, 1, "y", made_nbytes))
+
+
+def test_a_request_that_made_much_does_not_slow_smaller_ones() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 10)
+    answer(m, 2, 900, nbytes=64)
+    assert [len(m.handle(submitted(3 + i))) for i in range(32)] == [1] * 32
+
+
+def test_a_request_that_made_much_once_is_forgotten() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 900)
+    for request_id in range(2, 40):
+        answer(m, request_id, 10)
+    assert [len(m.handle(submitted(40 + i))) for i in range(32)] == [1] * 32
+
+
+def test_a_size_not_seen_yet_is_expected_to_make_what_the_next_smaller_one_did() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 10)
+    answer(m, 2, 500, nbytes=16)
+    m.handle(submitted(3, nbytes=100))
+    assert m.nbytes_in_flight == 600
+    assert m.handle(submitted(4, nbytes=100)) == []
+
+
+def test_machines_that_share_a_count_share_the_bytes_and_none_starves() -> None:
+    shared = BytesInFlight()
+    one, other = (
+        ClientMachine(Limits(nbytes=100), (route("A"),), in_flight=shared) for _ in range(2)
+    )
+    one.handle(submitted(1, nbytes=60))
+    one.handle(submitted(2, nbytes=30))
+    assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only one
+    assert other.handle(submitted(4, nbytes=5)) == []
+    assert one.handle(ev.CancelAsked(1.0, 1))[0] == ev.DropAttempt(1, 1)
+    assert other.handle(ev.TimePassed(1.0)) == [ev.StartAttempt(4, 1)]
+    for m in (one, other):
+        m.handle(ev.Closed(2.0))
+    assert shared.nbytes == 0
+
+
+def test_a_small_request_does_not_overtake_a_big_one() -> None:
+    m = machine(nbytes=10)
+    m.handle(submitted(1, nbytes=6))
+    assert m.handle(submitted(2, nbytes=9)) == []
+    assert m.handle(submitted(3, nbytes=1)) == []
+
+
+def test_too_many_waiting_callers_are_refused() -> None:
+    m = machine(requests=1, waiting=1)
+    m.handle(submitted(1))
+    m.handle(submitted(2))
+    error = failure(m.handle(submitted(3))[0])
+    assert isinstance(error, OverloadedError)
+    assert "1 of 1 requests" in str(error)
+
+
+def test_a_request_that_does_not_wait_is_refused_where_there_is_no_room() -> None:
+    m = machine(requests=1)
+    assert m.handle(ev.Submitted(0.0, 1, 1, 9.0, waits=False)) == [ev.StartAttempt(1, 1)]
+    refused = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
+    assert isinstance(failure(refused[0]), OverloadedError)
+
+
+def test_a_request_without_any_time_left_never_starts() -> None:
+    m = machine()
+    for request_id, deadline_s in ((1, 0.0), (2, -1.0)):
+        (fail,) = m.handle(submitted(request_id, deadline_s=deadline_s))
+        assert isinstance(failure(fail), DeadlineError)
+        assert m.state(request_id) is RequestState.EXPIRED
+    assert m.handle(submitted(3)) == [ev.StartAttempt(3, 1)]
+
+
+def test_deadlines_end_waiting_and_running_requests() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1, deadline_s=3.0))
+    m.handle(submitted(2, deadline_s=2.0))
+    assert m.next_deadline_s == 2.0
+    (waiting,) = m.handle(ev.TimePassed(2.0))
+    assert isinstance(failure(waiting), DeadlineError)
+    drop, running = m.handle(ev.TimePassed(3.5))
+    assert drop == ev.DropAttempt(1, 1)
+    assert "no answer after 3.500 s" in str(failure(running))
+    assert m.next_deadline_s is None
+
+
+def test_time_that_passes_early_ends_nothing() -> None:
+    m = machine()
+    m.handle(submitted(1, deadline_s=3.0))
+    assert m.handle(ev.TimePassed(2.9)) == []
+
+
+def test_cancelling_drops_the_attempt_and_admits_the_next() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1))
+    m.handle(submitted(2))
+    drop, fail, start = m.handle(ev.CancelAsked(1.0, 1))
+    assert (drop, start) == (ev.DropAttempt(1, 1), ev.StartAttempt(2, 1))
+    assert isinstance(failure(fail), RequestCancelledError)
+    assert m.handle(ev.CancelAsked(2.0, 1)) == []
+
+
+def test_answers_of_ended_requests_are_dropped_and_told() -> None:
+    m = machine()
+    m.handle(submitted(1))
+    m.handle(ev.CancelAsked(1.0, 1))
+    assert m.handle(answered(2.0, 1, 1, "y")) == []
+    assert "came late" in m.story(1)[-1].event
+
+
+def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_dropped() -> None:
+    m = machine(route("A"), route("B"))
+    m.handle(submitted(1))
+    again = m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x")))
+    assert again == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2, 1)]
+    assert m.handle(answered(1.5, 1, 1, "stale")) == []
+    again = m.handle(ev.AttemptFailed(2.0, 1, 2, DeviceLostError("x")))
+    assert again == [ev.DropAttempt(1, 2, 1), ev.StartAttempt(1, 3)]
+    assert m.handle(answered(3.0, 1, 3, "y")) == [delivered(1, "y")]
+
+
+LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
+SILENT = ev.DeviceLost(1.0, "A", "node-7", "not heard", may_live=True)
+GONE = ev.DeviceRemoved(2.0, "A", "node-7", "unplugged")
+BACK = ev.DeviceReturned(3.0, "A")
+
+
+def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> None:
+    m = machine(requests=2)
+    m.handle(submitted(1))
+    m.handle(submitted(2))
+    m.handle(submitted(3))
+    assert m.handle(LOST) == [ev.DropAttempt(1, 1), ev.DropAttempt(2, 1)]
+    assert m.state(1) is RequestState.PARKED
+    assert m.handle(submitted(4)) == []
+    assert m.num_in_flight == 2  # a parked request keeps its room
+    assert m.handle(answered(1.5, 1, 1, "late")) == []
+    assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
+    assert m.handle(answered(4.0, 1, 2, "y")) == [delivered(1, "y"), ev.StartAttempt(3, 1)]
+    gone = "device A on node node-7 is gone: killed"
+    restarted = "A device whose node is alive is restarted: send the request again."
+    assert [line.event for line in m.story(1)] == [
+        "submitted with 1 bytes",
+        "started",
+        f"failed: request 1, attempt 1: {gone}. {restarted}",
+        f"parked: {gone}",
+        "PartArrived came late and was dropped",
+        "started",
+        "answered",
+    ]
+
+
+def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
+    m = machine()
+    m.handle(LOST)
+    assert m.handle(submitted(1)) == []
+    assert "waits: device A on node node-7 is gone" in m.story(1)[-1].event
+    for number, waits in ((2, False), (3, None)):
+        (refused,) = m.handle(ev.Submitted(2.0, number, 1, 9.0, waits=waits))
+        assert isinstance(failure(refused), DeviceLostError)
+    assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
+
+
+def test_a_device_that_is_gone_for_good_ends_what_waits_for_it_at_once() -> None:
+    m = machine(requests=1)
+    for request_id in (1, 2):
+        m.handle(submitted(request_id))
+    m.handle(LOST)
+    told = m.handle(GONE)
+    errors = [failure(i) for i in told]
+    assert [type(e) for e in errors] == [DeviceLostError] * 2
+    assert errors[0].story[-1].startswith("2000.000 ms, attempt 1: refused: request 1, attempt 1")
+    assert any("attempt 1: started" in line for line in errors[0].story)
+    assert "unplugged" in str(failure(m.handle(submitted(3))[0]))
+    m.handle(BACK)
+    assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
+
+
+def test_a_device_of_another_route_costs_nothing_and_a_live_route_takes_over() -> None:
+    m = machine(route("A", "C"), route("B", "C"))
+    assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1, 0)]
+    assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1, 1)]
+    assert m.handle(LOST) == [ev.DropAttempt(1, 1, 0), ev.StartAttempt(1, 2, 1)]
+    assert m.handle(submitted(3)) == [ev.StartAttempt(3, 1, 1)]
+    assert m.handle(GONE) == []
+    assert len(m.handle(ev.DeviceLost(3.0, "C", "n", "x"))) == 3
+    assert m.state(1) is RequestState.PARKED
+    back = m.handle(ev.DeviceReturned(4.0, "C"))
+    assert back == [ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1), ev.StartAttempt(1, 3, 1)]
+
+
+def test_routes_that_are_added_take_parked_requests_over() -> None:
+    m = machine()
+    m.handle(submitted(1))
+    m.handle(LOST)
+    assert m.handle(ev.RoutesAdded(2.0, (route("B"),))) == [ev.StartAttempt(1, 2, 1)]
+    assert m.handle(GONE) == []
+
+
+def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> None:
+    m = machine(attempts=2)
+    m.handle(submitted(1))
+    for _ in range(3):
+        m.handle(LOST)
+        m.handle(BACK)
+    drop, failed = m.handle(LOST)
+    assert drop == ev.DropAttempt(1, 4)
+    error = failure(failed)
+    assert isinstance(error, DeviceLostError)
+    assert [line.split(": ")[1][:7] for line in error.data["story"]] == [
+        "submitt",
+        *("started", "failed", "parked") * 3,
+        *("started", "failed"),
+    ]
+
+
+@pytest.mark.parametrize("is_silent_first", [False, True])
+def test_a_request_that_ends_its_device_fails_alone(is_silent_first: bool) -> None:
+    m = machine(attempts=2)
+    running = {i for i in range(8) if m.handle(submitted(i))}
+    poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
+    while running:
+        if poison in running:  # it is the first to run, and the device is lost with all that it has
+            num_lost += 1
+            if is_silent_first:
+                told = [*m.handle(SILENT), *m.handle(ev.DeviceEnded(2.5, "A")), *m.handle(BACK)]
+            else:
+                told = [*m.handle(LOST), *m.handle(BACK)]
+        else:
+            record = m.record(min(running))
+            assert record is not None
+            told = m.handle(answered(4.0, record.id, record.attempt, "y"))
+        for order in told:
+            match order:
+                case ev.StartAttempt(i):
+                    running.add(i)
+                case ev.DropAttempt(i) | ev.Deliver(i):
+                    running.discard(i)
+                    if isinstance(order, ev.Deliver):
+                        good.discard(i)
+                case ev.Fail(i, error):
+                    failed[i] = error
+    assert not good
+    assert [type(error) for error in failed.values()] == [DeviceLostError]
+    assert list(failed) == [poison]
+    assert num_lost == 4  # twice with all, which is free, and twice alone
+
+
+def test_suspects_are_tried_one_by_one_though_other_routes_are_there() -> None:
+    m = machine(route("A"), route("B"))
+    for i in range(4):
+        m.handle(submitted(i))
+    on = {device: ev.DeviceLost(1.0, device, "node-7", "killed") for device in "AB"}
+    back = {device: ev.DeviceReturned(1.0, device) for device in "AB"}
+    for device in "ABA":  # each is lost with all that it has, and is back
+        m.handle(on[device])
+        m.handle(back[device])
+    records = list(m.live())
+    assert all(record.is_suspect for record in records)
+    for num_lost, now_s in enumerate((2.0, 4.0, 6.0)):
+        m.handle(ev.TimePassed(now_s))
+        (running,) = (record for record in records if record.state is RequestState.RUNNING)
+        m.handle(on["AB"[running.route]])  # with this one alone on it
+        assert RequestState.RUNNING not in [record.state for record in records]
+        m.handle(back["AB"[running.route]])
+        assert sum(record.num_failed for record in records) == num_lost + 1
+
+
+def test_a_device_that_is_silent_again_and_again_costs_no_attempt() -> None:
+    m = machine(attempts=2)
+    for i in (1, 2):
+        m.handle(submitted(i))
+    for attempt in range(2, 12):
+        assert m.handle(SILENT) == [ev.DropAttempt(i, attempt - 1) for i in (1, 2)]
+        assert m.handle(BACK) == [ev.StartAttempt(i, attempt) for i in (1, 2)]
+    assert m.handle(ev.DeviceEnded(9.0, "A")) == []  # it was heard since
+    record = m.record(1)
+    assert record is not None
+    assert (record.num_failed, record.num_lost, record.is_suspect) == (0, 0, False)
+
+
+def test_messages_lost_on_the_way_count_and_make_no_suspects() -> None:
+    m = machine(attempts=2)
+    lost = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
+    for i in (1, 2):
+        m.handle(submitted(i))
+    m.handle(lost)
+    assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
+    assert [type(o) for o in m.handle(lost)] == [ev.DropAttempt, ev.Fail] * 2
+
+
+def test_what_was_lost_by_a_device_that_is_there_is_sent_again_after_a_pause() -> None:
+    m = machine()
+    m.handle(submitted(1))
+    assert m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x"))) == [ev.DropAttempt(1, 1)]
+    resume_s = m.next_deadline_s
+    assert resume_s is not None
+    assert 1.0 < resume_s < 2.0
+    assert m.handle(ev.TimePassed(resume_s)) == [ev.StartAttempt(1, 2)]
+
+
+def test_a_full_memory_is_tried_on_another_route_and_a_plugins_error_is_not() -> None:
+    m = machine(route("A"), route("B"))
+    m.handle(submitted(1))
+    full = MemoryError("full")
+    again = m.handle(ev.AttemptFailed(1.0, 1, 1, full))
+    assert again == [ev.DropAttempt(1, 1, 0), ev.StartAttempt(1, 2, 1)]
+    drop, failed = m.handle(ev.AttemptFailed(2.0, 1, 2, full))
+    assert (drop, failure(failed)) == (ev.DropAttempt(1, 2, 1), full)
+    m.handle(submitted(2))
+    assert failure(m.handle(ev.AttemptFailed(3.0, 2, 1, HeteroError("bad")))[-1]).args == ("bad",)
+
+
+def test_parked_requests_expire_are_cancelled_and_end_with_the_deployment_or_the_cluster() -> None:
+    m = machine()
+    for request_id, deadline_s in ((1, 3.0), (2, 9.0), (3, 9.0), (4, 9.0)):
+        m.handle(submitted(request_id, deadline_s=deadline_s))
+    m.handle(LOST)
+    (expired,) = m.handle(ev.TimePassed(3.0))
+    assert "parked: device A on node node-7 is gone: killed" in str(failure(expired))
+    (cancelled,) = m.handle(ev.CancelAsked(3.0, 2))
+    assert isinstance(failure(cancelled), RequestCancelledError)
+    told = m.handle(ev.ClusterLost(4.0, ClusterError("no cluster")))
+    assert [str(failure(i)) for i in told] == [
+        f"request {i}, attempt 1: no cluster" for i in (3, 4)
+    ]
+    assert isinstance(failure(m.handle(submitted(5))[0]), ClusterError)
+    assert m.num_in_flight == m.nbytes_in_flight == 0
+
+
+def test_waiting_for_admission_has_a_time_out_of_its_own() -> None:
+    m = machine(requests=1, admission_timeout_s=2.0)
+    m.handle(submitted(1))
+    m.handle(submitted(2, now_s=1.0))
+    assert m.next_deadline_s == 3.0
+    (late,) = m.handle(ev.TimePassed(3.0))
+    assert isinstance(failure(late), OverloadedError)
+    assert m.handle(ev.TimePassed(8.0)) == []  # who is admitted has the whole time
+    m.handle(LOST)
+    m.handle(submitted(3, now_s=4.0))
+    (away,) = m.handle(ev.TimePassed(6.0))
+    assert isinstance(failure(away), DeviceLostError)
+
+
+def test_greater_priority_is_admitted_first() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1))
+    for request_id, priority in ((2, 0), (3, 1), (4, 1)):
+        m.handle(ev.Submitted(0.0, request_id, 1, 9.0, priority=priority))
+    order = []
+    for done in (1, 3, 4):
+        _, start = m.handle(answered(1.0, done, 1, "y"))
+        assert isinstance(start, ev.StartAttempt)
+        order.append(start.request_id)
+    assert order == [3, 4, 2]
+
+
+def test_answers_come_in_order_where_that_is_asked_for() -> None:
+    m = machine(in_order=True, requests=3)
+    for request_id in (1, 2, 3, 4):
+        m.handle(submitted(request_id))
+    assert m.handle(answered(1.0, 2, 1, "b")) == []
+    assert m.handle(answered(1.0, 3, 1, "c")) == []  # those held keep their room
+    told = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
+    assert isinstance(failure(told[0]), HeteroError)
+    assert told[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
+
+
+def test_requests_that_ended_leave_nothing_behind() -> None:
+    m = machine(remembered=10)
+    for request_id in range(5000):
+        m.handle(submitted(request_id, deadline_s=1e6))
+        m.handle(answered(1.0, request_id, 1, "y"))
+    assert len(m.due.entries) < 200
+
+
+def test_closing_cancels_all_and_those_to_come() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1))
+    m.handle(submitted(2))
+    told = m.handle(ev.Closed(1.0))
+    assert [type(i) for i in told] == [ev.DropAttempt, ev.Fail, ev.Fail]
+    assert isinstance(failure(m.handle(submitted(3))[0]), RequestCancelledError)
+
+
+def test_impossible_events_are_faults() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1))
+    with pytest.raises(InvalidTransitionError, match="twice"):
+        m.handle(submitted(1))
+    m.handle(submitted(2))
+    with pytest.raises(InvalidTransitionError, match="waiting"):
+        m.handle(answered(1.0, 2, 1, "y"))
+
+
+def test_the_table_is_closed() -> None:
+    reached = {RequestState.NEW, RequestState.DIRECT} | {
+        state for row in TRANSITIONS.values() for state in row.to
+    }
+    assert reached == set(RequestState)
+    assert {event for _, event in TRANSITIONS} == set(get_args(ev.ClientEvent))
+    for row in TRANSITIONS.values():
+        assert callable(getattr(ClientMachine, row.handler))
+    leaving = {state for state, _ in TRANSITIONS}
+    assert leaving == set(RequestState)

@@ -1,0 +1,148 @@
+"""The order of a device's queue: a pipeline's for one client, equal turns for several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.devices.request.request import Request
+from hetero.scheduler.device.task_queue import DeviceMachine
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.messages import Task
+
+LEVELS = 4
+
+
+def machine(clients: Sequence[str]) -> DeviceMachine:
+    """Each client has a deployment of its own name with a stage of each level."""
+    m = DeviceMachine()
+    for client in clients:
+        for level in range(LEVELS):
+            m.open(ev.StageOpened(client, level, ("x",), level, client=client))
+    return m
+
+
+def arrive(
+    m: DeviceMachine, client: str, sequence: int, *, level: int = 0, priority: int = 0
+) -> list[Task]:
+    """Bring a task's only input; return what is started."""
+    request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
+    return runs(m.arrived(Task(request, level), {"x": None}, (), 0.0))
+
+
+def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
+    return [i.task for i in instructions if isinstance(i, ev.Run)]
+
+
+def drain(m: DeviceMachine, started: list[Task]) -> Iterator[Task]:
+    """End what runs, one after the other."""
+    while started:
+        (task,) = started
+        yield task
+        started = end(m, task)
+
+
+def end(m: DeviceMachine, task: Task) -> list[Task]:
+    """End a task that runs; return what is started."""
+    run = m.find(task)
+    assert run is not None
+    return runs(m.end(run)[1:])
+
+
+one = st.tuples(st.integers(2, 9), st.integers(0, LEVELS - 1), st.integers(0, 1))
+
+
+@given(st.lists(one, max_size=12, unique_by=lambda t: t[:2]))
+def test_one_clients_tasks_run_by_request_and_level_then_priority(
+    tasks: list[tuple[int, int, int]],
+) -> None:
+    m = machine("AB")
+    for _ in drain(m, arrive(m, "B", 1)):  # another was there
+        pass
+    started = arrive(m, "A", 1)
+    for sequence, level, priority in tasks:
+        assert arrive(m, "A", sequence, level=level, priority=priority) == []
+    order = [(t.request.id, t.stage) for t in drain(m, started)][1:]
+    wanted = sorted(tasks, key=lambda t: (t[0] + t[1], -t[2]))
+    assert order == [t[:2] for t in wanted]
+
+
+def test_a_clients_flood_does_not_delay_anothers_request() -> None:
+    m = machine("AB")
+    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    for _ in range(10):
+        started = end(m, started[0])
+    arrive(m, "B", 1)
+    arrive(m, "B", 2)
+    order = [task.request.deployment for task in drain(m, started)]
+    assert order.index("B") <= 2
+    assert "".join(order[:6]).count("B") == 2
+
+
+@pytest.mark.parametrize("first", [1, 10**6])
+def test_a_client_that_asks_one_by_one_gets_half_beside_a_flood_and_not_more(first: int) -> None:
+    m = machine("AB")
+    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    count = Counter[str]()
+    for step in range(200):
+        if not step or started[0].request.deployment == "B":
+            arrive(m, "B", first + step)
+        count[started[0].request.deployment] += 1
+        started = end(m, started[0])
+    assert count["A"] == pytest.approx(100, abs=3)
+
+
+@pytest.mark.parametrize("in_flight", [8, 64])
+def test_beside_a_flood_of_chains_each_stage_of_anothers_waits_for_one_task(in_flight: int) -> None:
+    m = machine("AB")
+    started = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
+    newest = Counter(A=in_flight, B=1)
+    order = ""
+    for step in range(20 * in_flight):
+        (task,) = started
+        client, level = task.request.deployment, task.stage
+        order += client
+        if level + 1 < LEVELS:
+            arrive(m, client, task.request.id, level=level + 1)
+        else:
+            newest[client] += 1
+            arrive(m, client, newest[client])
+        if step == 10 * in_flight:  # the flood's requests are at all levels
+            arrive(m, "B", 1)
+        started = end(m, task)
+    assert "AA" not in order[10 * in_flight + 2 :]
+
+
+def test_a_long_idle_client_saves_up_no_turns() -> None:
+    m = machine("AB")
+    for _ in drain(m, arrive(m, "B", 1)):
+        pass
+    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    for _ in range(500):
+        started = end(m, started[0])
+    for sequence in range(2, 200):
+        arrive(m, "B", sequence)
+    first = [task.request.deployment for task in islice(drain(m, started), 100)]
+    assert first.count("B") == pytest.approx(50, abs=2)
+
+
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 3))
+def test_clients_that_keep_a_device_busy_get_equal_turns_whatever_they_count(
+    gaps: list[int], levels: int
+) -> None:
+    """Numbers of a client's requests on this device may have gaps: others went elsewhere."""
+    clients = "ABCD"[: len(gaps)]
+    m = machine(clients)
+    started: list[Task] = []
+    for turn in range(1, 31):
+        for client, gap in zip(clients, gaps, strict=True):
+            started += arrive(m, client, turn * gap, level=turn % (levels + 1))
+    count = Counter[str]()
+    for task in islice(drain(m, started), 20 * len(clients)):
+        count[task.request.deployment] += 1
+    assert max(count.values()) - min(count.values()) <= 2 + 2 * levels

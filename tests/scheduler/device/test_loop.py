@@ -1,0 +1,134 @@
+"""The device loop on a direct channel: what comes for a stage that is not held is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import BlobError, DeviceLostError
+from hetero.devices.request.request import Request
+from hetero.scheduler import DeviceDescriptor
+from hetero.scheduler.channels.channel import Receiver
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.types.events import Send, StageOpened
+from hetero.scheduler.types.messages import Failure, Task, Values
+from tests.scheduler.models import chain
+from tests.scheduler.parties import LONG_S, Party
+from tests.scheduler.plugins import ToyPlugin
+
+
+@pytest.fixture
+def device(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
+    """Return a loop and its channel, closed before the parties are."""
+    channels: list[DirectChannel] = []
+
+    def connect(receive: Receiver) -> DirectChannel:
+        channels.append(DirectChannel(receive, folder=folder))
+        return channels[0]
+
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, connect, lambda loop, task: None)
+    yield loop, channels[0]
+    loop.close()
+
+
+def opened(loop: DeviceLoop, client: str) -> StageOpened:
+    _, (source,) = chain("TOY")
+    loop.host.load_stage("key", 0, source, 1)
+    return StageOpened("key", 0, ("x",), 0, {}, ("t0",), 1, client, 0.0)
+
+
+@pytest.mark.parametrize("end", ["closed", "client gone"])
+def test_values_for_a_stage_that_was_let_go_come_back_as_a_lost_device(
+    end: str, device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+) -> None:
+    loop, channel = device
+    client, before = party(), party()  # another device hears of nothing, the client of all
+    loop.open_stage(opened(loop, client.address))
+    if end == "closed":
+        loop.close_deployment("key")
+    else:
+        loop.client_gone(client.address)
+    task = Task(Request(deployment="key", id=3, attempt=2), 0)
+    before.channel.send(loop.address, Values(task, {"x": np.ones(1, np.float32)}))
+    while not channel.pump(LONG_S):
+        pass
+    answer = client.next()
+    assert isinstance(answer, Failure)
+    assert answer.task == task
+    assert isinstance(answer.error, DeviceLostError)
+
+
+def test_ill_typed_message_is_a_typed_error(
+    device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+) -> None:
+    loop, channel = device
+    client = party()
+    loop.open_stage(opened(loop, client.address))
+    ill_typed: Any = 1.5
+    request = Request(deployment="key", id=3, attempt=2, priority=ill_typed)
+    client.channel.send(loop.address, Values(Task(request, 0), {"x": np.ones(1, np.float32)}))
+    while not channel.pump(LONG_S):
+        pass
+    told = client.next()
+    assert isinstance(told, Failure)
+    assert told.task == Task(Request(deployment="key", id=3, attempt=2), 0)
+    assert isinstance(told.error, BlobError)
+    assert "int" in str(told.error)
+
+
+def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the_models() -> None:
+    came: dict[str, list[Any]] = {name: [] for name in ("client", "near", "moved", "far")}
+    board = Switchboard()
+    for name, messages in came.items():
+        board.connect(name, messages.append)
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, partial(board.connect, "device"), lambda loop, run: loop.run(run))
+    stage = opened(loop, "client")
+    wire = {0: (Send("near", 5, ("t0",)),), 1: (Send("far", 6, ("t0",)),)}
+    x = np.ones(4, np.float32)
+
+    def told(route: int, number: int) -> dict[str, list[tuple[str, int]]]:
+        request = Request(deployment="key", id=number, attempt=1, route=route)
+        loop.receive(Values(Task(request, 0), {"x": x}))
+        heard = {
+            name: [(type(m).__name__, m.task.stage) for m in found] for name, found in came.items()
+        }
+        for found in came.values():
+            found.clear()
+        return {name: found for name, found in heard.items() if found}
+
+    loop.open_stage(replace(stage, sends=wire))
+    assert told(0, 1) == {"near": [("Values", 5)], "client": [("Outputs", 0)]}
+    assert told(1, 2) == {"far": [("Values", 6)], "client": [("Outputs", 0)]}
+    loop.open_stage(replace(stage, sends={0: (Send("moved", 5, ("t0",)),)}, outputs=()))
+    assert told(0, 3) == {"moved": [("Values", 5)]}
+    assert told(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
+    loop.close()
+
+
+def test_a_task_that_no_thread_takes_is_told_of_and_holds_no_stream() -> None:
+    def refuse(loop: DeviceLoop, due: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    came: list[Any] = []
+    board = Switchboard()
+    board.connect("client", came.append)
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, partial(board.connect, "device"), refuse)
+    loop.open_stage(opened(loop, "client"))
+    task = Task(Request(deployment="key", id=1, attempt=1), 0)
+    loop.receive(Values(task, {"x": np.ones(1, np.float32)}))
+    assert [(type(m), m.task) for m in came] == [(Failure, task)]
+    assert "can't start new thread" in str(came[0].error)
+    assert loop.status()["running"] == loop.status()["tasks"] == 0
+    loop.close()

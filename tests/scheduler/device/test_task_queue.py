@@ -1,0 +1,335 @@
+"""The device's machine: joining, order, sending on, and dropping."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.devices.errors import DeviceError, DeviceLostError
+from hetero.devices.request.request import Request
+from hetero.scheduler.device.task_queue import DeviceMachine, InvalidTaskError
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.events import Send
+from hetero.scheduler.types.messages import Failure, Task
+
+JOIN = Send("B", 2, ("t",))
+
+
+def machine(num_streams: int = 1) -> DeviceMachine:
+    """Stage 0 takes x and sends t on; stage 1 takes a and b, a level further; stage 2 nothing."""
+    m = DeviceMachine()
+    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}, ("y",), num_streams))
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1, num_streams=num_streams))
+    m.open(ev.StageOpened("d", 2, (), 0, num_streams=num_streams))
+    return m
+
+
+def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
+    return Task(Request(deployment="d", id=request_id, attempt=attempt), stage)
+
+
+def arrived(m: DeviceMachine, t: Task, *tensors: str) -> list[ev.DeviceInstruction]:
+    return m.arrived(t, dict.fromkeys(tensors), (), 0.0)
+
+
+def run(t: Task, *tensors: str) -> ev.Run:
+    return ev.Run(t, dict.fromkeys(tensors))
+
+
+def found(m: DeviceMachine, t: Task) -> ev.Run:
+    run = m.find(t)
+    assert run is not None
+    return run
+
+
+def end(m: DeviceMachine, t: Task) -> list[ev.DeviceInstruction]:
+    """End a task that runs; return what is done."""
+    run = found(m, t)
+    run.outputs = {}
+    return m.end(run)
+
+
+def nbytes_of(m: DeviceMachine, client: str) -> int:
+    return m._clients[client].nbytes if client in m._clients else 0
+
+
+def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
+    return [i.task for i in instructions if isinstance(i, ev.Run) and i.outputs is not None]
+
+
+def test_a_task_runs_sends_on_and_reports() -> None:
+    m = machine()
+    assert arrived(m, task(1), "x") == [run(task(1), "x")]
+    assert end(m, task(1)) == [
+        run(task(1), "x"),
+    ]
+    assert m.num_tasks == 0
+
+
+def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    arrived(m, task(2), "x")
+    moved = Send("B2", 2, ("t",))
+    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
+    assert end(m, task(1)) == [
+        run(task(1), "x"),
+        run(task(2), "x"),
+    ]
+
+
+def test_a_stage_waits_for_all_its_inputs_in_any_order() -> None:
+    m = machine()
+    assert arrived(m, task(1, 1), "b") == []
+    assert arrived(m, task(1, 1), "a") == [run(task(1, 1), "b", "a")]
+
+
+def test_a_stage_without_inputs_runs_when_told() -> None:
+    assert arrived(machine(), task(1, 2)) == [run(task(1, 2))]
+
+
+def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    arrived(m, task(4), "x")
+    arrived(m, task(3, 1), "a", "b")
+    arrived(m, task(3), "x")
+    order = []
+    current = task(1)
+    for _ in range(3):
+        _, run = end(m, current)
+        current = run.task
+        order.append(current)
+    assert order == [task(3), task(4), task(3, 1)]
+
+
+def test_as_many_run_as_there_are_streams() -> None:
+    m = machine(2)
+    assert arrived(m, task(1), "x")
+    assert arrived(m, task(2), "x")
+    assert arrived(m, task(3), "x") == []
+    assert end(m, task(1))[-1] == run(task(3), "x")
+
+
+def other(request_id: int) -> Task:
+    """Return a task of a second deployment, whose only stage takes x."""
+    return Task(Request(deployment="e", id=request_id, attempt=1), 0)
+
+
+def test_each_stage_keeps_to_its_own_streams() -> None:
+    m = machine(4)
+    m.open(ev.StageOpened("e", 0, ("x",), 0))
+    assert m.num_streams == 4
+    assert arrived(m, other(1), "x") == [run(other(1), "x")]
+    assert arrived(m, other(2), "x") == []
+    assert arrived(m, other(3), "x") == []
+    # The streams that are free are free for others, though these came later.
+    assert arrived(m, task(4), "x") == [run(task(4), "x")]
+    assert m.drop(other(2).request) == []
+    assert end(m, other(1))[-1] == run(other(3), "x")
+    m.close("d")
+    assert m.num_streams == 1
+
+
+def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
+    m = machine(2)
+    m.open(ev.StageOpened("e", 0, ("x",), 0))
+    for request_id in (1, 2, 3):
+        arrived(m, other(request_id), "x")
+    m.close("d")
+    assert end(m, other(1))[-1] == run(other(2), "x")
+    assert end(m, other(2))[-1] == run(other(3), "x")
+
+
+def test_a_failure_is_reported_and_nothing_sent() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    error = ValueError()
+    assert m.end(found(m, task(1)), error) == [
+        Failure(task(1), error),
+    ]
+
+
+def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    arrived(m, task(1, 1), "a")
+    assert m.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
+    assert end(m, task(1)) == []
+    assert m.num_tasks == 0
+
+
+def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
+    m = machine()
+    m.drop(task(1).request)
+    assert arrived(m, task(1), "x") == []
+    assert arrived(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
+
+
+def test_a_dropped_task_in_the_queue_does_not_run() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    arrived(m, task(2), "x")
+    arrived(m, task(3), "x")
+    m.drop(task(2).request)
+    assert end(m, task(1))[-1] == run(task(3), "x")
+
+
+def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    arrived(m, task(2), "x")
+    runs = found(m, task(1))
+    assert m.close("d") == [ev.Stop(run(task(1), "x"))]
+    assert refusal(arrived(m, task(3), "x"), task(3)).stage == 0
+    assert m.end(runs) == []
+    assert m.num_running == 0
+
+
+def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
+    (told,) = instructions
+    assert isinstance(told, Failure)
+    assert told.task == of
+    assert isinstance(told.error, DeviceError)
+    return told.error
+
+
+def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
+    m = machine()
+    assert "is not loaded here" in str(refusal(arrived(m, task(1, 9), "x"), task(1, 9)))
+    assert "['y']" in str(refusal(arrived(m, task(1), "y"), task(1)))
+    assert m.num_tasks == 0
+
+
+def test_a_task_runs_at_once_where_none_waits_and_a_stream_is_free() -> None:
+    m = machine()
+    m.drop(task(1).request)
+    assert arrived(m, task(1), "x") == []
+    assert arrived(m, task(2), "x") == [run(task(2), "x")]
+    assert arrived(m, task(2), "x") == []  # again
+    assert arrived(m, task(3), "x") == []
+    assert arrived(m, task(4), "x") == []
+    assert end(m, task(2)) == [
+        run(task(2), "x"),
+        run(task(3), "x"),
+    ]
+    wide = machine(2)
+    assert arrived(wide, task(1), "x")
+    assert arrived(wide, task(2), "x")
+    assert wide.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
+    assert end(wide, task(1)) == []
+    assert wide.find(task(2)) is not None
+    assert (wide.num_running, wide.num_tasks) == (1, 1)
+
+
+def test_values_that_come_twice_change_nothing() -> None:
+    m = machine()
+    arrived(m, task(1, 1), "a")
+    assert arrived(m, task(1, 1), "a") == []
+    assert arrived(m, task(1, 1), "b") == [run(task(1, 1), "b", "a")]
+    assert arrived(m, task(1, 1), "a", "b") == []
+    end(m, task(1, 1))
+    assert m.num_tasks == 0
+
+
+def test_impossible_events_are_faults() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    runs = found(m, task(1))
+    m.end(runs)
+    with pytest.raises(InvalidTaskError, match="gone"):
+        m.end(runs)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
+    st.integers(1, 3),
+)
+def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
+    m = machine(streams)
+    sent: set[tuple[int, str]] = set()
+    dropped: set[int] = set()
+    running: list[Task] = []
+    runs: list[Task] = []
+
+    def follow(instructions: list[ev.DeviceInstruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, ev.Run) and instruction.outputs is None:
+                running.append(instruction.task)
+                runs.append(instruction.task)
+        for t in passed_on(instructions):
+            assert t.request.id not in dropped
+
+    for what, number in life:
+        if what in "xab":  # some come twice
+            sent.add((number, what))
+            came = task(number, 0 if what == "x" else 1)
+            follow(m.arrived(came, {what: np.zeros(10, np.uint8)}, (), 0.0))
+        elif what == "e" and running:
+            follow(end(m, running.pop(number % len(running))))
+        elif what == "d":
+            dropped.add(number)
+            follow(m.drop(task(number).request))
+        assert m.num_running == len(running) <= streams
+        num_waiting = m.num_tasks - m.num_running  # those that ran at once count none
+        assert 10 * num_waiting <= nbytes_of(m, "") <= 20 * m.num_tasks
+    while running:
+        follow(end(m, running.pop()))
+    assert len(runs) == len(set(runs))
+    ready = {task(n) for n, t in sent if t == "x"}
+    ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
+    assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready
+
+
+def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
+    m = machine()
+    arrived(m, task(1), "x")
+    end(m, task(1))
+    assert arrived(m, task(1), "x") == []
+    assert m.num_tasks == 0
+
+
+def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
+    m = DeviceMachine()
+    for deployment, client in (("d", "one"), ("e", "other")):
+        m.open(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
+    arrived(m, task(1), "x")
+    arrived(m, task(2), "x")
+    arrived(m, other(1), "x")
+    runs = found(m, task(1))
+    assert m.close("d") == [ev.Stop(run(task(1), "x"))]
+    assert m.end(runs) == [run(other(1), "x")]
+    assert isinstance(refusal(arrived(m, task(3), "x"), task(3)), DeviceLostError)
+    assert nbytes_of(m, "one") == 0
+
+
+def joining(m: DeviceMachine, request_id: int, nbytes: int = 10) -> list[ev.DeviceInstruction]:
+    return m.arrived(task(request_id, 1), {"a": np.zeros(nbytes, np.uint8)}, (), 0.0)
+
+
+@pytest.mark.parametrize("bounds", [{"max_tasks": 8}, {"max_nbytes": 80}])
+def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
+    bounds: dict[str, int],
+) -> None:
+    m = DeviceMachine(**bounds)
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
+    m.open(ev.StageOpened("e", 0, ("x",), 0, client="other"))
+    arrived(m, other(1), "x")  # another client's runs, and stays
+    arrived(m, other(2), "x")
+    for request_id in range(1, 9):
+        assert joining(m, request_id) == []
+    done = joining(m, 9)
+    ended = [i.task for i in done if isinstance(i, Failure)]
+    assert ended == [task(1, 1), task(2, 1), task(3, 1)]
+    assert all(isinstance(i, Failure) for i in done)
+    assert nbytes_of(m, "one") == 60
+    assert m.num_tasks == 6 + 2
+    assert joining(m, 1) == []  # late for what has ended
+
+
+def test_a_stage_number_given_again_takes_the_inputs_of_its_new_subgraph() -> None:
+    m = machine()
+    m.open(ev.StageOpened("d", 0, ("z",), 0))
+    assert arrived(m, task(1), "z") == [run(task(1), "z")]

@@ -1,0 +1,293 @@
+"""Worker threads: what they go on with, and what callers' threads do for their own requests."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import InferenceError
+from hetero.devices.request.request import Request
+from hetero.scheduler import InProcessExecutor, Limits, create_executor, inprocess
+from hetero.scheduler.client import deployment as deployment_module
+from hetero.scheduler.client.deployment import Deployment
+from hetero.scheduler.device import loop, workers
+from hetero.scheduler.device.task_queue import OpenStage
+from hetero.scheduler.types.placement import share
+from tests.scheduler.models import build, chain, cut
+from tests.scheduler.plugins import ToyPlugin, ToyProgram
+
+X = np.arange(4, dtype=np.float32)
+PATIENCE_S = 60.0
+INLINE = Request(inline=True, timeout_s=300)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The thread of each run of a stage."""
+    found: list[threading.Thread] = []
+    run = ToyProgram.run
+
+    def noted(self: ToyProgram, *arguments: object) -> object:
+        found.append(threading.current_thread())
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", noted)
+    return found
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every request that has run once count as short, however busy the machine is."""
+    monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
+
+
+@pytest.fixture
+def executor() -> Iterator[InProcessExecutor]:
+    executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
+    yield executor
+    executor.close()
+
+
+def test_a_caller_that_waits_runs_its_own_short_request(
+    executor: InProcessExecutor, quick: None, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
+    deployment.submit({"x": X}, INLINE).future.result()
+    while not executor._workers.are_idle:  # one may be about to look for more answers to give
+        threading.Event().wait(0.001)
+    del threads[:]
+    future = deployment.submit({"x": X}, INLINE).future
+    assert future.done()
+    np.testing.assert_array_equal(future.result().outputs["t2"], X + 3)
+    assert threads == [threading.main_thread()] * 3
+    del threads[:]
+    deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    assert threading.main_thread() not in threads
+
+
+def test_a_long_request_leaves_its_caller_free(
+    executor: InProcessExecutor, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", name="sleep_0.1_"))
+    for _ in range(2):
+        deployment.submit({"x": X}, INLINE).future.result()
+    assert threading.main_thread() not in threads
+
+
+def test_a_request_goes_through_its_stages_in_one_thread(
+    executor: InProcessExecutor, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
+    deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
+
+
+def test_a_worker_that_goes_on_leaves_it_to_another_to_tell_the_client(
+    executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, threading.Thread] = {}
+    receive = Deployment._receive
+
+    def noted(self: Deployment, message: Any) -> None:
+        told[message.task.stage] = threading.current_thread()
+        receive(self, message)
+
+    monkeypatch.setattr(Deployment, "_receive", noted)
+    model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["a"]), ("TOY.1", ["b"])))
+    answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    np.testing.assert_array_equal(answer.outputs["y"], -X)
+    np.testing.assert_array_equal(answer.outputs["z"], X)
+    assert told[0] not in threads  # which run the second stage
+    assert told[1] in threads
+
+
+def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
+    deployment.submit({"x": X}, INLINE).future.result()
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ToyProgram, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            deployment.submit({"x": X}, INLINE)
+        # In a worker's thread nobody pressed a key: it is one more way to fail.
+        with pytest.raises(InferenceError, match="KeyboardInterrupt"):
+            deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
+    assert deployment.submit({"x": X}, INLINE).future.result()
+
+
+FILES = {module.__file__ for module in (inprocess, loop, workers)}
+
+
+def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises as Ctrl-C does: after a call, of what runs callers' stages."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        caller = frame if event == "c_return" else frame.f_back if event == "return" else None
+        if caller and caller.f_code.co_filename in FILES and next(calls) == number:
+            raise KeyboardInterrupt
+
+    return profile
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_ctrl_c_after_any_call_of_a_callers_run_leaves_its_devices_free(
+    executor: InProcessExecutor, quick: None, stages: int
+) -> None:
+    deployment = executor.deploy(*chain(*(f"TOY.{i}" for i in range(stages))))
+    deployment.submit({"x": X}, INLINE).future.result()
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(interrupted_after(number))
+        try:
+            deployment.submit({"x": X}, INLINE)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        # It runs only where the devices are free, and ends after what was left on them.
+        assert deployment.submit({"x": X}, INLINE).future.result(), number
+        assert not any(loop.status()["running"] for loop in executor._loops.values()), number
+    assert number > 15
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What runs on devices wait for."""
+    opened = threading.Event()
+    run = ToyProgram.run
+
+    def held(self: ToyProgram, *arguments: object) -> object:
+        assert opened.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", held)
+    return opened
+
+
+def test_a_caller_whose_device_is_busy_waits_its_turn(
+    executor: InProcessExecutor, gate: threading.Event, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0"))
+    gate.set()
+    deployment.submit({"x": X}, INLINE).future.result()
+    gate.clear()
+    del threads[:]
+    made = [deployment.submit({"x": X + i}, r) for i, r in enumerate((Request(), INLINE, INLINE))]
+    assert not any(submission.future.done() for submission in made)
+    gate.set()
+    for i, submission in enumerate(made):
+        np.testing.assert_array_equal(submission.future.result(PATIENCE_S).outputs["t0"], X + i + 1)
+    assert threading.main_thread() not in threads
+
+
+def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
+    executor: InProcessExecutor, quick: None
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0"))
+    told = []
+    for request in (Request(), INLINE):
+        made = deployment.submit({"x": X}, request)
+        (run,) = made.future.result(PATIENCE_S).stage_timings
+        told.append(
+            ([line.event for line in made.story()], run.stage, run.device, run.output_nbytes)
+        )
+        assert run.queued_s >= 0 < run.run_s
+    assert told[0] == told[1]
+
+
+def test_a_run_that_fails_in_its_callers_thread_is_made_again_elsewhere(
+    executor: InProcessExecutor, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [chain(name) for name in ("TOY.0", "TOY.1")]
+    placement = share([plan for plan, _ in plans], [1, 1])
+    deployment = executor.deploy(placement, [source for _, sources in plans for source in sources])
+    deployment.submit({"x": X}, INLINE).future.result()
+    run, full = ToyProgram.run, [MemoryError("by design")]
+
+    def fail_once(self: ToyProgram, *arguments: object) -> object:
+        if full:
+            raise full.pop()
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", fail_once)
+    made = deployment.submit({"x": X}, INLINE)
+    np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
+    assert max(line.attempt for line in made.story()) == 2
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
+
+
+def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
+    executor: InProcessExecutor, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1"), limits=Limits(requests=1))
+    deployment.submit({"x": X}, INLINE).future.result()
+    slow = executor.deploy(*chain("TOY.0", name="sleep_0.05_"))
+    busy = slow.submit({"x": X}, Request(timeout_s=300))
+    first = deployment.submit({"x": X}, Request(timeout_s=300))
+    second = deployment.submit({"x": X}, INLINE)
+    for submission in (busy, first, second):
+        assert submission.future.result()
+    assert all(not loop.status()["tasks"] for loop in executor._loops.values())
+
+
+def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Have no run end before so many have begun."""
+    barrier = threading.Barrier(count)
+    run = ToyProgram.run
+
+    def met(self: ToyProgram, *arguments: object) -> object:
+        barrier.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", met)
+
+
+@pytest.mark.parametrize(("usual_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
+def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_after_all(
+    usual_s: float,
+    watch_s: float,
+    executor: InProcessExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: usual_s, lambda self, _: None))
+    monkeypatch.setattr(workers, "_WATCH_S", watch_s)
+    deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
+    wait_for_each_other(monkeypatch, 3)
+    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
+    for submission in made:
+        np.testing.assert_array_equal(submission.future.result().outputs["t0"], X + 1)
+
+
+def test_what_is_queued_behind_short_tasks_is_run_by_their_thread(
+    executor: InProcessExecutor,
+    threads: list[threading.Thread],
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: 0.0, lambda self, _: None))
+    monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
+    deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
+    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
+    gate.set()
+    for submission in made:
+        assert submission.future.result()
+    assert len(threads) == 3
+    assert len(set(threads)) == 1

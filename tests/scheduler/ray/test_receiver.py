@@ -1,0 +1,208 @@
+"""Who receives a client's messages: a caller that waits alone, else a thread; always somebody."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from hetero.scheduler.channels import direct, inbox
+from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.ray import receiver, signals
+from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.types.messages import Message
+from tests.scheduler.parties import LONG_S, Party, number_of, values, wait_for
+
+
+class Client:
+    """A channel with a reception: what is awaited, and which thread received what."""
+
+    def __init__(self, folder: Path) -> None:
+        self.awaited: set[int] = set()
+        self.came: Queue[tuple[int, threading.Thread]] = Queue()
+        self.channel = DirectChannel(self.receive, folder=folder)
+        self.reception = Reception(self.channel, lambda: len(self.awaited))
+
+    def receive(self, message: Message) -> None:
+        number = number_of(message)
+        self.awaited.discard(number)
+        self.came.put((number, threading.current_thread()))
+
+    def ask(self, *numbers: int) -> None:
+        self.awaited.update(numbers)
+
+    def help(self, number: int) -> None:
+        self.reception.receive_until(lambda: number not in self.awaited)
+
+    def next(self) -> tuple[int, threading.Thread]:
+        return self.came.get(timeout=LONG_S)
+
+    def close(self) -> None:
+        self.reception.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def client(folder: Path, party: Callable[..., Party]) -> Iterator[Client]:
+    made = Client(folder)
+    yield made
+    made.close()
+
+
+def test_a_caller_that_waits_alone_receives_its_answer(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(20):
+        client.ask(number)
+        device.channel.send(client.channel.address, values(number))
+        client.help(number)
+        assert client.next() == (number, threading.current_thread())
+
+
+def test_what_nobody_waits_for_is_received_by_the_thread(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(20):
+        client.ask(number)
+        client.reception.expect()
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
+
+
+def test_the_thread_goes_on_where_a_caller_leaves(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(0, 20, 2):
+        client.ask(number)
+        helping = threading.Thread(target=client.help, args=(number,))
+        helping.start()
+        client.ask(number + 1)  # sent while, before or after the other is helped
+        client.reception.expect()
+        device.channel.send(client.channel.address, values(number))
+        assert client.next()[0] == number
+        helping.join(LONG_S)
+        assert not helping.is_alive()
+        device.channel.send(client.channel.address, values(number + 1))
+        assert client.next() == (number + 1, client.reception._thread)
+
+
+def test_a_second_caller_that_waits_leaves_it_to_the_first(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    client.ask(1, 2)
+    client.help(1)  # returns at once: it is not the only one
+    for number in (1, 2):
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
+
+
+def test_a_caller_that_receives_hears_that_its_request_was_dropped(client: Client) -> None:
+    client.ask(1)
+    looked = threading.Event()
+
+    def is_ended() -> bool:
+        looked.set()
+        return 1 not in client.awaited
+
+    helping = threading.Thread(target=client.reception.receive_until, args=(is_ended,))
+    helping.start()
+    assert looked.wait(LONG_S)
+    client.awaited.clear()
+    client.reception.look()
+    helping.join(LONG_S)
+    assert not helping.is_alive()
+
+
+def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    client.ask(1)
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.reception.receive_until(interrupted)
+    client.ask(2)
+    client.reception.expect()
+    for number in (1, 2):
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
+
+
+def test_a_message_that_cannot_be_taken_in_leaves_the_others_received(
+    client: Client, party: Callable[..., Party], caplog: pytest.LogCaptureFixture
+) -> None:
+    device = party()
+
+    def receive(message: Message) -> None:
+        if number_of(message) % 2:
+            raise RuntimeError("of a message")
+        client.receive(message)
+
+    client.channel._receive = receive
+    client.ask(1, 2)
+    client.reception.expect()
+    for number in (1, 2):  # the thread's
+        device.channel.send(client.channel.address, values(number))
+    assert client.next() == (2, client.reception._thread)
+    client.awaited = {4}
+    for number in (3, 4):
+        device.channel.send(client.channel.address, values(number))
+    client.help(4)  # a caller's
+    assert client.next()[0] == 4
+    wait_for(lambda: caplog.text.count("RuntimeError: of a message") == 2)
+
+
+def test_ctrl_c_at_any_line_takes_nobodys_message(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    traced = {code.__file__ for code in (receiver, signals, direct, inbox)}
+    lines = interrupted = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in traced:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    for at in range(1, 150):
+        lines = 0
+        client.ask(at)
+
+        def is_ended(number: int = at, sent: list[bool] = []) -> bool:  # noqa: B006 - one a round
+            if not sent:
+                sent.append(True)
+                device.channel.send(client.channel.address, values(number))
+            return number not in client.awaited
+
+        sys.settrace(trace)
+        try:
+            client.reception.receive_until(is_ended)
+        except KeyboardInterrupt:
+            interrupted += 1
+            if client.came.empty():
+                client.reception.expect()
+                is_ended()
+        finally:
+            sys.settrace(None)
+        assert client.next()[0] == at
+        assert client.came.empty()
+    assert interrupted > 20

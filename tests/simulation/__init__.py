@@ -1,0 +1,1 @@
+"""The scheduler in simulated worlds, by seeds: `python -m tests.simulation`."""

@@ -1,0 +1,195 @@
+"""What a seed draws: faults, deployments and what their callers want, what stages do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hetero.devices.errors import InferenceError
+from hetero.devices.request.request import Request
+from hetero.scheduler.simulation.device import Work
+from hetero.scheduler.types.limits import Batching, Limits
+from hetero.scheduler.types.placement import Placement, Route
+from hetero.scheduler.types.plan import Stage
+from tests.simulation import models
+from tests.simulation.kept_client import KeptClient
+
+if TYPE_CHECKING:
+    from tests.simulation.history import History
+
+
+@dataclass
+class Faults:
+    """Which kinds of faults there are, and how often; 0: never."""
+
+    loss: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.0
+    #: Mean seconds between two.
+    crash_s: float = 0.0
+    stop_s: float = 0.0
+    cut_s: float = 0.0
+    client_stop_s: float = 0.0
+    #: Share of the histories in which a client ends.
+    client_crash: float = 0.0
+    slow_start: float = 0.0
+    failed_start: float = 0.0
+    #: Of the calls to devices.
+    call: float = 0.0
+    #: Of the requests.
+    raises: float = 0.0
+    poison: float = 0.0
+    hang: float = 0.0
+    cancel: float = 0.0
+    hurry: float = 0.0
+    close: float = 0.0
+    #: Lines after which a thread loses its turn.
+    lines: int = 0
+    #: Whether what tells that an attempt is dropped is lost as other messages are.
+    loses_drops: bool = False
+
+    @classmethod
+    def drawn(cls, random: Random) -> Faults:
+        """Draw which there are."""
+        if random.random() < 0.1:
+            return cls()
+        rates = {
+            "loss": random.choice((0.002, 0.02, 0.1)),
+            "double": random.choice((0.01, 0.1)),
+            "late": random.choice((0.05, 0.3)),
+            "crash_s": random.choice((0.3, 2.0)),
+            "stop_s": random.choice((0.5, 3.0)),
+            "cut_s": random.choice((0.5, 3.0)),
+            "client_stop_s": random.choice((1.0, 5.0)),
+            "client_crash": 0.5,
+            "slow_start": random.choice((0.2, 0.8)),
+            "failed_start": random.choice((0.2, 0.6)),
+            "call": random.choice((0.1, 0.5)),
+            "raises": random.choice((0.02, 0.2)),
+            "poison": 0.02,
+            "hang": 0.02,
+            "cancel": random.choice((0.05, 0.3)),
+            "hurry": random.choice((0.05, 0.3)),
+            "close": 0.3,
+        }
+        on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
+        if "call" in on and random.random() < 0.8:  # devices are called when they start again
+            on["crash_s"] = rates["crash_s"]
+        lines = random.choice((0, 0, 30, 100, 400, 2000))
+        late_s = random.choice((0.001, 0.02, 0.3))
+        return cls(**on, late_s=late_s, lines=lines, loses_drops=random.random() < 0.3)
+
+    def words(self) -> str:
+        """Return those that there are."""
+        kinds = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ", ".join(f"{name}={value}" for name, value in kinds if value) or "none"
+
+
+@dataclass
+class Call:
+    """A request that a caller made."""
+
+    number: int
+    model: Model
+    inputs: dict[str, Any]
+    wanted: dict[str, np.ndarray]
+    request: Request
+    begun_s: float
+    #: What it is marked with: raises, poison, hang.
+    mark: str = ""
+    is_cancelled: bool = False
+    ends: list[Any] = field(default_factory=list)
+    ended_s: float = 0.0
+    request_id: int = 0
+    story: Any = None
+    kept: Any = None
+
+
+class Model:
+    """A deployment, and what its callers want of it."""
+
+    def __init__(self, history: History, client: KeptClient) -> None:
+        draw = history.random
+        self.client = client
+        # Of one client often both have: then each reads what the other left, on other devices.
+        others = [m for m in history.models if m.client is client and m.has_state]
+        self.has_state: bool = draw.random() < (0.8 if others else 0.25)
+        shapes = [s for s in models.SHAPES if s.startswith("state") == self.has_state]
+        self.shape = draw.choice(shapes)
+        self.width = draw.choice((1, 1, 1, 2500))
+        used = {name for other in others for name in other.placement.devices}
+        names = [n for n in history.names if n not in used] if self.has_state else []
+        self.width = others[0].width if names and others else self.width
+        self.placement: Placement = models.placement(
+            draw, self.shape, names or history.names, self.width
+        )
+        limits = Limits(
+            requests=draw.choice((1, 2, 3, 8, 32)),
+            nbytes=draw.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),
+            waiting=draw.choice((1024, 1024, 2)),
+            timeout_s=600.0,
+            admission_timeout_s=draw.choice((600.0, 600.0, 2.0)),
+            attempts=draw.choice((5, 5, 5, 2)),
+            in_order=draw.random() < 0.2,
+            stage_timeout_s=1.5 if history.faults.hang else 0.0,
+        )
+        self.batching: Batching | None = None
+        if not self.has_state and draw.random() < 0.3:
+            busy = draw.choice((1, 2))
+            self.batching = Batching(
+                draw.choice((2, 4, 8)),
+                draw.choice((0.0, 0.005, 0.05)),
+                busy,
+                busy + draw.choice((0, 2)),
+            )
+        self.limits = replace(limits, batching=self.batching)
+        self.mean_s = draw.choice((0.0, 0.0005, 0.005, 0.05))
+        self.deployment = client.deploy(self.placement, self.limits)
+        self.runner: Any = self.deployment._runner
+        self.is_closed = False
+        self.records: dict[int, Any] = {}
+        self.delivered: list[int] = []
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        return self.placement.routes
+
+    def later_s(self, random: Random) -> float:
+        """Return when the next caller comes."""
+        return random.expovariate(1 / self.mean_s) if self.mean_s else 0.0
+
+
+class Played(Work):
+    """What stages do in a history."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._usual_s = {name: history.random.choice((0.001, 0.01)) for name in history.names}
+
+    def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
+        history = self._history
+        number = int(np.asarray(inputs[0]).flat[0]) if stage.inputs[0] == "x" else 0
+        mark = "" if history.is_healing else history.marks.get(number)
+        if mark == "poison":
+            history.world.after(0.0, history.cluster.crash, device)
+            return 0.001
+        if mark == "hang":
+            return 1e6
+        return self._usual_s[device] * (0.5 + history.random.random())
+
+    def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
+        first = inputs[0]
+        if stage.inputs[0] == "x":
+            numbers = [int(n) for n in np.asarray(first)[:, 0]]
+            self._history.invariants.rows(numbers)
+            if any(self._history.marks.get(n) == "raises" for n in numbers):
+                raise InferenceError("this input is not to be")
+        return [models.made(name, inputs) for name in stage.outputs]
+
+    def num_streams(self, device: str, stage: Stage) -> int:
+        return self._history.streams[device, stage.index % 4]

@@ -1,1 +1,0 @@
-"""The scheduler in simulated worlds, by seeds: `python -m tests.universe`."""
