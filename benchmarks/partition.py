@@ -9,9 +9,9 @@ Usage::
 
 The first form plans files of the device-placement data set (accelerators and CPUs, max-load
 objective). The second form keeps one accelerator, which does not support the share `--mask` of the
-nodes, and one CPU that is 3 times slower; it compares with the bound of the best mix of plans and
-with the priority list. The third form is the clustering benchmark, the fourth plans a generated
-graph. Bottlenecks are those of the best plan, even if a simpler plan is nearly as good.
+nodes, and one CPU that is 3 times slower; it compares with the bound of the best routing of
+requests and with the priority list. The third form is the clustering benchmark, the fourth plans a
+generated graph. Bottlenecks are those of the best plan, even if a simpler plan is nearly as good.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seconds=options.seconds,
             seed=options.seed,
             contiguous=options.mode == "contiguous",
-            max_parts=None if masked else 1,
+            replicates=masked,
         )
         rows.append(_row(file, options.mode, solution, time.monotonic() - begin, masked=masked))
         best = solution.choice
@@ -75,8 +75,8 @@ def _row(
     file: str, mode: str, solution: Solution, seconds: float, *, masked: bool
 ) -> dict[str, str | float]:
     others = (solution.choice, *solution.runners_up)
-    best = min(c.bottleneck for c in others if masked or len(c.parts) == 1)
-    bound = max(b.seconds for b in solution.bounds if b.covers_mixes or not masked)
+    best = min(c.bottleneck for c in others if masked or len(c.replicas) == 1)
+    bound = max(b.seconds for b in solution.bounds if b.covers_replicas or not masked)
     row: dict[str, str | float] = {
         "file": file,
         "mode": mode,

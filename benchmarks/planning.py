@@ -1,4 +1,4 @@
-"""Plans by cost on real devices: placement by priority, one plan, and plans that share requests.
+"""Plans by cost on real devices: placement by priority, one replica of a plan, and replicas.
 
 The model is profiled once. The plan from this profile runs briefly, the measured subgraphs correct
 the costs, and the model is planned again. Then the placements are measured in turns with many
@@ -25,12 +25,12 @@ from hetero.planning.cost.cost_file import write_costs
 #: Placement -> properties.
 WAYS: dict[str, dict[str, Any]] = {
     "priority": {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"},
-    "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
-    "auto, shared": {
+    "one replica": {
         "MODEL_DISTRIBUTION_POLICY": "AUTO",
         "PERFORMANCE_HINT": "THROUGHPUT",
-        "MAX_VARIANTS": 8,
+        "REPLICAS": 1,
     },
+    "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
 }
 
 

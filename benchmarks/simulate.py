@@ -205,11 +205,14 @@ def compiled_case(
         config["INFERENCE_NUM_THREADS"] = 1
         device = "HETERO:" + ",".join(dict.fromkeys(names))
         return core.compile_model(model, device, config, affinity=pins), {port.name: x}
-    count = len(names) * case.copies + sum(map(len, more.get("STAGE_REPLICAS", {}).values()))
+    count = len(names) * case.copies + sum(map(len, more.get("REPLICAS", {}).values()))
     pins = {f"n{i}": name for i, name in enumerate(names)}
     config["NULL_NODE_TIMES_US"] = {f"n{i}": ms * 1e3 for i, ms in enumerate(case.stages)}
     if case.copies > 1:
-        config["NUM_REPLICAS"] = case.copies
+        config["REPLICAS"] = {
+            name: [f"NULL.{i + copy * len(names)}" for copy in range(1, case.copies)]
+            for i, name in enumerate(names)
+        }
     if case.batch > 1:
         config["AUTO_BATCH_SIZE"] = case.batch
     device = "HETERO:" + ",".join(f"NULL.{i}" for i in range(count)) if count > 1 else "NULL"
@@ -372,7 +375,7 @@ def advice(number: int, seconds: float, program: Program, client_s: float) -> di
         for i, other in enumerate(filter(None, (doubled, name))):
             more.setdefault(other, []).append(f"NULL.{len(stages) + i}")
         with hetero.Core("inprocess", devices={"NULL": len(stages) + 2}) as core:
-            compiled, inputs = compiled_case(core, case, {"STAGE_REPLICAS": more} if more else {})
+            compiled, inputs = compiled_case(core, case, {"REPLICAS": more} if more else {})
             measure(compiled, inputs, None, 20)
             real = measure(compiled, inputs, None, count)
             rates[name] = real.rate_per_s

@@ -21,7 +21,7 @@ from hetero.cache.import_model import (
 )
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, with_batch_axis
-from hetero.compile.stage_replicas import without_replica_devices
+from hetero.compile.replicas import with_replicas
 from hetero.core_devices import Devices, ExecutorKind
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
 from hetero.devices.model.model import Model
@@ -561,9 +561,7 @@ class Core:
             Nodes have no device.
         """
         source = self.read_model(model)
-        request = without_replica_devices(
-            self._request(source, device_name, config or {}, affinity)
-        )
+        request = with_replicas(self._request(source, device_name, config or {}, affinity))
         return self._planner.plan_and_verify(source, request, costs=costs, progress=progress)
 
     def simulate(
@@ -705,6 +703,6 @@ class Core:
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[Model, CompileRequest, Support]:
-        request = without_replica_devices(self._request(model, device, config, affinity))
+        request = with_replicas(self._request(model, device, config, affinity))
         model, query = with_batch_axis(model, request), self._queries.querier(request)
         return model, request, query_priority(model, request.devices, query, request.pins)

@@ -217,7 +217,7 @@ def prediction(
     gaps = {(row["producer"], row["consumer"]): row["gap_s"] for row in alone["wires"]}
     wires: dict[tuple[int, int], list[Any]] = {}
     for wire in report.wires:
-        stages = numbers[wire.variant]
+        stages = numbers[wire.replica]
         wires.setdefault((stages[wire.producer], stages[wire.consumer]), []).append(wire)
     return {
         "bound_s": report.bound_s,
@@ -228,9 +228,9 @@ def prediction(
         "basis": report.basis,
         "stages": [
             {
-                "stage": numbers[s.variant][s.index],
+                "stage": numbers[s.replica][s.index],
                 "device": s.device,
-                **_row(s.run_s, run_times_s.get(numbers[s.variant][s.index])),
+                **_row(s.run_s, run_times_s.get(numbers[s.replica][s.index])),
             }
             for s in report.stages
         ],

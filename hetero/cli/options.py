@@ -18,7 +18,7 @@ from hetero.affinity.pins import parse_pins
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import combine_options, json_option, name_value_pairs
 from hetero.cli.output_files import output_file, refuse_overwriting
-from hetero.cli.planning_options import move_planning_options, plans_by_cost
+from hetero.cli.planning_options import move_planning_options, plans_by_cost, take_replicas
 from hetero.cli.terminal import print_note
 from hetero.core import Core
 from hetero.core_devices import ExecutorKind
@@ -188,6 +188,7 @@ def with_core(
         refuse_overwriting(click.get_current_context())
         if address and executor == "inprocess":
             raise click.UsageError("--address needs Ray; remove --executor inprocess.")
+        take_replicas(rest)
         move_planning_options(rest, plans=plans)
         if simulates:
             rest["fleet"], device_counts = device_counts, _measured(rest["config"])

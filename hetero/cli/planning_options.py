@@ -11,6 +11,7 @@ import numpy as np
 
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.devices.model.model import Model
+from hetero.properties.replicas_property import AUTO, REPLICAS
 
 #: Option's name in Python -> the property that it sets.
 PROPERTIES: Final = {
@@ -20,11 +21,31 @@ PROPERTIES: Final = {
     "plan_seconds": "PLAN_SECONDS",
     "seed": "PLAN_SEED",
     "max_subgraphs": "MAX_SUBGRAPHS",
-    "max_variants": "MAX_VARIANTS",
 }
 SHAPES: Final = "PLAN_SHAPES"
+
+
+class _ReplicasType(click.IntRange):
+    """``auto``, or a positive number."""
+
+    name = "number or auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number or ``auto``."""
+        return AUTO if str(value).lower() == AUTO else super().convert(value, param, ctx)
+
+
+#: Adds ``--replicas``, which `take_replicas` turns into the property REPLICAS.
+replicas_option: Final = click.option(
+    "--replicas",
+    type=_ReplicasType(min=1),
+    metavar="N|auto",
+    help="Devices that run each subgraph and share its requests; auto: the best number of a plan "
+    "by cost for THROUGHPUT, otherwise 1.",
+)
 #: Adds the options; `move_planning_options` turns them into properties.
 planning_options: Final = combine_options(
+    replicas_option,
     click.option(
         "--policy",
         type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
@@ -49,12 +70,19 @@ planning_options: Final = combine_options(
     click.option(
         "--max-subgraphs", type=click.IntRange(min=0), help="Most subgraphs; 0: no limit."
     ),
-    click.option(
-        "--max-variants",
-        type=click.IntRange(min=0),
-        help="Most plans that share the requests.",
-    ),
 )
+
+
+def take_replicas(values: dict[str, Any]) -> None:
+    """Move ``--replicas`` from a command's values into its configuration."""
+    replicas = values.pop("replicas", None)
+    if replicas is None:
+        return
+    if REPLICAS.name in values["config"]:
+        raise click.UsageError(
+            f"--replicas and --config {REPLICAS.name} set the same property; keep one."
+        )
+    values["config"] = {**values["config"], REPLICAS.name: replicas}
 
 
 def move_planning_options(values: dict[str, Any], *, plans: bool) -> None:

@@ -14,7 +14,7 @@ from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import combine_options
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import output_file, write_models
-from hetero.cli.planning_options import SHAPES
+from hetero.cli.planning_options import SHAPES, replicas_option
 from hetero.cli.terminal import json_text, print_note, progress, show, wants_json
 from hetero.devices.model.model import Model
 from hetero.query.survey import Survey
@@ -42,6 +42,7 @@ report_options: Final = combine_options(
 
 @click.command()
 @model_options
+@replicas_option
 @shape_option("Shape of an input for the sizes shown.")
 @report_options
 @with_core

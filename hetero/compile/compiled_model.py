@@ -27,6 +27,7 @@ from hetero.devices.request.request import Request, check_priority
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
+from hetero.properties.replicas_property import REPLACED, REPLICAS, read_replaced
 from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
@@ -274,6 +275,9 @@ class CompiledModel(BaseCompiledModel):
                 return len(self.subgraphs)
             case "OPTIMAL_NUMBER_OF_INFER_REQUESTS":
                 return self._optimal_num_requests()
+            case _ if name in REPLACED:
+                replicas = self._configuration.get(REPLICAS.name)
+                return read_replaced(name, replicas, stacklevel=3)
             case _ if name in HETERO_PROPERTIES:
                 return self._configuration.get(name)
             case _:

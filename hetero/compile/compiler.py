@@ -13,16 +13,12 @@ from hetero.cache.entry import CacheEntry
 from hetero.cache.folder import Cache
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.compile.stage_replicas import (
-    move_from_lost_devices,
-    replica_devices,
-    replicate,
-    without_replica_devices,
-)
-from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
+from hetero.compile.replicas import move_from_lost_devices, with_replicas
+from hetero.devices.errors import DeviceError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
+from hetero.partition.replicas import replicate
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
 from hetero.query.priority import (
@@ -151,49 +147,23 @@ class Compiler:
     def place(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> list[PlacedPartition]:
-        """Partition a model by the policy, and replicate it.
+        """Partition a model by the policy; return the placement of each replica.
 
         `refusals`: nodes that devices refused in their part of the model.
         Raises PropertyError: the replicas do not fit the devices or pins.
         """
-        num_replicas = request.hetero_config["NUM_REPLICAS"]
-        replicas = replica_devices(request)
-        devices = without_replica_devices(request).devices
-        if num_replicas > len(devices):
-            raise PropertyError(
-                f"model {model.name!r}: NUM_REPLICAS={num_replicas} needs a device for each "
-                f"replica, but there are {', '.join(devices)}.",
-                property="NUM_REPLICAS",
-            )
-        try:
-            requests = [
-                request.for_devices(devices[first::num_replicas]) for first in range(num_replicas)
-            ]
-        except DeviceError as error:
-            raise PropertyError(
-                f"model {model.name!r}: NUM_REPLICAS={num_replicas}: each replica needs its own "
-                f"devices for the pins; {error}",
-                property="NUM_REPLICAS",
-            ) from error
+        request = with_replicas(request)
         # A cost plan queries all devices; by priority, the queries start devices when needed.
         by_cost = request.policy != "PRIORITY"
-        self._get_executor().start(devices if by_cost else set(request.pins.values()))
-        return [
-            replace(placement, share=placement.share / num_replicas)
-            for replica_request in requests
-            for original in self._place_replica(model, replica_request, refusals)
-            for placement in replicate(original, replicas)
-        ]
-
-    def _place_replica(
-        self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
-    ) -> list[PlacedPartition]:
-        if request.policy == "PRIORITY" or len(request.devices) == 1:
+        self._get_executor().start(request.all_devices if by_cost else set(request.pins.values()))
+        if not by_cost or len(request.devices) == 1:
             query = self._queries.querier(request)
             affinity = place_by_priority(model, request, query, refusals)
-            return [PlacedPartition(partition(model, affinity), affinity)]
+            return replicate(
+                PlacedPartition(partition(model, affinity), affinity), request.replicas
+            )
         report = self._planner.plan(model, request, refusals)
-        return [replace(variant, report=report) for variant in report.variants]
+        return [replace(replica, report=report) for replica in report.replicas]
 
     def deploy(
         self,
@@ -254,16 +224,17 @@ def without_devices(request: CompileRequest, lost_devices: Collection[str]) -> C
     devices = tuple(device for device in request.devices if device not in lost_devices)
     if not devices:
         raise DeviceError(f"no device remains; lost devices: {', '.join(sorted(lost_devices))}.")
-    # The replicas of a lost device become devices like any other.
-    replicas = {
-        device: [other for other in others if match_name(other, devices)]
-        for device, others in request.hetero_config["STAGE_REPLICAS"].items()
-        if match_name(device, devices)
-    }
-    max_replicas = len(devices) - sum(map(len, replicas.values()))
-    num_replicas = min(request.hetero_config["NUM_REPLICAS"], max_replicas)
-    remaining = request.for_devices(devices)
-    return remaining.with_options(NUM_REPLICAS=num_replicas, STAGE_REPLICAS=replicas)
+    replicas = request.hetero_config["REPLICAS"]
+    if isinstance(replicas, int):
+        replicas = min(replicas, len(devices))
+    elif not isinstance(replicas, str):
+        # The replicas of a lost device become devices like any other.
+        replicas = {
+            device: [other for other in others if match_name(other, devices)]
+            for device, others in replicas.items()
+            if match_name(device, devices)
+        }
+    return request.for_devices(devices).with_options(REPLICAS=replicas)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any
 from hetero.affinity.affinity import resolve_pins
 from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from hetero.devices.model.model import Model
+from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.measure.sample_inputs import (
     declared_shapes,
@@ -67,7 +68,9 @@ class CostPlanner:
             inputs=sample_inputs(model, inputs or declared_values(model, shapes), shapes),
             devices=self._current_descriptors(request),
             configs=request.configs,
-            supports=self._supports(model, request, {}),
+            supports={
+                n: self._queries.support(n, model, request.configs[n]) for n in request.all_devices
+            },
             seconds=seconds,
         )
         return profile(profile_request, progress)
@@ -121,9 +124,15 @@ class CostPlanner:
             hint="LATENCY" if options["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
             seconds=options["PLAN_SECONDS"],
             seed=options["PLAN_SEED"],
-            max_variants=options["MAX_VARIANTS"],
+            # A sequence of states is bound to the device that computed them.
+            replicates=options["REPLICAS"] == "auto" and not variables_of(model),
         )
-        task = Task(model, devices, supports, costs, self._constraints(model, request))
+        replicas = {
+            d: tuple(other for other in others if other in costs.devices)
+            for d, others in request.replicas.items()
+        }
+        constraints = self._constraints(model, request)
+        task = Task(model, devices, supports, costs, constraints, replicas)
         report = plan_task(task, plan_options, priority)
         _log.info("model=%s: %s", model.name, report.sentence())
         return report
@@ -149,15 +158,15 @@ class CostPlanner:
             error = self._find_refusals(model, request, report)
             if error is None:
                 return report
-            refusals = add_refusals([v.affinity for v in report.variants], error, refusals)
+            refusals = add_refusals([r.affinity for r in report.replicas], error, refusals)
 
     def _find_refusals(
         self, model: Model, request: CompileRequest, report: PlanReport
     ) -> UnsupportedNodesError | None:
         """Return an error with the nodes that devices refuse in their subgraphs, or None."""
         unsupported: dict[str, Mapping[str, Refusal]] = {}
-        for variant in report.variants:
-            for s in variant.partition.subgraphs:
+        for replica in report.replicas:
+            for s in replica.partition.subgraphs:
                 submodel = model if len(s.node_names) == len(model.nodes) else s.model
                 support = self._queries.support(s.device, submodel, request.configs[s.device])
                 for name in s.node_names:
@@ -211,16 +220,13 @@ class CostPlanner:
     def _current_descriptors(self, request: CompileRequest) -> tuple[DeviceDescriptor, ...]:
         """Return current descriptors of the devices: a device may restart on another node."""
         by_name = {d.name: d for d in self._get_executor().devices(wait=False)}
-        return tuple(by_name[name] for name in request.devices)
+        return tuple(by_name[name] for name in request.all_devices)
 
     def _supports(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> dict[str, Support]:
-        configs = request.configs
-        return {
-            n: without_refusals(self._queries.support(n, model, configs[n]), n, refusals)
-            for n in request.devices
-        }
+        query = self._queries.querier(request)
+        return {n: without_refusals(query(n, model), n, refusals) for n in request.devices}
 
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
         options, devices = request.hetero_config, self._current_descriptors(request)
@@ -232,11 +238,11 @@ class CostPlanner:
             if d.memory_nbytes is not None
         }
         for name, nbytes in options["DEVICE_MEMORY_NBYTES"].items():
-            device = match_name(name, request.devices)
+            device = match_name(name, request.all_devices)
             if device is None:
                 raise PlanError(
                     f"DEVICE_MEMORY_NBYTES: expected one of the model's devices "
-                    f"{', '.join(request.devices)}; got {name!r}.",
+                    f"{', '.join(request.all_devices)}; got {name!r}.",
                     constraint="memory",
                 )
             memory_nbytes[device] = int(nbytes)

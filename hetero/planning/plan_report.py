@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from hetero.affinity.affinity import Affinity
+from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.model.html_table import html_table
 from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Time
@@ -19,7 +20,7 @@ _WEAK_BOUND: Final = 2.0
 class StagePrediction:
     """Predicted costs of a stage per request."""
 
-    #: The subgraph's index in the partition of its variant.
+    #: The subgraph's index in the plan.
     index: int
     device: str
     nodes: int
@@ -29,8 +30,8 @@ class StagePrediction:
     transfer_s: float
     #: Seconds of call overhead on its device.
     overhead_s: float
-    #: Index of the partition in `PlanReport.variants`.
-    variant: int = 0
+    #: Index of its replica in `PlanReport.replicas`.
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,25 @@ class WirePrediction:
     consumer: int
     nbytes: int | None
     seconds: float
-    variant: int = 0
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """A plan with its predicted costs: the chosen one, or an alternative to it."""
 
-    #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``mix``,
+    #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``,
     #: ``replicas``...
     name: str
     #: Seconds between two results of a full pipeline, and of a single request.
     bottleneck_s: float
     latency_s: float
     devices: tuple[str, ...]
+    #: Subgraphs of a replica, the tensors that cross between them, and the bytes of these.
     subgraphs: int
-    #: Tensors that cross between subgraphs, and their bytes.
     cuts: int = 0
     nbytes: int = 0
-    variants: int = 1
+    replicas: int = 1
     chosen: bool = False
 
 
@@ -76,12 +77,13 @@ class PlanReport:
         The requested devices, in order of priority.
     policy, hint : str
         ``PRIORITY``, ``PIPELINE_PARALLEL`` or ``AUTO``; ``THROUGHPUT`` or ``LATENCY``.
-    variants : tuple of Cut
-        The plan: one partition, or several that share the requests, the largest share first.
+    replicas : tuple of PlacedPartition
+        The plan on the devices of each replica, the largest share of the requests first; one
+        without replicas.
     bottleneck_s, latency_s : float
         Predicted seconds between two results of a full pipeline, and of a single request.
     loads_s : mapping of str to float
-        Device -> seconds that it is busy per request, on average over the variants.
+        Device -> seconds that it is busy per request, on average over the replicas.
     bottleneck : str
         The busiest device.
     bound_s : float
@@ -95,9 +97,9 @@ class PlanReport:
     alternatives : tuple of Alternative
         All compared plans, including the chosen one, best first.
     stages : tuple of StagePrediction
-        Every stage of every variant.
+        Every stage of every replica.
     wires : tuple of WirePrediction
-        Every crossing tensor of every variant.
+        Every crossing tensor of every replica.
     node_times : mapping of str to mapping of str to Time
         Node -> device -> time used for planning, with its source; devices that do not support the
         node are absent.
@@ -120,7 +122,7 @@ class PlanReport:
     devices: tuple[str, ...]
     policy: str
     hint: str
-    variants: tuple[PlacedPartition, ...]
+    replicas: tuple[PlacedPartition, ...]
     bottleneck_s: float
     latency_s: float
     loads_s: Mapping[str, float]
@@ -169,22 +171,24 @@ class PlanReport:
 
     @property
     def affinity(self) -> Affinity:
-        """The affinity with the largest share of the requests."""
-        return self.variants[0].affinity
+        """The affinity of the replica with the largest share of the requests."""
+        return self.replicas[0].affinity
+
+    variants = deprecated_alias("variants", "replicas")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as a JSON document, without the partitions of its variants."""
-        variants = [
+        """Return the report as a JSON document, without the partitions of its replicas."""
+        replicas = [
             {
-                "share": v.share,
-                "affinity": dict(v.affinity.devices),
-                "reasons": dict(v.affinity.reasons),
+                "share": replica.share,
+                "affinity": dict(replica.affinity.devices),
+                "reasons": dict(replica.affinity.reasons),
             }
-            for v in self.variants
+            for replica in self.replicas
         ]
-        document = asdict(replace(self, variants=(), sources=dict(self.sources)))
+        document = asdict(replace(self, replicas=(), sources=dict(self.sources)))
         ratio = self.ratio if self.bound_s > 0 else None
-        return document | {"variants": variants, "ratio": ratio}
+        return document | {"replicas": replicas, "ratio": ratio}
 
     def sentence(self) -> str:
         """Return the result in a sentence: predicted cost, lower bound and gap."""

@@ -16,6 +16,7 @@ from typing import Final
 from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import PlanError
 from hetero.partition.partition import PlacedPartition, partition
+from hetero.partition.replicas import replicate
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.plan_report import (
     Alternative,
@@ -32,8 +33,8 @@ from hetero.planning.solver.candidates import (
     Solution,
     is_always_reported,
 )
-from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import Assignment
+from hetero.planning.solver.replicas import Replicas
 from hetero.planning.solver.search import search_plan
 from hetero.planning.task import Task, TaskProblem, build_problem, node_time
 from hetero.properties.compile_request import Policy
@@ -42,6 +43,8 @@ from hetero.properties.compile_request import Policy
 MAX_ALTERNATIVES: Final = 16
 #: Fraction of the time limit for the search if the policy is ``PRIORITY``, for comparison only.
 PRIORITY_SEARCH_FRACTION: Final = 0.1
+#: Minimum seconds that a device is busy with a request, for the shares of replicas.
+MIN_BUSY_S: Final = 1e-9
 #: Advice with a smaller relative improvement is omitted.
 MIN_IMPROVEMENT: Final = 0.01
 
@@ -58,8 +61,8 @@ class PlanOptions:
     seconds: float = 5.0
     #: Seed of the search's random numbers.
     seed: int = 0
-    #: Maximum number of plans that share the requests.
-    max_variants: int = 1
+    #: Whether to choose replicas if they are best; otherwise they are listed for comparison.
+    replicates: bool = True
 
 
 def plan_task(task: Task, options: PlanOptions, priority: Affinity | None = None) -> PlanReport:
@@ -83,7 +86,7 @@ def plan_task(task: Task, options: PlanOptions, priority: Affinity | None = None
         options.seconds * (PRIORITY_SEARCH_FRACTION if is_priority else 1.0),
         options.seed,
         contiguous=options.policy == "PIPELINE_PARALLEL",
-        max_parts=options.max_variants,
+        replicates=options.replicates,
         fixed_plans=fixed_plans,
         required_name="priority" if is_priority and fixed_plans else None,
         floor=task_problem.floor,
@@ -123,64 +126,77 @@ class _PlanPredictor:
         self._known_affinities = known_affinities
         self._placements: dict[Assignment, PlacedPartition] = {}
 
-    def __call__(self, names: tuple[str, ...], parts: tuple[MixPart, ...]) -> Candidate:
-        placements = self.placements(names[0], parts)
-        stages = self.stages(placements)
-        loads = dict.fromkeys(self._task.devices, 0.0)
-        for s in stages:
-            loads[s.device] += parts[s.variant].share * (s.run_s + s.transfer_s + s.overhead_s)
+    def __call__(self, names: tuple[str, ...], replicas: Replicas) -> Candidate:
+        placements = self.placements(names[0], replicas)
+        loads = dict.fromkeys(self._task.all_devices, 0.0)
+        for s in self.stages(placements):
+            share = placements[s.replica].share
+            loads[s.device] += share * (s.run_s + s.transfer_s + s.overhead_s)
         return Candidate(
             names=names,
-            parts=parts,
+            replicas=replicas,
             loads=tuple(loads.values()),
             bottleneck=max(loads.values()),
             latency=self.latency_s(placements),
-            subgraphs=len(stages),
-            levels=max(1 + max(placement.plan.levels, default=-1) for placement in placements),
+            subgraphs=len(placements[0].partition.subgraphs),
+            levels=1 + max(placements[0].plan.levels, default=-1),
         )
 
-    def placements(self, name: str, parts: Sequence[MixPart]) -> list[PlacedPartition]:
-        """Return the partitions of a plan; their reasons contain its `name`."""
-        for assignment in (part.assignment for part in parts):
+    def placements(self, name: str, replicas: Replicas) -> list[PlacedPartition]:
+        """Return the placement of each replica; the reasons of the first contain the `name`.
+
+        If the task has devices with further ones, each replica of the plan becomes several.
+        """
+        for assignment in (replica.assignment for replica in replicas):
             if assignment not in self._placements:
                 affinity = self._known_affinities.get(assignment)
                 if affinity is None:
                     affinity = self._task_problem.affinity(assignment, f"plan: {name}")
                 split = partition(self._task.model, affinity)
                 self._placements[assignment] = PlacedPartition(split, affinity)
-        return [replace(self._placements[part.assignment], share=part.share) for part in parts]
+        originals = [replace(self._placements[r.assignment], share=r.share) for r in replicas]
+        placements = [p for o in originals for p in replicate(o, self._task.replicas)]
+        return placements if len(placements) == len(originals) else self._balance(placements)
+
+    def _balance(self, placements: Sequence[PlacedPartition]) -> list[PlacedPartition]:
+        """Return placements with shares in proportion to their speed; the largest share first."""
+        busy_s = [dict.fromkeys(self._task.all_devices, 0.0) for _ in placements]
+        for s in self.stages(placements):
+            busy_s[s.replica][s.device] += s.run_s + s.transfer_s + s.overhead_s
+        rates = [1 / max(MIN_BUSY_S, *seconds.values()) for seconds in busy_s]
+        balanced = [
+            replace(placement, share=rate / sum(rates))
+            for placement, rate in zip(placements, rates, strict=True)
+        ]
+        return sorted(balanced, key=lambda placement: -placement.share)
 
     def stages(self, placements: Sequence[PlacedPartition]) -> list[StagePrediction]:
-        """Predict the stages of all partitions of a plan."""
+        """Predict the stages of all replicas of a plan."""
         task, concurrent = self._task_problem.task, _uses_several_devices(placements)
         return [
             stage
-            for variant, placement in enumerate(placements)
-            for stage in predict_stages(task, placement.partition, variant, concurrent=concurrent)
+            for replica, placement in enumerate(placements)
+            for stage in predict_stages(task, placement.partition, replica, concurrent=concurrent)
         ]
 
     def wires(self, placements: Sequence[PlacedPartition]) -> list[WirePrediction]:
-        """Predict the wires of all partitions of a plan."""
+        """Predict the wires of all replicas of a plan."""
         return [
             wire
-            for variant, placement in enumerate(placements)
-            for wire in predict_wires(self._task_problem.task, placement.partition, variant)
+            for replica, placement in enumerate(placements)
+            for wire in predict_wires(self._task_problem.task, placement.partition, replica)
         ]
 
     def latency_s(self, placements: Sequence[PlacedPartition]) -> float:
-        """Predict the highest latency of a plan's partitions."""
+        """Predict the latency of a plan's slowest replica."""
         task, concurrent = self._task_problem.task, _uses_several_devices(placements)
         return max(predict_latency(task, p.partition, concurrent=concurrent) for p in placements)
 
     def crossing_nbytes(self, candidate: Candidate) -> list[int]:
         """Return the bytes of each tensor that crosses between subgraphs of a plan."""
         spec = self._task_problem.task.model.spec
-        placements = self.placements(candidate.name, candidate.parts)
-        return [
-            value_nbytes(spec(wire.tensor))
-            for placement in placements
-            for wire in placement.partition.wires
-        ]
+        placement, *_ = self.placements(candidate.name, candidate.replicas)
+        return [value_nbytes(spec(wire.tensor)) for wire in placement.partition.wires]
 
 
 def _uses_several_devices(placements: Sequence[PlacedPartition]) -> bool:
@@ -196,14 +212,15 @@ def _report(
     start_s: float,
 ) -> PlanReport:
     choice = solution.choice
-    variants = predictor.placements(choice.name, sorted(choice.parts, key=lambda p: -p.share))
-    loads = dict(zip(task.devices, choice.loads, strict=True))
+    by_share = tuple(sorted(choice.replicas, key=lambda r: -r.share))
+    replicas = predictor.placements(choice.name, by_share)
+    loads = dict(zip(task.all_devices, choice.loads, strict=True))
     objective_s = choice.objective_s(options.hint)
     bound_s, bound_name, scope = _bound(options, solution)
     times = {
         name: {
             d: seconds
-            for d in task.devices
+            for d in task.all_devices
             if (seconds := node_time(task.costs.devices[d], name, options.hint)) is not None
         }
         for name in task_problem.problem.names
@@ -211,12 +228,12 @@ def _report(
     return PlanReport(
         model=task.model.name,
         model_hash=task.model.content_hash,
-        devices=task.devices,
+        devices=task.all_devices,
         policy=options.policy,
         hint=options.hint,
-        variants=tuple(variants),
+        replicas=tuple(replicas),
         bottleneck_s=choice.bottleneck,
-        latency_s=predictor.latency_s(variants),
+        latency_s=predictor.latency_s(replicas),
         loads_s=loads,
         bottleneck=max(loads, key=lambda d: loads[d]),
         bound_s=bound_s,
@@ -224,9 +241,9 @@ def _report(
         bound_scope=scope,
         ratio=objective_s / bound_s if bound_s > 0 else math.inf,
         advice=_advice(options, solution, loads),
-        alternatives=_alternatives(task.devices, options, predictor, solution),
-        stages=tuple(predictor.stages(variants)),
-        wires=tuple(predictor.wires(variants)),
+        alternatives=_alternatives(task.all_devices, options, predictor, solution),
+        stages=tuple(predictor.stages(replicas)),
+        wires=tuple(predictor.wires(replicas)),
         node_times=times,
         sources=Counter(t.source for row in times.values() for t in row.values()),
         planning_s=time.monotonic() - start_s,
@@ -264,10 +281,9 @@ def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -
     best = solution.runners_up[0] if solution.runners_up else choice
     if best.objective_s(hint) < objective_s * (1 - MIN_IMPROVEMENT):
         metric = "latency" if hint == "LATENCY" else "bottleneck"
-        num_parts = len(best.parts)
         hint_text = ""
-        if num_parts > options.max_variants:
-            hint_text = f", with {num_parts} plans sharing requests (MAX_VARIANTS={num_parts})"
+        if len(best.replicas) > 1 and not options.replicates:
+            hint_text = f", with {len(best.replicas)} replicas (REPLICAS=auto)"
         lines.append(
             f"{best.name}: {metric} {milliseconds(best.objective_s(hint))} instead of "
             f"{milliseconds(objective_s)}{hint_text}"
@@ -287,7 +303,7 @@ def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -
 def _alternatives(
     devices: Sequence[str], options: PlanOptions, predictor: _PlanPredictor, solution: Solution
 ) -> tuple[Alternative, ...]:
-    """List the chosen plan, single devices, priority, mixes and the best others, best first."""
+    """List the chosen plan, single devices, priority, replicas and the best others, best first."""
     choice = solution.choice
     candidates = (choice, *solution.runners_up)
     # Reference plans keep their own row, even if several methods found the same plan.
@@ -316,7 +332,7 @@ def _alternatives(
                 subgraphs=c.subgraphs,
                 cuts=len(nbytes),
                 nbytes=sum(nbytes),
-                variants=len(c.parts),
+                replicas=len(predictor.placements(c.name, c.replicas)),
                 chosen=name == chosen_name,
             )
         )

@@ -12,11 +12,11 @@ from hetero.planning.task import Task, node_time, transfer_cost
 
 
 def predict_stages(
-    task: Task, partition: Partition, variant: int = 0, *, concurrent: bool = True
+    task: Task, partition: Partition, replica: int = 0, *, concurrent: bool = True
 ) -> list[StagePrediction]:
     """Predict how long each stage keeps its device busy per request.
 
-    `variant`: index of the partition in the plan's report.
+    `replica`: index of the replica in the plan's report.
     `concurrent`: whether other devices work at the same time.
     """
     spec = task.model.spec
@@ -58,16 +58,16 @@ def predict_stages(
                 run_s=_unloaded_s(task, s) * load.time_factor,
                 transfer_s=transfer_s,
                 overhead_s=load.overhead_s,
-                variant=variant,
+                replica=replica,
             )
         )
     return stages
 
 
-def predict_wires(task: Task, partition: Partition, variant: int = 0) -> list[WirePrediction]:
+def predict_wires(task: Task, partition: Partition, replica: int = 0) -> list[WirePrediction]:
     """Predict how long each tensor that crosses between stages is in transit.
 
-    `variant`: index of the partition in the plan's report.
+    `replica`: index of the replica in the plan's report.
     """
     device_of = [s.device for s in partition.subgraphs]
     spec = task.model.spec
@@ -78,7 +78,7 @@ def predict_wires(task: Task, partition: Partition, variant: int = 0) -> list[Wi
             wire.consumer,
             spec(wire.tensor).nbytes,
             _transit_s(task, device_of[wire.producer], device_of[wire.consumer], [wire.tensor]),
-            variant,
+            replica,
         )
         for wire in partition.wires
     ]

@@ -17,6 +17,7 @@ from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Support
+from hetero.partition.replicas import ReplicaDevices
 from hetero.planning.cost.costs import Costs, DeviceCosts, LinearCost, Time
 from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
 from hetero.planning.layers import find_layers
@@ -53,6 +54,17 @@ class Task:
     supports: Mapping[str, Support]
     costs: Costs
     constraints: Constraints = Constraints()
+    #: Device -> the further devices that run its subgraphs.
+    replicas: ReplicaDevices = field(default_factory=dict)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """The devices, followed by their replicas."""
+        return (*self.devices, *(d for device in self.devices for d in self.members(device)[1:]))
+
+    def members(self, device: str) -> tuple[str, ...]:
+        """Return a device and the devices that run the same subgraphs."""
+        return (device, *self.replicas.get(device, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +124,13 @@ def build_problem(task: Task, hint: Hint) -> TaskProblem:
     index_of = {p: i for i, p in enumerate(positions)}
     names = [model.nodes[p].name for p in positions]
     costs = [task.costs.devices[device] for device in task.devices]
+    counts = np.array([len(task.members(d)) if hint == "THROUGHPUT" else 1 for d in task.devices])
     pins = task.constraints.pins
     times = np.full((len(positions), len(costs)), math.inf)
     for i, name in enumerate(names):
-        for device_number, (device, cost) in enumerate(zip(task.devices, costs, strict=True)):
-            time = node_time(cost, name, hint)
-            if time is not None and name in task.supports[device]:
-                times[i, device_number] = time.seconds
+        for device_number, device in enumerate(task.devices):
+            if name in task.supports[device]:
+                times[i, device_number] = _replicated_time(task, device, name, hint)
     index_by_name = {name: i for i, name in enumerate(names)}
     device_numbers = {device: d for d, device in enumerate(task.devices)}
     memory_nbytes = task.constraints.memory_nbytes
@@ -127,9 +139,14 @@ def build_problem(task: Task, hint: Hint) -> TaskProblem:
     def make(transfer_costs: tuple[Sequence[LinearCost], Sequence[LinearCost]]) -> Problem:
         return make_problem(
             times,
-            _tensors(model, index_of, *transfer_costs),
+            _tensors(model, index_of, counts, *transfer_costs),
             weights=np.array(_weight_nbytes(model, positions, task.constraints.sessions)),
-            memory=np.array([float(memory_nbytes.get(d, math.inf)) for d in task.devices]),
+            memory=np.array(
+                [
+                    min(float(memory_nbytes.get(m, math.inf)) for m in task.members(d))
+                    for d in task.devices
+                ]
+            ),
             devices=task.devices,
             names=names,
             pins=[
@@ -138,7 +155,7 @@ def build_problem(task: Task, hint: Hint) -> TaskProblem:
                 if name in index_by_name and device in device_numbers
             ],
             groups=_colocation_groups(task, index_by_name, times, pins),
-            dispatch=np.array(overheads_s),
+            dispatch=np.array(overheads_s) / counts,
             max_subgraphs=task.constraints.max_subgraphs,
         )
 
@@ -183,21 +200,38 @@ def _device_transfer_costs(
     return send, [combine(1, d) for d in task.devices]
 
 
+def _replicated_time(task: Task, device: str, name: str, hint: Hint) -> float:
+    """Return the time of a node on a device and its replicas together; ``inf`` if unsupported.
+
+    For ``THROUGHPUT`` they share the requests in proportion to their speed, so the time is that of
+    one fast device. For ``LATENCY`` the slowest counts.
+    """
+    times = [node_time(task.costs.devices[d], name, hint) for d in task.members(device)]
+    seconds = [math.inf if time is None else time.seconds for time in times]
+    if hint == "LATENCY" or len(seconds) == 1 or min(seconds) <= 0:
+        return max(seconds)
+    return 1 / sum(1 / s for s in seconds) if max(seconds) < math.inf else math.inf
+
+
 def _tensors(
     model: Model,
     index_of: Mapping[int, int],
+    counts: np.ndarray,
     send: Sequence[LinearCost],
     receive: Sequence[LinearCost],
 ) -> list[tuple[int, list[int], np.ndarray, np.ndarray]]:
-    """Return the tensors between nodes: producer, readers, send and receive times by device."""
+    """Return the tensors between nodes: producer, readers, send and receive times by device.
+
+    `counts`: number of devices that share the work of each device.
+    """
     tensors = []
     for position, producer in index_of.items():
         for value in model.nodes[position].writes:
             readers = [index_of[r] for r in model.consumers.get(value, ()) if r in index_of]
             if readers:
                 nbytes = value_nbytes(model.spec(value))
-                send_s = np.array([line(nbytes) for line in send])
-                receive_s = np.array([line(nbytes) for line in receive])
+                send_s = np.array([line(nbytes) for line in send]) / counts
+                receive_s = np.array([line(nbytes) for line in receive]) / counts
                 tensors.append((producer, readers, send_s, receive_s))
     return tensors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hetero.affinity.affinity import Affinity
@@ -27,11 +27,18 @@ class CompileRequest:
     configs: Mapping[str, Mapping[str, Any]]
     #: Devices that the user assigned to nodes.
     pins: Affinity
+    #: Device -> the further devices that run its subgraphs; `devices` does not contain them.
+    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices' names, in order of priority."""
         return tuple(device.name for device in self.descriptors)
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """The devices' names, followed by those of their replicas."""
+        return (*self.devices, *(d for others in self.replicas.values() for d in others))
 
     def descriptor(self, name: str) -> DeviceDescriptor:
         """Return the descriptor of one of the devices."""
@@ -90,13 +97,11 @@ class CompileRequest:
                 )
             replacements[device] = candidates[index % len(candidates)]
         return replace(
-            self,
+            self.with_moved_pins(replacements),
             descriptors=tuple(device for device in self.descriptors if device.name in devices),
-            pins=Affinity(
-                {
-                    node: replacements.get(device, device)
-                    for node, device in self.pins.devices.items()
-                },
-                self.pins.reasons,
-            ),
         )
+
+    def with_moved_pins(self, replacements: Mapping[str, str]) -> CompileRequest:
+        """Return the request with pins to some devices moved: device -> its replacement."""
+        pins = {n: replacements.get(device, device) for n, device in self.pins.devices.items()}
+        return replace(self, pins=Affinity(pins, self.pins.reasons))

@@ -14,6 +14,12 @@ from hetero.properties.device_selection import (
     select_devices,
     select_prioritised_devices,
 )
+from hetero.properties.replicas_property import (
+    REPLACED,
+    REPLICAS,
+    read_replaced,
+    without_replaced,
+)
 from hetero.properties.table import (
     HETERO_PROPERTIES,
     SplitConfig,
@@ -53,6 +59,7 @@ class Settings:
         """Set options of GLOBAL_SCOPE, HETERO or a device; without effect if one is invalid."""
         configuration = self._scope(device)
         check_mapping(config, configuration.owner)
+        config = without_replaced(config, stacklevel=3)
         if "DEVICE_PROPERTIES" in config:
             raise PropertyError(
                 "DEVICE_PROPERTIES cannot be set. Set options of a device by its name, such as "
@@ -91,6 +98,8 @@ class Settings:
         configuration = self._scope(device)
         if name == "SUPPORTED_PROPERTIES":
             return configuration.table.mutability
+        if name in REPLACED and REPLICAS.name in configuration.table:
+            return read_replaced(name, configuration.get(REPLICAS.name), stacklevel=3)
         return configuration.get(name)
 
     def select_devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
@@ -105,6 +114,7 @@ class Settings:
 
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options for one model: the caller's take precedence over settings."""
+        config = without_replaced(config, stacklevel=4)
         tables = self.property_tables()
         devices = {name: tables[name] for name in names}
         defaults: Config = {}

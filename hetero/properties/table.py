@@ -6,7 +6,7 @@ applies to single devices; an unknown option is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
     unknown_property,
 )
+from hetero.properties.replicas_property import REPLICAS, check_lists_of
 from hetero.scheduler.types.device_names import HETERO, match_name
 from hetero.scheduler.types.limits import Limits
 
@@ -26,18 +27,6 @@ def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
     if callbacks and (len(callbacks) != 2 or not all(callable(c) for c in callbacks)):
         return "expected two functions, (encrypt, decrypt)"
     return None
-
-
-def _check_lists_of(element_name: str) -> Callable[[Mapping[str, Any]], str | None]:
-    def check(lists: Mapping[str, Any]) -> str | None:
-        for name, elements in lists.items():
-            if not isinstance(elements, list | tuple) or not all(
-                isinstance(element, str) for element in elements
-            ):
-                return f"expected a list of {element_name} for {name!r}"
-        return None
-
-    return check
 
 
 def _check_shapes(shapes: Mapping[str, Any]) -> str | None:
@@ -140,44 +129,14 @@ HETERO_PROPERTIES: Final = PropertyTable(
         minimum=0,
         shapes_result=True,
     ),
-    Property(
-        "MAX_VARIANTS",
-        int,
-        1,
-        mutable=True,
-        doc="Maximum number of plans, including whole-model replicas, that share the requests of a "
-        "model planned by cost for THROUGHPUT.",
-        minimum=1,
-        shapes_result=True,
-    ),
-    Property(
-        "NUM_REPLICAS",
-        int,
-        1,
-        mutable=True,
-        doc="Number of replicas of the model that share the requests, each on separate devices: "
-        "replica i uses the devices i, i+N, i+2N, ... of the list; pins move to devices of the "
-        "same plugin.",
-        minimum=1,
-        shapes_result=True,
-    ),
-    Property(
-        "STAGE_REPLICAS",
-        dict,
-        {},
-        mutable=True,
-        doc="Devices that run the same subgraphs as another device and share its requests: "
-        '{"ORT.0": ["ORT.1", "ORT.2"]}. No other subgraphs are assigned to them.',
-        check=_check_lists_of("devices"),
-        shapes_result=True,
-    ),
+    REPLICAS,
     Property(
         "COLOCATION",
         dict,
         {},
         mutable=True,
         doc="Groups of nodes that a plan by cost puts on one device: {group: [name, op:Type]}.",
-        check=_check_lists_of("patterns"),
+        check=check_lists_of("patterns"),
         shapes_result=True,
     ),
     Property(
@@ -402,7 +361,7 @@ NOT_EXPORTED: Final = (
     "CACHE_ENCRYPTION_CALLBACKS",
     "DEVICE_PROPERTIES",
     "MULTI_DEVICE_PRIORITIES",
-    "STAGE_REPLICAS",
+    "REPLICAS",
 )
 
 

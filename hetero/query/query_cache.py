@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.support import Support
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.properties.compile_request import CompileRequest
 
 #: The result of a query that may still run: the device's support, and the query's seconds.
@@ -37,8 +37,18 @@ class QueryCache:
         return self.timed(device, model, config)[0]
 
     def querier(self, request: CompileRequest) -> Callable[[str, Model], Support]:
-        """Return a function that queries devices with the options of a request."""
-        return lambda device, model: self.support(device, model, request.configs[device])
+        """Return a function that queries devices, each together with its replicas."""
+
+        def query(device: str, model: Model) -> Support:
+            support, *others = (
+                self.support(name, model, request.configs[name])
+                for name in (device, *request.replicas.get(device, ()))
+            )
+            for other in others:
+                support = _common_support(support, other, device)
+            return support
+
+        return query
 
     def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
         """Return which nodes of a model a device supports, and the seconds that the query took."""
@@ -65,3 +75,19 @@ class QueryCache:
                 raise
             pending.set_result(result)
             return result
+
+
+def _common_support(support: Support, other: Support, device: str) -> Support:
+    """Return a device's support without the nodes that its replica refuses, with the reasons."""
+    refused = {}
+    for name in support.devices:
+        if name not in other.devices:
+            reasons = other.unsupported.get(name) or other.refusals.get(name, {})
+            reason = next(iter(reasons.values()), Refusal("policy", "its replica refuses it"))
+            refused[name] = {device: reason}
+    return Support(
+        {name: d for name, d in support.devices.items() if name not in refused},
+        {**support.unsupported, **refused},
+        {**support.refusals, **refused},
+        support.notes,
+    )

@@ -30,7 +30,7 @@ from hetero.report.tensor_size import tensor_size
 from hetero.report.verdict import fallback, verdict
 
 NAME: Final = "hetero.report"
-VERSION: Final = 2
+VERSION: Final = 3
 #: Stands for the device of unsupported nodes during partitioning; null in the document.
 NO_DEVICE: Final = ""
 #: Fields copied from each device, stage and plan.
@@ -65,7 +65,7 @@ def build_report(
 
     Times are in seconds, sizes in bytes. A size with ``open_dims`` counts open dimensions as 1.
 
-    `plan`: a plan with its predictions; its first variant's affinity replaces the survey's.
+    `plan`: a plan with its predictions; its first replica's affinity replaces the survey's.
     `command`: the command line that makes this report.
     """
     affinity = survey.affinity if plan is None else plan.affinity
@@ -75,7 +75,7 @@ def build_report(
     cut: Partition | None = None
     problem = None
     if plan is not None:
-        cut = plan.variants[0].partition
+        cut = plan.replicas[0].partition
     else:
         try:
             cut = partition(
@@ -106,9 +106,9 @@ def build_report(
         "subgraphs": [] if cut is None else _subgraphs(model, cut, plan),
         "wires": [] if cut is None else _wires(model, cut, plan),
         "uncut": problem,
-        "variants": [
+        "replicas": [
             {"share": v.share, "devices": dict(Counter(v.affinity.values()))}
-            for v in (plan.variants if plan else ())
+            for v in (plan.replicas if plan else ())
         ],
         "plan": None if plan is None else _plan(plan),
         "advice": [] if plan is None else list(plan.advice),
@@ -145,11 +145,11 @@ def _devices(
 ) -> list[dict[str, Any]]:
     counts = Counter(affinity.values())
     shares: dict[str, float] = dict.fromkeys(counts, 1.0) if plan is None else {}
-    for variant in plan.variants if plan else ():
-        for name, count in Counter(variant.affinity.values()).items():
-            # A device that the first variant does not use gets the count of its first variant.
+    for replica in plan.replicas if plan else ():
+        for name, count in Counter(replica.affinity.values()).items():
+            # A device that the first replica does not use gets the count of its first replica.
             counts.setdefault(name, count)
-            shares[name] = shares.get(name, 0.0) + variant.share
+            shares[name] = shares.get(name, 0.0) + replica.share
     return [
         {
             **{name: getattr(d, name) for name in _DEVICE_FIELDS},
@@ -214,7 +214,7 @@ def _choice(node: Mapping[str, Any], survey: Survey, plan: PlanReport | None) ->
 
 
 def _subgraphs(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
-    stages = {s.index: s for s in plan.stages if s.variant == 0} if plan else {}
+    stages = {s.index: s for s in plan.stages if s.replica == 0} if plan else {}
     rows = []
     for s in cut.subgraphs:
         weights = {v for p in s.positions for v in model.nodes[p].reads if v in model.constants}
@@ -243,7 +243,7 @@ def _total(sizes: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _wires(model: Model, cut: Partition, plan: PlanReport | None) -> list[dict[str, Any]]:
     plan_wires = plan.wires if plan else ()
-    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in plan_wires if w.variant == 0}
+    times = {(w.tensor, w.producer, w.consumer): w.seconds for w in plan_wires if w.replica == 0}
     return [
         {
             "tensor": w.tensor,

@@ -159,9 +159,9 @@ def _predicted_stages_s(compiled: CompiledModel, plan: PlanReport | None) -> dic
     if plan is None:
         return predicted_s
     for stage in plan.stages:
-        if stage.variant < len(compiled.stage_numbers):
-            number = compiled.stage_numbers[stage.variant][stage.index]
-            cut = plan.variants[stage.variant].partition
+        if stage.replica < len(compiled.stage_numbers):
+            number = compiled.stage_numbers[stage.replica][stage.index]
+            cut = plan.replicas[stage.replica].partition
             if cut.subgraphs[stage.index].node_names == names[number]:
                 predicted_s[number] = stage.run_s
     return predicted_s

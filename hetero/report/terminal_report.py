@@ -57,9 +57,9 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     if document["plan"]:
         yield styled(document["plan"]["sentence"])
         yield styled(document["plan"]["basis"])
-    for variant in document["variants"] if len(document["variants"]) > 1 else ():
-        places = ", ".join(f"{name} {count}" for name, count in variant["devices"].items())
-        yield styled(f"{variant['share'] * 100:.1f} % of the requests: {places}")
+    for replica in document["replicas"] if len(document["replicas"]) > 1 else ():
+        places = ", ".join(f"{name} {count}" for name, count in replica["devices"].items())
+        yield styled(f"{replica['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
         yield styled(f"advice: {advice}")
     by_code: dict[str, list[dict[str, Any]]] = {}

@@ -64,9 +64,9 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         parts.append("cannot be partitioned")
     if shapes := document["request"]["shapes"]:
         parts.append(f"at {shapes_text(shapes)}")
-    if len(document["variants"]) > 1:
-        shares = [f"{variant['share'] * 100:.0f} %" for variant in document["variants"]]
-        parts.append(f"{len(shares)} variants share the requests: {', '.join(shares)}")
+    if len(document["replicas"]) > 1:
+        shares = [f"{replica['share'] * 100:.0f} %" for replica in document["replicas"]]
+        parts.append(f"{len(shares)} replicas share the requests: {', '.join(shares)}")
     if plan is not None:
         rate = plan["throughput_per_s"]
         parts.append(

@@ -225,7 +225,7 @@ def test_states_from_model_metadata(core: hetero.Core) -> None:
 
 
 def test_states_with_replicas_and_dynamic_batching(core: hetero.Core) -> None:
-    for config in ({"NUM_REPLICAS": 2}, {"AUTO_BATCH_SIZE": 4}):
+    for config in ({"REPLICAS": 2}, {"AUTO_BATCH_SIZE": 4}):
         with compile_running_sum(core, affinity=None, config=config) as compiled:
             requests = [compiled.create_infer_request() for _ in range(3)]
             for total in (2, 4, 6):

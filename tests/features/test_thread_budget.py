@@ -84,10 +84,9 @@ def test_cached_model_is_imported_with_its_share(core: hetero.Core, tmp_path: Pa
     assert ThreadCountPlugin.num_threads[-1] == 2
 
 
-def test_plan_variants_share_the_cores(core: hetero.Core) -> None:
+def test_replicas_share_the_cores(core: hetero.Core) -> None:
     config = {
         "PERFORMANCE_HINT": "THROUGHPUT",
-        "MAX_VARIANTS": 2,
         "PROFILE_SECONDS": 0.3,
         "PLAN_SECONDS": 0.3,
         "NULL_NODE_TIME_US": 500,

@@ -12,8 +12,8 @@ from hetero.partition.clustering import cluster
 from hetero.planning.solver import search
 from hetero.planning.solver.candidates import Candidate, Predictor, Solution
 from hetero.planning.solver.graph import successors
-from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import Assignment, Floats, Problem, sum_by_index
+from hetero.planning.solver.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,20 +84,22 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
 def predictor_of(problem: Problem) -> Predictor:
     """Return a function that predicts the costs of plans by `evaluate`."""
 
-    def predict(names: tuple[str, ...], parts: tuple[MixPart, ...]) -> Candidate:
-        evaluations = [evaluate(problem, part.assignment) for part in parts]
+    def predict(names: tuple[str, ...], replicas: Replicas) -> Candidate:
+        evaluations = [evaluate(problem, replica.assignment) for replica in replicas]
         loads = [
-            math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
+            math.fsum(
+                float(e.loads[d]) * r.share for e, r in zip(evaluations, replicas, strict=True)
+            )
             for d in range(problem.device_count)
         ]
         return Candidate(
             names=names,
-            parts=parts,
+            replicas=replicas,
             loads=tuple(loads),
             bottleneck=max(loads),
             latency=max(e.latency for e in evaluations),
-            subgraphs=sum(e.subgraphs for e in evaluations),
-            levels=max(e.levels for e in evaluations),
+            subgraphs=evaluations[0].subgraphs,
+            levels=evaluations[0].levels,
         )
 
     return predict

@@ -22,7 +22,7 @@ X, GAIN = np.asarray([1, 2], np.float32), np.asarray([0.5, 3], np.float32)
 STATES = {"before": "after"}
 AFFINITY = {"op:Mul": "CPU.1", "op:Size": "CPU.1"}
 COUNTS = {"CPU": 2, "ORT": 2, "OV": 1}
-#: Devices, the device of y, and STAGE_REPLICAS.
+#: Devices, the device of y, and REPLICAS.
 _OPENVINO = pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO is not installed")
 DEVICE_CASES = [
     ("CPU.0,CPU.1", "CPU.1", {}),
@@ -40,7 +40,7 @@ def compile_feedback_model(
     core: hetero.Core, devices: str, last: str, stage_replicas: Mapping[str, Sequence[str]]
 ) -> hetero.CompiledModel:
     """Compile the model for one of `DEVICE_CASES`."""
-    config: Any = {"STAGE_REPLICAS": stage_replicas} if stage_replicas else {}
+    config: Any = {"REPLICAS": stage_replicas} if stage_replicas else {}
     pins = dict.fromkeys(AFFINITY, last)
     return core.compile_model(
         FEEDBACK_MODEL, f"HETERO:{devices}", config, affinity=pins, states=STATES

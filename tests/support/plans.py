@@ -32,7 +32,6 @@ def replica_config(core: hetero.Core, folder: Path, times_s: dict[str, float], *
     write_costs(replace(model_costs, devices=devices, transfers=transfers), folder / "costs.json")
     return {
         "MODEL_DISTRIBUTION_POLICY": "AUTO",
-        "MAX_VARIANTS": 4,
         "COLOCATION": {"all": ["*"]},
         "PLAN_SECONDS": 0.1,
         "COST_FILE": str(folder / "costs.json"),

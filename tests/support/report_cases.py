@@ -87,7 +87,7 @@ def branches_plan(survey: Survey) -> PlanReport:
         devices=survey.names,
         policy="AUTO",
         hint="THROUGHPUT",
-        variants=(PlacedPartition(partition(survey.model, placed), placed),),
+        replicas=(PlacedPartition(partition(survey.model, placed), placed),),
         bottleneck_s=0.004,
         latency_s=0.009,
         loads_s={"ORT": 0.003, "CPU": 0.001, "NULL": 0.0},
@@ -159,9 +159,9 @@ def golden_documents() -> dict[str, dict[str, Any]]:
     """Return the documents of the golden files by file name."""
     survey = branches_survey()
     return {
-        "report_query_v2.json": build_report(survey, command="hetero query branches.onnx"),
-        "report_plan_v2.json": build_report(survey, branches_plan(survey)),
-        "report_unsupported_v2.json": build_report(
+        "report_query_v3.json": build_report(survey, command="hetero query branches.onnx"),
+        "report_plan_v3.json": build_report(survey, branches_plan(survey)),
+        "report_unsupported_v3.json": build_report(
             survey_of(unknown_ops(), {"ORT": None, "CPU": None})
         ),
     }

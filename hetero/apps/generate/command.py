@@ -15,6 +15,7 @@ from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.options import model_options, with_core
+from hetero.cli.planning_options import replicas_option
 from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.formatting import nbytes_text
@@ -31,6 +32,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
 
 @click.command()
 @model_options
+@replicas_option
 @click.option("--prompt", help="Text to complete; needs a tokenizer.")
 @click.option(
     "--tokenizer",

@@ -86,14 +86,14 @@ class _PlannedWork(Work):
         self._ends: set[str] = set()
         #: Whether the device of the next run was idle before it.
         self.is_idle = False
-        seconds = {(s.variant, s.index): _stage_s(s, fleet) for s in report.stages}
+        seconds = {(s.replica, s.index): _stage_s(s, fleet) for s in report.stages}
         self._of: dict[tuple[str, ...], float] = {}
         self._nbytes: dict[str, int] = {}
         self.value = cache(self._value)
-        for number, variant in enumerate(report.variants):
-            model = variant.partition.source
-            self._ends.update(variant.partition.plan.output_names)
-            for s in variant.partition.subgraphs:
+        for number, replica in enumerate(report.replicas):
+            model = replica.partition.source
+            self._ends.update(replica.partition.plan.output_names)
+            for s in replica.partition.subgraphs:
                 self._of[tuple(s.node_names)] = seconds[number, s.index]
                 for name in (*s.inputs, *s.outputs):
                     self._nbytes[name] = int(value_nbytes(model.spec(name)))
@@ -143,10 +143,10 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
     alike: dict[str, list[FleetDevice]] = {}
     for device in fleet.devices:
         alike.setdefault(device.like, []).append(device)
-    for number, variant in enumerate(report.variants):
-        plan, busy_s = variant.plan, defaultdict[str, float](float)
+    for number, replica in enumerate(report.replicas):
+        plan, busy_s = replica.plan, defaultdict[str, float](float)
         for s in report.stages:
-            busy_s[s.device] += _stage_s(s, fleet) if s.variant == number else 0.0
+            busy_s[s.device] += _stage_s(s, fleet) if s.replica == number else 0.0
         counts = [len(alike[name]) for name in plan.devices]
         count = lcm(*counts)
         if count > _MAX_ROUTES:
@@ -156,7 +156,7 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
             stages = [replace(stage, device=mine[stage.device].name) for stage in plan.stages]
             slowest_s = max((busy_s[n] * one.factor for n, one in mine.items()), default=1.0)
             plans.append(replace(plan, stages=tuple(stages)))
-            shares.append(variant.share / count / max(slowest_s, 1e-9))
+            shares.append(replica.share / count / max(slowest_s, 1e-9))
     return share(plans, shares)
 
 

@@ -1,7 +1,7 @@
 """Proven lower bounds on the bottleneck or latency of any plan.
 
-Some bounds are valid for all plans, including mixes of plans and replicas ("any routing of
-requests"); others only for plans with each node on one device ("without replication").
+Some bounds are valid for all plans, including replicas ("any routing of requests"); others only for
+plans with each node on one device ("without replication").
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ class Bound:
     #: Method of the proof.
     name: str
     seconds: float
-    #: Whether it is also valid for mixes of plans and for replicas, or only for plans with each
-    #: node on one device.
-    covers_mixes: bool
+    #: Whether it is also valid for replicas, or only for plans with each node on one device.
+    covers_replicas: bool
 
     @property
     def scope(self) -> str:
         """Description of the plans for which the bound is valid."""
-        if self.covers_mixes:
+        if self.covers_replicas:
             return "any routing of requests over these devices"
         return "any assignment of this model without replication"
 
@@ -42,7 +41,7 @@ class Bound:
 def largest_node(problem: Problem) -> Bound:
     """Return the bound by the most expensive node: a device has to run it."""
     best = np.where(allowed_devices(problem), problem.times, np.inf).min(axis=1)
-    return Bound("largest node", float(best.max(initial=0.0)), covers_mixes=False)
+    return Bound("largest node", float(best.max(initial=0.0)), covers_replicas=False)
 
 
 def total_work(problem: Problem) -> Bound:
@@ -69,7 +68,7 @@ def total_work(problem: Problem) -> Bound:
             break
         price = price * np.exp(2.0 / (2.0 + step) ** 0.8 * mean_loads / mean_loads.max())
         price = price / (price * sizes).sum()
-    return Bound("work over all devices", best_s * (1 - ROUNDING_MARGIN), covers_mixes=True)
+    return Bound("work over all devices", best_s * (1 - ROUNDING_MARGIN), covers_replicas=True)
 
 
 def priced_cut(problem: Problem) -> Bound | None:
@@ -77,7 +76,7 @@ def priced_cut(problem: Problem) -> Bound | None:
 
     For prices y >= 0 that sum to 1, the minimum sum of y_d load_d is a lower bound. With equal
     prices within a class, its devices act as one, so a minimum cut between two classes is exact.
-    The bound is concave in the price and valid for each price. It is also valid for mixes.
+    The bound is concave in the price and valid for each price. It is also valid for replicas.
     """
     classes, names = problem.classes, sorted(set(problem.classes))
     if len(names) != 2:
@@ -96,7 +95,7 @@ def priced_cut(problem: Problem) -> Bound | None:
     options = {"xatol": 1e-4, "maxiter": 24}
     result = minimize_scalar(lambda s: -value(s), bounds=(0, 1), method="bounded", options=options)
     seconds = -float(result.fun)
-    return Bound("best mix of plans", seconds * (1 - ROUNDING_MARGIN), covers_mixes=True)
+    return Bound("priced minimum cuts", seconds * (1 - ROUNDING_MARGIN), covers_replicas=True)
 
 
 def critical_path(problem: Problem) -> Bound:
@@ -111,4 +110,4 @@ def critical_path(problem: Problem) -> Bound:
         longest_s = max(longest_s, finish_s)
         for v in successors_of[u]:
             ready_s[v] = max(ready_s[v], finish_s)
-    return Bound("critical path", longest_s, covers_mixes=True)
+    return Bound("critical path", longest_s, covers_replicas=True)

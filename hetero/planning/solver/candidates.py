@@ -12,7 +12,6 @@ import numpy as np
 
 from hetero.devices.errors import PlanError
 from hetero.planning.solver.bounds import Bound
-from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import (
     Assignment,
     Problem,
@@ -20,6 +19,7 @@ from hetero.planning.solver.problem import (
     loads,
     with_dispatch_margin,
 )
+from hetero.planning.solver.replicas import Replicas
 
 #: Objective of a plan: the time between two results (the bottleneck), or the latency of a request.
 Hint = Literal["THROUGHPUT", "LATENCY"]
@@ -27,21 +27,21 @@ Hint = Literal["THROUGHPUT", "LATENCY"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan, or a mix of plans, with its predicted costs."""
+    """A plan with its replicas and predicted costs."""
 
     #: The methods that found it, in order: ``single ORT.0``, ``priority``, ``packing``,
     #: ``minimum cut``, ``best of all``, ``slicing``, ``annealing``, any of these with ``, tidied``;
-    #: ``mix``, ``replicas``.
+    #: ``replicas``.
     names: tuple[str, ...]
-    #: One plan, or several plans with their shares of the requests.
-    parts: tuple[MixPart, ...]
+    #: The plan's devices; those of each replica if there are several.
+    replicas: Replicas
     #: Seconds that each device is busy per request.
     loads: tuple[float, ...]
     #: The largest load: the time between two results.
     bottleneck: float
-    #: Seconds of a single request; of the slowest plan in a mix.
+    #: Seconds of a single request, on the slowest replica.
     latency: float
-    #: Number of subgraphs in all plans, and length of their longest chain.
+    #: Number of subgraphs of a replica, and length of their longest chain.
     subgraphs: int
     levels: int
 
@@ -52,8 +52,8 @@ class Candidate:
 
     @property
     def assignment(self) -> Assignment:
-        """The plan; in a mix, the one with the largest share."""
-        return max(self.parts, key=lambda p: p.share).assignment
+        """The devices of the replica with the largest share."""
+        return max(self.replicas, key=lambda r: r.share).assignment
 
     def objective_s(self, hint: Hint) -> float:
         """Return the seconds to minimise for a hint."""
@@ -65,7 +65,7 @@ class Solution:
     """The chosen plan, its alternatives and proven bounds."""
 
     choice: Candidate
-    #: The other candidates, best first; also mixes of more plans than allowed.
+    #: The other candidates, best first; also replicas if they are not allowed.
     runners_up: tuple[Candidate, ...]
     #: The proven bounds, largest first.
     bounds: tuple[Bound, ...]
@@ -75,12 +75,12 @@ class Solution:
     @property
     def bound(self) -> Bound:
         """The largest bound that is valid for the chosen plan."""
-        mixed = len(self.choice.parts) > 1
-        return next(b for b in self.bounds if b.covers_mixes or not mixed)
+        has_replicas = len(self.choice.replicas) > 1
+        return next(b for b in self.bounds if b.covers_replicas or not has_replicas)
 
 
-#: Predicts the costs of a plan: names of the methods that found it, plans with shares -> candidate.
-Predictor = Callable[[tuple[str, ...], tuple[MixPart, ...]], Candidate]
+#: Predicts the costs of a plan: names of the methods that found it, replicas -> candidate.
+Predictor = Callable[[tuple[str, ...], Replicas], Candidate]
 
 #: Suffix of the name of a plan after `remove_fragments`.
 TIDIED_SUFFIX = ", tidied"
@@ -94,12 +94,12 @@ def is_always_reported(name: str) -> bool:
     """Return whether plans of this name are always reported, for comparison."""
     if name.startswith("single "):
         return not name.endswith(TIDIED_SUFFIX)
-    return name in ("priority", "mix", "replicas")
+    return name in ("priority", "replicas")
 
 
 def predict_plans(
     problem: Problem,
-    plans: Mapping[tuple[MixPart, ...], tuple[str, ...]],
+    plans: Mapping[Replicas, tuple[str, ...]],
     hint: Hint,
     predict: Predictor,
     deadline: float,
@@ -111,20 +111,20 @@ def predict_plans(
     """
     problem = with_dispatch_margin(problem)
 
-    def estimate(parts: tuple[MixPart, ...]) -> tuple[float, tuple[MixPart, ...]]:
+    def estimate(replicas: Replicas) -> tuple[float, Replicas]:
         """Estimate the objective: the sum of loads for one request, the maximum for many."""
-        loads_sum = sum(part.share * loads(problem, part.assignment) for part in parts)
-        return float(np.sum(loads_sum) if hint == "LATENCY" else np.max(loads_sum)), parts
+        loads_sum = sum(r.share * loads(problem, r.assignment) for r in replicas)
+        return float(np.sum(loads_sum) if hint == "LATENCY" else np.max(loads_sum)), replicas
 
-    def is_required(parts: tuple[MixPart, ...]) -> bool:
-        return any(map(is_always_reported, plans[parts]))
+    def is_required(replicas: Replicas) -> bool:
+        return any(map(is_always_reported, plans[replicas]))
 
     first, *rest = sorted(plans, key=estimate)
     candidates: list[Candidate] = []
-    for parts in (first, *sorted(rest, key=is_required, reverse=True)):
-        if candidates and not is_required(parts) and time.monotonic() > deadline:
+    for replicas in (first, *sorted(rest, key=is_required, reverse=True)):
+        if candidates and not is_required(replicas) and time.monotonic() > deadline:
             return candidates, True
-        candidates.append(predict(plans[parts], parts))
+        candidates.append(predict(plans[replicas], replicas))
     return candidates, False
 
 
@@ -132,16 +132,17 @@ def choose_candidate(
     problem: Problem,
     candidates: Sequence[Candidate],
     hint: Hint,
-    max_parts: int | None,
+    replicates: bool,
     bound_s: float,
     required_name: str | None,
 ) -> tuple[Candidate, tuple[Candidate, ...]]:
     """Choose the best candidate, and rank the others.
 
     The best candidate has the smallest objective. Within the tolerance, a simpler one with fewer
-    plans and levels is preferred.
+    levels, subgraphs and replicas is preferred.
 
-    `bound_s`: lower bound on the bottleneck of all plans and mixes.
+    `replicates`: whether a plan may have several replicas.
+    `bound_s`: lower bound on the bottleneck of all plans and replicas.
     `required_name`: the name of the candidate to choose regardless of its objective.
     Returns: the chosen candidate, and the others, best first.
     """
@@ -149,14 +150,14 @@ def choose_candidate(
     def objective_s(c: Candidate) -> float:
         return c.objective_s(hint)
 
-    ranked = sorted(candidates, key=lambda c: (objective_s(c), c.subgraphs, c.parts))
+    ranked = sorted(candidates, key=lambda c: (objective_s(c), c.subgraphs, c.replicas))
     if required_name is not None:
         choice = next(c for c in ranked if required_name in c.names)
         _check_required(problem, required_name, choice)
         return choice, tuple(c for c in ranked if c is not choice)
     cap = problem.max_subgraphs
     ranked = [c for c in ranked if cap is None or c.subgraphs <= cap]
-    eligible = [c for c in ranked if max_parts is None or len(c.parts) <= max_parts]
+    eligible = [c for c in ranked if replicates or len(c.replicas) == 1]
     if not eligible:
         fewest = min(c.subgraphs for c in candidates)
         raise PlanError(
@@ -173,7 +174,8 @@ def choose_candidate(
     near_best = [c for c in eligible if objective_s(c) <= limit * (1 + 1e-12)]
 
     def simplicity(c: Candidate) -> tuple[object, ...]:
-        return len(c.parts), c.levels, c.subgraphs, objective_s(c), math.fsum(c.loads), c.parts
+        num_replicas, total_s = len(c.replicas), math.fsum(c.loads)
+        return c.levels, c.subgraphs, num_replicas, objective_s(c), total_s, c.replicas
 
     choice = min(near_best, key=simplicity)
     return choice, tuple(c for c in ranked if c is not choice)

@@ -1,4 +1,4 @@
-"""Plan search: contraction, heuristics, slicing, simulated annealing, mixes, bounds and choice.
+"""Plan search: contraction, heuristics, slicing, simulated annealing, replicas, bounds and choice.
 
 The effort is a number of steps derived from the time limit, so the same seed gives the same plan on
 any machine. An idle core needs about half of the time limit for them. On a slower machine the time
@@ -29,7 +29,6 @@ from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse_cy
 from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.heuristics import minimum_cut_plans, pack_memory, priority_plan
 from hetero.planning.solver.local_search import anneal, remove_fragments
-from hetero.planning.solver.mixing import MixPart, mix_plans
 from hetero.planning.solver.problem import (
     Assignment,
     Problem,
@@ -38,6 +37,12 @@ from hetero.planning.solver.problem import (
     is_feasible,
     loads,
     with_dispatch_margin,
+)
+from hetero.planning.solver.replicas import (
+    Replica,
+    Replicas,
+    replicate_cuts,
+    whole_model_replicas,
 )
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 
@@ -56,6 +61,8 @@ ENUMERATIONS_PER_SECOND = 16_000
 MAX_CUT_SIZE = 14_000
 #: Number of plans whose fragments are removed, the best first.
 MAX_TIDIED_PLANS = 4
+#: Number of plans that are replicated on free devices, the best first.
+MAX_REPLICATED_PLANS = 8
 #: Fractions of the time limit after which the search ends, and the prediction of plans.
 DEADLINE_FRACTIONS = (0.8, 1.0)
 
@@ -68,7 +75,7 @@ def search_plan(
     seed: int = 0,
     *,
     contiguous: bool = False,
-    max_parts: int | None = None,
+    replicates: bool = True,
     fixed_plans: Mapping[str, Assignment] | None = None,
     required_name: str | None = None,
     floor: Problem | None = None,
@@ -79,7 +86,7 @@ def search_plan(
     `predict`: predicts the costs by which plans are compared.
     `seconds`: the time limit; it also determines the effort.
     `contiguous`: only plans in which each device has one interval of a topological order.
-    `max_parts`: maximum number of plans that share the requests; any number by default.
+    `replicates`: whether to choose replicas if they are best.
     `fixed_plans`: further plans to compare; those that violate a constraint are omitted.
     `required_name`: the name in `fixed_plans` of the plan to choose in any case.
     `floor`: the same problem with minimum costs, for the bounds.
@@ -108,26 +115,26 @@ def search_plan(
         else:
             search.add_all()
         search.remove_fragments()
-    names_by_plan: dict[tuple[MixPart, ...], list[str]] = {}
+    names_by_plan: dict[Replicas, list[str]] = {}
     fixed_plans = {
         name: assignment
         for name, assignment in (fixed_plans or {}).items()
         if is_feasible(problem, assignment) or name == required_name
     }
     for name, assignment in fixed_plans.items():
-        names_by_plan.setdefault((MixPart(assignment, 1.0),), []).append(name)
+        names_by_plan.setdefault((Replica(assignment),), []).append(name)
     for assignment, names in search.plans.items():
-        own_names = names_by_plan.setdefault((MixPart(base.expand(assignment), 1.0),), [])
+        own_names = names_by_plan.setdefault((Replica(base.expand(assignment)),), [])
         own_names += [name for name in names if name not in fixed_plans]
     if is_throughput and not contiguous:
-        for name, parts in search.mixes():
-            expanded = tuple(MixPart(base.expand(p.assignment), p.share) for p in parts)
-            names_by_plan.setdefault(expanded, []).append(name)
+        for replicas in search.replicas():
+            expanded = tuple(Replica(base.expand(r.assignment), r.share) for r in replicas)
+            names_by_plan.setdefault(expanded, []).append("replicas")
     bounds = _bounds(problem if floor is None else floor, hint)
-    plans = {parts: tuple(names) for parts, names in names_by_plan.items() if names}
+    plans = {replicas: tuple(names) for replicas, names in names_by_plan.items() if names}
     candidates, is_late = predict_plans(problem, plans, hint, predict, predict_deadline)
-    bound_s = max((b.seconds for b in bounds if b.covers_mixes), default=0.0)
-    choice, rest = choose_candidate(problem, candidates, hint, max_parts, bound_s, required_name)
+    bound_s = max((b.seconds for b in bounds if b.covers_replicas), default=0.0)
+    choice, rest = choose_candidate(problem, candidates, hint, replicates, bound_s, required_name)
     return Solution(choice, rest, bounds, search.cut_short or is_late)
 
 
@@ -257,13 +264,7 @@ class _Search:
             name = self.plans[assignment][0]
             self.add(name + TIDIED_SUFFIX, remove_fragments(problem, assignment))
 
-    def mixes(self) -> Iterator[tuple[str, tuple[MixPart, ...]]]:
-        """Yield the best mix of all plans, and of whole-model replicas, with their names."""
-        problem = self.problem
-        n, k = problem.times.shape
-        single_devices = [p for d in range(k) if is_feasible(problem, p := (d,) * n)]
-        best = [*self.best()[:8], *single_devices]
-        for name, plans in (("mix", best), ("replicas", single_devices)):
-            parts = mix_plans(problem, plans, adds_plans=name == "mix")
-            if len(parts) > 1:
-                yield name, parts
+    def replicas(self) -> Iterator[Replicas]:
+        """Yield replicas of the whole model, and of the best plans that leave devices free."""
+        yield from whole_model_replicas(self.problem)
+        yield from replicate_cuts(self.problem, self.best()[:MAX_REPLICATED_PLANS])

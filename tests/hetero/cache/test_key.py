@@ -48,9 +48,7 @@ PLAN_OPTIONS = {
     "PLAN_SHAPES": {"x": [2, 3]},
     "PLAN_SEED": 1,
     "MAX_SUBGRAPHS": 2,
-    "MAX_VARIANTS": 2,
-    "NUM_REPLICAS": 2,
-    "STAGE_REPLICAS": {"X.0": ["X.1"]},
+    "REPLICAS": 2,
     "COLOCATION": {"group": ["matmul"]},
     "DEVICE_MEMORY_NBYTES": {"X.0": 5},
 }

@@ -21,6 +21,8 @@ from rich.console import Console
 import hetero.core
 from hetero.devices import Model, Program, RunContext, Value
 from hetero.devices.null.plugin import NullPlugin
+from hetero.report.document import NAME as REPORT_NAME
+from hetero.report.document import VERSION as REPORT_VERSION
 from hetero.scheduler import create_executor
 from hetero.terminal_tables import Rows
 from tests.support.command_line import Shell
@@ -164,7 +166,8 @@ def test_json_has_one_schema_and_one_unit(
     result = shell(line.replace("MODEL", str(model)) + " --json", ray=no_executor)
     assert result.code == 0, result.err
     assert re.fullmatch(r"hetero\.[a-z]+", result.document["schema"]["name"])
-    assert result.document["schema"]["version"] == 2
+    is_report = result.document["schema"]["name"] == REPORT_NAME
+    assert result.document["schema"]["version"] == (REPORT_VERSION if is_report else 2)
     keys_with_units = [
         k for k in keys(result.document) if k.endswith(("_ms", "_us")) or "segment" in k
     ]

@@ -10,16 +10,12 @@ from onnx.parser import parse_model
 from hetero.affinity.affinity import Affinity
 from hetero.compile.compiled_model import optimal_num_requests
 from hetero.compile.compiler import dynamic_batching, with_batch_axis, without_devices
-from hetero.compile.stage_replicas import (
-    move_from_lost_devices,
-    replica_devices,
-    replicate,
-    without_replica_devices,
-)
+from hetero.compile.replicas import move_from_lost_devices, with_replicas
 from hetero.devices.errors import DeviceError, PropertyError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.partition.partition import PlacedPartition, partition
+from hetero.partition.replicas import replicate
 from hetero.scheduler.types.limits import Batching, Limits
 from tests.support.compile_requests import compile_request, descriptor
 from tests.support.graphs import build
@@ -103,11 +99,11 @@ def test_optimal_requests_fill_stages_times_streams_and_one_per_placement() -> N
 
 
 def test_without_devices_keeps_the_others_in_order() -> None:
-    request = compile_request("X.0", "Y.0", "X.1", NUM_REPLICAS=2)
+    request = compile_request("X.0", "Y.0", "X.1", REPLICAS=2)
     remaining = without_devices(request, ["Y.0"])
     assert remaining.devices == ("X.0", "X.1")
-    assert remaining.hetero_config["NUM_REPLICAS"] == 2
-    assert without_devices(request, ["X.0", "Y.0"]).hetero_config["NUM_REPLICAS"] == 1
+    assert remaining.hetero_config["REPLICAS"] == 2
+    assert without_devices(request, ["X.0", "Y.0"]).hetero_config["REPLICAS"] == 1
 
 
 def test_without_devices_needs_one_device() -> None:
@@ -124,30 +120,53 @@ def test_without_devices_moves_pins_within_the_plugin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "replicas", "num_replicas"),
+    ("lost", "replicas"),
     [
-        ("X.0", {}, 2),  # its replicas become devices like others
-        ("X.1", {"X.0": ["X.2"]}, 2),
-        ("Y.0", {"X.0": ["X.1", "X.2"]}, 1),
+        ("X.0", {}),  # its replicas become devices like others
+        ("X.1", {"X.0": ["X.2"]}),
+        ("Y.0", {"X.0": ["X.1", "X.2"]}),
     ],
 )
-def test_without_devices_and_stage_replicas(
-    lost: str, replicas: dict[str, list[str]], num_replicas: int
+def test_without_devices_keeps_replicas_that_remain(
+    lost: str, replicas: dict[str, list[str]]
 ) -> None:
-    given = {"X.0": ["X.1", "X.2"]}
-    request = compile_request("X.0", "X.1", "X.2", "Y.0", STAGE_REPLICAS=given, NUM_REPLICAS=2)
-    remaining = without_devices(request, [lost])
-    assert remaining.hetero_config["STAGE_REPLICAS"] == replicas
-    assert remaining.hetero_config["NUM_REPLICAS"] == num_replicas
+    option = {"X.0": ["X.1", "X.2"]}
+    request = compile_request("X.0", "X.1", "X.2", "Y.0", REPLICAS=option)
+    assert without_devices(request, [lost]).hetero_config["REPLICAS"] == replicas
 
 
-# Replicas of stages.
+def test_without_devices_keeps_automatic_replicas() -> None:
+    request = compile_request("X.0", "X.1")
+    assert without_devices(request, ["X.0"]).hetero_config["REPLICAS"] == "auto"
+
+
+# Replicas.
 
 
 def test_replica_devices_are_not_planned() -> None:
-    request = compile_request("X.0", "X.1", "Y.0", STAGE_REPLICAS={"X.0": ["X.1"]})
-    assert replica_devices(request) == {"X.0": ("X.1",)}
-    assert without_replica_devices(request).devices == ("X.0", "Y.0")
+    request = with_replicas(compile_request("X.0", "X.1", "Y.0", REPLICAS={"X.0": ["X.1"]}))
+    assert request.replicas == {"X.0": ("X.1",)}
+    assert request.devices == ("X.0", "Y.0")
+    assert request.all_devices == ("X.0", "Y.0", "X.1")
+
+
+@pytest.mark.parametrize(
+    ("number", "devices", "replicas"),
+    [
+        ("auto", ("X.0", "X.1", "Y.0"), {}),
+        (1, ("X.0", "X.1", "Y.0"), {"X.0": (), "X.1": (), "Y.0": ()}),
+        (2, ("X.0", "Y.0"), {"X.0": ("X.1",), "Y.0": ()}),
+        (3, ("X.0",), {"X.0": ("X.1", "Y.0")}),
+    ],
+)
+def test_consecutive_devices_are_replicas(number: Any, devices: Any, replicas: Any) -> None:
+    request = with_replicas(compile_request("X.0", "X.1", "Y.0", REPLICAS=number))
+    assert (request.devices, request.replicas) == (devices, replicas)
+
+
+def test_each_replica_needs_a_device() -> None:
+    with pytest.raises(PropertyError, match=r"3 replicas need a device each, .* X\.0, X\.1"):
+        with_replicas(compile_request("X.0", "X.1", REPLICAS=3))
 
 
 @pytest.mark.parametrize(
@@ -160,28 +179,32 @@ def test_replica_devices_are_not_planned() -> None:
     ],
 )
 def test_device_is_the_replica_of_one_other(replicas: dict[str, list[str]], device: str) -> None:
-    request = compile_request("X.0", "X.1", "X.2", STAGE_REPLICAS=replicas)
+    request = compile_request("X.0", "X.1", "X.2", REPLICAS=replicas)
     with pytest.raises(PropertyError, match=f"{device} occurs twice") as caught:
-        replica_devices(request)
-    assert caught.value.property == "STAGE_REPLICAS"
+        with_replicas(request)
+    assert caught.value.property == "REPLICAS"
 
 
 @pytest.mark.parametrize("replicas", [{"X.0": ["Z.0"]}, {"Z.0": ["X.0"]}])
 def test_replicas_must_be_devices_of_the_request(replicas: dict[str, list[str]]) -> None:
-    request = compile_request("X.0", "X.1", STAGE_REPLICAS=replicas)
+    request = compile_request("X.0", "X.1", REPLICAS=replicas)
     with pytest.raises(PropertyError, match=r"devices X\.0, X\.1; got 'Z\.0'") as caught:
-        replica_devices(request)
-    assert caught.value.property == "STAGE_REPLICAS"
+        with_replicas(request)
+    assert caught.value.property == "REPLICAS"
 
 
-def test_replica_takes_no_pins() -> None:
+def test_pins_of_a_replica_are_those_of_its_original() -> None:
     pins = Affinity({"tanh": "X.0", "add": "X.1"}, {})
-    request = compile_request("X.0", "X.1", STAGE_REPLICAS={"X.0": ["X.1"]}, pins=pins)
-    with pytest.raises(PropertyError, match=r"X\.1 is a replica.*\['add'\]"):
-        replica_devices(request)
+    request = compile_request("X.0", "X.1", REPLICAS={"X.0": ["X.1"]}, pins=pins)
+    assert with_replicas(request).pins.devices == {"tanh": "X.0", "add": "X.0"}
+    request = compile_request(
+        "Y.0", "X.1", REPLICAS={"Y.0": ["X.1"]}, pins=Affinity({"add": "X.1"}, {})
+    )
+    with pytest.raises(PropertyError, match=r"X\.1 is a replica of Y\.0.*\['add'\]"):
+        with_replicas(request)
 
 
-def test_replicate_shares_over_all_combinations() -> None:
+def test_replicate_uses_all_devices_by_turns() -> None:
     original = place(share=0.5, add="Y.0", tanh="Z.0")
     placements = replicate(original, {"X.0": ("X.1",), "Y.0": ("Y.1", "Y.2"), "W.0": ("W.1",)})
     devices = [(p.affinity["matmul"], p.affinity["add"], p.affinity["tanh"]) for p in placements]
@@ -191,6 +214,12 @@ def test_replicate_shares_over_all_combinations() -> None:
     assert last.affinity.reasons["add"] == "priority (in place of Y.0)"
     assert last.affinity.reasons["abs"] == "priority"
     assert {s.device for s in last.partition.subgraphs} == {"X.0", "Y.2", "Z.0"}
+
+
+def test_devices_that_are_listed_together_work_together() -> None:
+    placements = replicate(place(add="Y.0"), {"X.0": ("X.1",), "Y.0": ("Y.1",)})
+    devices = [(p.affinity["matmul"], p.affinity["add"]) for p in placements]
+    assert devices == [("X.0", "Y.0"), ("X.1", "Y.1")]
 
 
 # Placements that move.

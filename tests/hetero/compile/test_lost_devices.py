@@ -9,7 +9,7 @@ import pytest
 
 import hetero
 from hetero.compile.compiler import without_devices
-from hetero.compile.stage_replicas import move_from_lost_devices
+from hetero.compile.replicas import move_from_lost_devices
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.reader import read_model
 from hetero.properties.compile_request import CompileRequest
@@ -29,10 +29,10 @@ def request(core: hetero.Core, **config: object) -> CompileRequest:
 
 
 def test_pins_move_to_device_of_the_same_plugin(core: hetero.Core) -> None:
-    remaining = without_devices(request(core, NUM_REPLICAS=3), ["CPU.1"])
+    remaining = without_devices(request(core, REPLICAS=3), ["CPU.1"])
     assert remaining.devices == ("CPU.0", "ORT")
     assert dict(remaining.pins) == {"tanh": "CPU.0", "matmul": "ORT"}
-    assert remaining.hetero_config["NUM_REPLICAS"] == 2
+    assert remaining.hetero_config["REPLICAS"] == 2
 
 
 @pytest.mark.parametrize(

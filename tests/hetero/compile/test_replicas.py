@@ -15,6 +15,7 @@ from hetero.compile import compiler
 from hetero.devices.errors import BlobError, PropertyError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.planning import plan_task
 from hetero.planning.cost_planner import CostPlanner
 from hetero.scheduler.formats.blob_file import BlobFile
@@ -128,7 +129,7 @@ def call_counts(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[t
 def test_replicas_use_separate_devices_and_share_requests(
     core: hetero.Core, tmp_path: Path
 ) -> None:
-    config = {"NUM_REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
+    config = {"REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
     with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config) as compiled:
         first, second = compiled.placements
         assert (set(first.affinity.values()), set(second.affinity.values())) == ({"CPU"}, {"ORT"})
@@ -142,13 +143,13 @@ def test_replicas_use_separate_devices_and_share_requests(
             blob = compiled.export_model()
     with core.import_model(blob) as imported:
         check_results(imported)
-    with pytest.raises(PropertyError, match="NUM_REPLICAS=3 needs a device for each"):
-        core.compile_model(branches(), DEVICES, {"NUM_REPLICAS": 3})
+    with pytest.raises(PropertyError, match="3 replicas need a device each"):
+        core.compile_model(branches(), DEVICES, {"REPLICAS": 3})
 
 
 def test_stage_replicas_run_stages_by_turns(tmp_path: Path) -> None:
     config = {
-        "STAGE_REPLICAS": {"CPU.1": ["CPU.2", "CPU.3"]},
+        "REPLICAS": {"CPU.1": ["CPU.2", "CPU.3"]},
         "CACHE_DIR": str(tmp_path / "cache"),
     }
     names, pins = "HETERO:CPU.0,CPU.1,CPU.2,CPU.3", {"tanh": "CPU.1"}
@@ -179,10 +180,13 @@ def count_devices(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[s
 
 
 def test_plans_assign_no_nodes_to_replica_devices(core: hetero.Core, tmp_path: Path) -> None:
-    stage_replicas = {"STAGE_REPLICAS": {"CPU": ["ORT"]}}
+    stage_replicas = {"REPLICAS": {"CPU": ["ORT"]}}
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stage_replicas
     report = core.plan_model(branches(), DEVICES, config)
-    assert {d for variant in report.variants for d in variant.affinity.values()} == {"CPU"}
+    # The faster device gets more requests, and both run the same plan.
+    assert [set(r.affinity.values()) for r in report.replicas] == [{"ORT"}, {"CPU"}]
+    assert report.replicas[0].share > 0.9
+    assert report.loads_s["CPU"] == pytest.approx(report.loads_s["ORT"])
     assert set(core.query_model(branches(), "HETERO:ORT,CPU", stage_replicas).values()) == {"CPU"}
     assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stage_replicas).results) == {"CPU"}
 
@@ -199,16 +203,16 @@ def test_plans_assign_no_nodes_to_replica_devices(core: hetero.Core, tmp_path: P
 def test_invalid_stage_replicas_are_rejected(
     core: hetero.Core, replicas: dict[str, Any], pattern: str
 ) -> None:
-    config = {"STAGE_REPLICAS": replicas}
+    config = {"REPLICAS": replicas}
     with pytest.raises(PropertyError, match=pattern):
         core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity={"tanh": "NULL"})
 
 
-@pytest.mark.parametrize("variants", [1, 4])
+@pytest.mark.parametrize("replicas", [1, "auto"])
 def test_compile_queries_and_partitions_once(
-    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]], variants: int
+    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]], replicas: Any
 ) -> None:
-    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, MAX_VARIANTS=variants)
+    config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, REPLICAS=replicas)
     with core.compile_model(branches(), DEVICES, config):
         pass
     assert call_counts["query", "CPU"] == call_counts["query", "ORT"] == 1
@@ -299,31 +303,97 @@ def test_plan_respects_the_memory_of_the_node(
         # Two replicas need twice the weights, but the memory suffices for one.
         memory_limits = {"DEVICE_MEMORY_NBYTES": {"CPU": weight}}
         report = core.plan_model(branches(), DEVICES, config | memory_limits)
-    assert {v.affinity["matmul"] for v in report.variants} == {"CPU"}
+    assert {v.affinity["matmul"] for v in report.replicas} == {"CPU"}
 
 
-def test_replicas_move_pins_within_a_plugin(core: hetero.Core) -> None:
-    config = {"NUM_REPLICAS": 2}
-    with pytest.raises(
-        PropertyError, match=r"NUM_REPLICAS=2: .* ORT contains no other device of plugin CPU"
-    ):
+def test_replicas_of_pinned_devices(core: hetero.Core) -> None:
+    config = {"REPLICAS": 2}
+    with pytest.raises(PropertyError, match="CPU is a replica of ORT, but nodes are pinned to it"):
         core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity={"tanh": "CPU"})
     devices = "HETERO:ORT.0,ORT.1,CPU.0,CPU.1"
+    with hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as multi_device_core:
+        # A pin to a replica is a pin to the device that it replicates.
+        for pin in ("CPU.0", "CPU.1"):
+            with multi_device_core.compile_model(
+                branches(), devices, config, affinity={"tanh": pin}
+            ) as compiled:
+                affinities = [placement.affinity for placement in compiled.placements]
+                assert [set(a.values()) for a in affinities] == [
+                    {"ORT.0", "CPU.0"},
+                    {"ORT.1", "CPU.1"},
+                ]
+                assert [affinity["tanh"] for affinity in affinities] == ["CPU.0", "CPU.1"]
+                check_all_devices(compiled)
+
+
+def test_last_devices_may_have_fewer_replicas() -> None:
+    devices = {"ORT": 2, "CPU": 1}
     with (
-        hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as multi_device_core,
-        multi_device_core.compile_model(
-            branches(), devices, config, affinity={"tanh": "CPU.0"}
+        hetero.Core(executor="inprocess", devices=devices) as core,
+        core.compile_model(
+            branches(),
+            "HETERO:ORT.0,ORT.1,CPU",
+            {"REPLICAS": 2},
+            affinity={"tanh": "CPU"},
         ) as compiled,
     ):
-        affinities = [placement.affinity for placement in compiled.placements]
-        assert [affinity["tanh"] for affinity in affinities] == ["CPU.0", "CPU.1"]
-        assert {device for affinity in affinities for device in affinity.values()} == {
-            "ORT.0",
-            "ORT.1",
-            "CPU.0",
-            "CPU.1",
-        }
-        check_all_devices(compiled)
+        used = [set(p.affinity.values()) for p in compiled.placements]
+        assert used == [{"ORT.0", "CPU"}, {"ORT.1", "CPU"}]
+        assert count_devices(compiled, 4).total() == 4
+
+
+def test_nodes_that_a_replica_refuses_go_elsewhere() -> None:
+    devices = {"ORT": 2, "CPU": 1}
+    with hetero.Core(executor="inprocess", devices=devices) as core:
+        query = core.executor.query
+
+        def query_without_tanh(device: str, model: Model, config: Any = None) -> Any:
+            support = query(device, model, config)
+            if device != "ORT.1":
+                return support
+            refusal = {"tanh": {device: Refusal("no_kernel", "for this test")}}
+            supported = {n: d for n, d in support.devices.items() if n != "tanh"}
+            return Support(supported, refusal, refusal)
+
+        core.executor.query = query_without_tanh  # type: ignore[method-assign]
+        support = core.query_model(branches(), "HETERO:ORT.0,ORT.1,CPU", {"REPLICAS": 2})
+        assert support["tanh"] == "CPU"
+        assert "for this test" in str(support.refusals["tanh"]["ORT.0"])
+        assert set(support.values()) == {"ORT.0", "CPU"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "replicas"),
+    [
+        ("NUM_REPLICAS", 2, 2),
+        ("STAGE_REPLICAS", {"CPU": ["ORT"]}, {"CPU": ["ORT"]}),
+        ("MAX_VARIANTS", 4, "auto"),
+        ("MAX_VARIANTS", "1", 1),
+    ],
+)
+def test_replaced_properties_set_replicas(
+    core: hetero.Core, name: str, value: Any, replicas: Any
+) -> None:
+    message = f"'{name}' is deprecated; use 'REPLICAS'"
+    with pytest.warns(DeprecationWarning, match=message):
+        compiled = core.compile_model(branches(), DEVICES, {name: value})
+    with compiled:
+        assert compiled.get_property("REPLICAS") == replicas
+        with pytest.warns(DeprecationWarning, match=message):
+            old_value = compiled.get_property(name)
+        assert old_value == (1 if name == "MAX_VARIANTS" else value)
+    with pytest.warns(DeprecationWarning, match=message):
+        core.set_property("HETERO", {name: value})
+    assert core.get_property("HETERO", "REPLICAS") == replicas
+
+
+def test_conflicting_replica_properties_are_rejected(core: hetero.Core) -> None:
+    config = {"NUM_REPLICAS": 2, "REPLICAS": 3}
+    with (
+        pytest.warns(DeprecationWarning, match="NUM_REPLICAS"),
+        pytest.raises(PropertyError, match="NUM_REPLICAS and REPLICAS set the same property"),
+    ):
+        core.compile_model(branches(), DEVICES, config)
 
 
 def check_all_devices(model: Any) -> None:

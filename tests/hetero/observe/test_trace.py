@@ -273,7 +273,7 @@ def test_runs_by_an_unknown_clock_are_omitted() -> None:
     assert max(e.get("ts", 0) for e in events) < 3e6
 
 
-def test_variants_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) -> None:
+def test_replicas_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) -> None:
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "trace.json"
     with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:

@@ -38,6 +38,7 @@ def test_performance_hint_enables_cost_planning(core: hetero.Core) -> None:
         assert compiled.plan_report is None
     # Nodes so slow that splitting pays even with slow transfers on a busy machine.
     config = {**SCRIPT, "NULL_NODE_TIME_US": 20_000, "PERFORMANCE_HINT": "THROUGHPUT"}
+    config["REPLICAS"] = 1
     with core.compile_model(model, "HETERO:NULL.0,NULL.1", config) as compiled:
         assert set(compiled.get_property("EXECUTION_DEVICES")) == {"NULL.0", "NULL.1"}
         report = compiled.plan_report
@@ -86,12 +87,11 @@ def test_plan_model_pins_and_invalid_constraints(core: hetero.Core) -> None:
             core.plan_model(model, devices, {**SCRIPT, **config})
 
 
-def test_variants_share_requests_with_equal_results(core: hetero.Core, tmp_path: Path) -> None:
+def test_replicas_share_requests_with_equal_results(core: hetero.Core, tmp_path: Path) -> None:
     model = build("a: p = Neg(x)\nb: y = Add(p, x)", outputs="y")
     device_string = "HETERO:CPU,ORT"
     config = {
         "MODEL_DISTRIBUTION_POLICY": "AUTO",
-        "MAX_VARIANTS": 4,
         "COLOCATION": {"all": ["*"]},
         "PLAN_SECONDS": 0.3,
         "COST_FILE": str(tmp_path / "costs.json"),
@@ -109,7 +109,7 @@ def test_variants_share_requests_with_equal_results(core: hetero.Core, tmp_path:
         expected = compiled(values)[0]
     with core.compile_model(model, device_string, config) as compiled:
         assert compiled.plan_report is not None
-        shares = [v.share for v in compiled.plan_report.variants]
+        shares = [v.share for v in compiled.plan_report.replicas]
         assert shares == pytest.approx([0.5, 0.5])
         stages = set()
         for _ in range(4):

@@ -95,13 +95,14 @@ def millis(text: str) -> list[float]:
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])
 def test_report_figures_are_consistent(seed: int, hint: Any, policy: Any) -> None:
     planning_task = random_task(seed)
-    variants = 1 + seed % 2
-    options = PlanOptions(policy, hint, SECONDS, max_variants=variants)
+    replicates = bool(seed % 2)
+    options = PlanOptions(policy, hint, SECONDS, replicates=replicates)
     report = plan_task(planning_task, options, priority_affinity(planning_task))
     (row,) = [a for a in report.alternatives if a.chosen]
     assert (row.bottleneck_s, row.latency_s) == (report.bottleneck_s, report.latency_s)
-    assert (row.subgraphs, row.variants) == (len(report.stages), len(report.variants))
-    if len(report.variants) == 1:
+    assert row.replicas == len(report.replicas)
+    assert row.subgraphs * row.replicas == len(report.stages)
+    if len(report.replicas) == 1:
         assert predicted_costs(planning_task, report.affinity) == pytest.approx(
             (row.bottleneck_s, row.latency_s)
         )
@@ -115,7 +116,7 @@ def test_report_figures_are_consistent(seed: int, hint: Any, policy: Any) -> Non
         map(objective_s, report.alternatives)
     )
     if policy == "AUTO":
-        eligible = [a for a in report.alternatives if a.variants <= variants]
+        eligible = [a for a in report.alternatives if replicates or a.replicas == 1]
         assert objective_s(row) <= min(map(objective_s, eligible)) * 1.03 * (1 + 1e-9)
     assert len({a.name for a in report.alternatives}) == len(report.alternatives)
     for line in report.advice:
@@ -163,14 +164,14 @@ def test_bound_scope_depends_on_replication() -> None:
     """One indivisible node: the bound is 1 ms without replicas, and 0.5 ms with them."""
     model = chain(1)
     planning_task = task(model, costs(model, {d: {"n0": 1e-3} for d in "AB"}))
-    without_replicas = plan_task(planning_task, PlanOptions(seconds=SECONDS, max_variants=1))
+    without_replicas = plan_task(planning_task, PlanOptions(seconds=SECONDS, replicates=False))
     assert (without_replicas.bound_s, without_replicas.ratio) == (
         pytest.approx(1e-3),
         pytest.approx(1.0),
     )
     assert "without replication" in without_replicas.bound_scope
-    assert any("MAX_VARIANTS=2" in line for line in without_replicas.advice)
-    with_replicas = plan_task(planning_task, PlanOptions(seconds=SECONDS, max_variants=2))
+    assert any("REPLICAS=auto" in line for line in without_replicas.advice)
+    with_replicas = plan_task(planning_task, PlanOptions(seconds=SECONDS, replicates=True))
     assert with_replicas.bound_s == pytest.approx(0.5e-3)
     assert with_replicas.ratio == pytest.approx(1.0)
 

@@ -38,7 +38,7 @@ from tests.support.graphs import build
 def busy_seconds(report: PlanReport) -> dict[str, float]:
     loads = dict.fromkeys(report.devices, 0.0)
     for s in report.stages:
-        share = report.variants[s.variant].share
+        share = report.replicas[s.replica].share
         loads[s.device] += share * (s.run_s + s.transfer_s + s.overhead_s)
     return loads
 
@@ -105,7 +105,7 @@ def test_report_as_json_and_sentence() -> None:
     # Six nodes on A and two on B: 6 ms each.
     assert report.bottleneck_s == pytest.approx(6e-3)
     assert document["bottleneck_s"] == report.bottleneck_s
-    assert document["variants"][0]["affinity"] == report.affinity.devices
+    assert document["replicas"][0]["affinity"] == report.affinity.devices
     assert document["sources"] == {"measured": 16}
     names = {a.name: a for a in report.alternatives}
     assert names["single A"].bottleneck_s == names["priority"].bottleneck_s == pytest.approx(8e-3)
@@ -182,18 +182,18 @@ def test_pipeline_parallel_plan_is_contiguous() -> None:
     assert [len(list(group)) for _, group in itertools.groupby(devices)] == [3, 3, 3]
 
 
-def test_max_variants_adds_replicas() -> None:
+def test_replicas_are_chosen_if_they_are_best() -> None:
     model = build("only: y = Neg(x)", outputs="y")
     times = {"A": {"only": 1e-3}, "B": {"only": 3e-3}}
     model_costs = costs(model, times)
-    one = plan_task(task(model, model_costs), PlanOptions(seconds=0.2))
+    one = plan_task(task(model, model_costs), PlanOptions(seconds=0.2, replicates=False))
     assert one.bottleneck_s == pytest.approx(1e-3)
-    assert any("with 2 plans sharing requests" in line for line in one.advice)
-    two = plan_task(task(model, model_costs), PlanOptions(seconds=0.2, max_variants=2))
+    assert any("with 2 replicas (REPLICAS=auto)" in line for line in one.advice)
+    two = plan_task(task(model, model_costs), PlanOptions(seconds=0.2))
     # Three of four requests run on A: both devices are busy for 0.75 ms per request.
     assert two.bottleneck_s == pytest.approx(0.75e-3)
-    assert [v.share for v in two.variants] == pytest.approx([0.75, 0.25])
-    assert [set(v.affinity.values()) for v in two.variants] == [{"A"}, {"B"}]
+    assert [v.share for v in two.replicas] == pytest.approx([0.75, 0.25])
+    assert [set(v.affinity.values()) for v in two.replicas] == [{"A"}, {"B"}]
     assert busy_seconds(two) == pytest.approx(dict(two.loads_s))
 
 
@@ -261,7 +261,7 @@ def test_computed_weights_follow_their_readers() -> None:
         {d: {**every, **seconds} for d in ("A", "B", "C")},
         wire=LinearCost(1e-5, 1e-10, "measured"),
     )
-    report = plan_task(task(model, model_costs), PlanOptions(seconds=0.3))
+    report = plan_task(task(model, model_costs), PlanOptions(seconds=0.3, replicates=False))
     assert len(set(report.affinity.values())) == 3
     subgraphs = partition(model, report.affinity)
     weights = {v for n in model.nodes if n.name not in set(request_nodes) for v in n.writes}
@@ -287,7 +287,8 @@ def test_state_readers_and_producer_share_a_device() -> None:
     colocated = []
     for model in (stateless, with_states(stateless, {"past": "present"})):
         model_costs = costs(model, times, wire=LinearCost(1e-5, 0.0, "measured"))
-        affinity = plan_task(task(model, model_costs), PlanOptions(seconds=0.2)).affinity
+        options = PlanOptions(seconds=0.2, replicates=False)
+        affinity = plan_task(task(model, model_costs), options).affinity
         assert set(affinity.values()) == {"A", "B"}
         colocated.append(affinity["a"] == affinity["present"])
     assert colocated == [False, True]

@@ -222,8 +222,8 @@ def loaded() -> Task:
 @pytest.mark.parametrize(
     ("concurrent", "first"),
     [
-        (True, StagePrediction(0, "A", 2, run_s=3 * 7, transfer_s=0, overhead_s=0.2, variant=4)),
-        (False, StagePrediction(0, "A", 2, run_s=3 * 5, transfer_s=0, overhead_s=0.1, variant=4)),
+        (True, StagePrediction(0, "A", 2, run_s=3 * 7, transfer_s=0, overhead_s=0.2, replica=4)),
+        (False, StagePrediction(0, "A", 2, run_s=3 * 5, transfer_s=0, overhead_s=0.1, replica=4)),
     ],
 )
 def test_stages_under_load(loaded: Task, concurrent: bool, first: StagePrediction) -> None:
@@ -253,4 +253,4 @@ def test_wires() -> None:
         WirePrediction("w", 1, 2, 12, 100, 2),
         WirePrediction("u", 2, 3, 12, 10, 2),
     ]
-    assert {w.variant for w in predict_wires(case.task(), split)} == {0}
+    assert {w.replica for w in predict_wires(case.task(), split)} == {0}

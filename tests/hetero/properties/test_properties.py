@@ -282,7 +282,7 @@ def test_device_option_overrides_global_option(core: hetero.Core) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["MAX_VARIANTS", "PERFORMANCE_HINT", "COST_FILE"])
+@pytest.mark.parametrize("name", ["REPLICAS", "PERFORMANCE_HINT", "COST_FILE"])
 def test_hetero_option_on_device_raises(core: hetero.Core, name: str) -> None:
     with pytest.raises(errors.UnknownPropertyError, match="Set it for 'HETERO'"):
         core.set_property("CPU", {name: "2"})

@@ -207,22 +207,22 @@ def test_placement_digest_depends_on_the_placement() -> None:
     assert one["placement"] == same["placement"] != other["placement"]
 
 
-def test_devices_of_every_variant_count_as_used() -> None:
+def test_devices_of_all_replicas_count_as_used() -> None:
     survey = branches_survey()
     plan = branches_plan(survey)
     single_device = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
-    (first,) = plan.variants
-    variants = (
+    (first,) = plan.replicas
+    replicas = (
         PlacedPartition(partition(survey.model, single_device), single_device, 0.6),
         replace(first, share=0.4),
     )
-    plan_of_variants = replace(plan, variants=variants)
-    document = build_report(survey, plan_of_variants)
+    replicated_plan = replace(plan, replicas=replicas)
+    document = build_report(survey, replicated_plan)
     validate(document)
     assert {s["device"] for s in document["subgraphs"]} == {"CPU"}
     devices = {d["name"]: (d["nodes"], d["used"], d["share"]) for d in document["devices"]}
     assert devices == {"ORT": (3, True, 0.4), "CPU": (6, True, 1.0), "NULL": (0, False, 0.0)}
-    assert "2 variants share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
+    assert "2 replicas share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
 
 
 def test_impossible_alternatives_are_marked() -> None:

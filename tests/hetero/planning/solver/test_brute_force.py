@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from hetero.planning.solver import bounds
 from hetero.planning.solver.contraction import collapse_groups
@@ -14,8 +15,8 @@ from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.heuristics import priority_plan
 from hetero.planning.solver.local_search import LoadState, anneal, remove_fragments
 from hetero.planning.solver.min_cut import minimum_cut
-from hetero.planning.solver.mixing import max_request_rate, mix_plans
 from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
+from hetero.planning.solver.replicas import replicate_cuts, whole_model_replicas
 from hetero.planning.solver.slicing import slice_order
 from tests.support.evaluation import plan
 from tests.support.exhaustive_search import every_assignment, every_load, least_bottleneck
@@ -66,7 +67,7 @@ def test_search_plan_finds_the_optimum(
     cases: list[tuple[Problem, float]],
 ) -> None:
     for problem, optimum in cases[:5]:
-        result = plan(problem, seconds=0.3, max_parts=1)
+        result = plan(problem, seconds=0.3, replicates=False)
         assert is_feasible(problem, result.choice.assignment)
         assert result.choice.bottleneck == pytest.approx(optimum, rel=1e-9)
         assert max(result.choice.loads) == result.choice.bottleneck
@@ -136,38 +137,41 @@ def test_minimum_cut_is_optimal() -> None:
 
 
 def best_rate(table: np.ndarray) -> float:
-    """Return the maximum request rate of any mix of the columns, proven by dual prices."""
-    shares, prices = max_request_rate(table)
-    assert (shares >= 0).all()
-    assert (prices >= 0).all()
-    assert (table @ shares).max() <= 1 + 1e-9
-    # Weak duality: if each plan costs at least 1, the sum of the prices bounds the rate.
-    assert (prices @ table).min() >= 1 - 1e-9
-    assert prices.sum() == pytest.approx(shares.sum(), rel=1e-9)
-    return float(shares.sum())
+    """Return the maximum request rate of any routing over the columns, by linear programming."""
+    scale = float(table.max())
+    result = linprog(
+        -np.ones(table.shape[1]), table / scale, np.ones(len(table)), method="highs-ds"
+    )
+    return -float(result.fun) / scale
 
 
-def test_max_request_rate_is_optimal() -> None:
-    rng = np.random.default_rng(1)
-    for k, count in itertools.product((1, 2, 4), (1, 3, 12)):
-        table = rng.uniform(0.0, 5.0, (k, count)) + np.eye(k, count)
-        assert best_rate(table * 1e-9) * 1e-9 == pytest.approx(best_rate(table), rel=1e-9)
-
-
-def test_mix_plans_of_two_devices_is_optimal() -> None:
+def test_priced_cut_is_the_best_routing_of_two_devices() -> None:
+    num_bounds = 0
     for seed in range(10):
         problem = random_problem(seed, nodes=8, devices=2)
-        rows = every_assignment(problem)
-        expected = 1 / best_rate(every_load(problem, rows).T)
-        parts = mix_plans(problem, [tuple(rows[0].tolist())])
-        shares = np.array([part.share for part in parts])
-        loads_of = np.stack([loads(problem, part.assignment) for part in parts], axis=1)
-        assert (loads_of @ shares).max() == pytest.approx(expected, rel=2e-3)
-        assert shares.sum() == pytest.approx(1)
+        expected = 1 / best_rate(every_load(problem, every_assignment(problem)).T)
         bound = bounds.priced_cut(problem)
         if bound is not None:
+            num_bounds += 1
             assert bound.seconds == pytest.approx(expected, rel=1e-4)
             assert bound.seconds <= expected
+    assert num_bounds > 5
+
+
+def test_whole_model_replicas_are_equally_busy() -> None:
+    problem = make_problem(np.array([[1.0, 2.0, 4.0], [1.0, 2.0, np.inf]]), [])
+    (replicas,) = whole_model_replicas(problem)
+    assert [r.assignment for r in replicas] == [(0, 0), (1, 1)]
+    assert [r.share for r in replicas] == pytest.approx([2 / 3, 1 / 3])
+    busy_s = [r.share * loads(problem, r.assignment).max() for r in replicas]
+    assert busy_s == pytest.approx([4 / 3, 4 / 3])
+
+
+def test_cuts_are_replicated_on_devices_of_the_same_class() -> None:
+    times = np.array([[1.0, 1.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 1.0, 1.0]])
+    problem = make_problem(times, [])
+    (replicas,) = replicate_cuts(problem, [(0, 3), (0, 0), (0, 1)])
+    assert [(r.assignment, r.share) for r in replicas] == [((0, 3), 0.5), ((1, 4), 0.5)]
 
 
 def test_slice_order_is_optimal() -> None:

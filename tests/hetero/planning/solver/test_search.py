@@ -1,4 +1,4 @@
-"""Plan search: published optima, constraints, mixes, determinism, and errors."""
+"""Plan search: published optima, constraints, replicas, determinism, and errors."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def test_contiguous_plans_reach_published_optimum(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BEST_KNOWN)
 def test_plans_reach_best_known_bottleneck(name: str) -> None:
-    solution = plan(load(DATA / f"{name}.json"), seconds=5, max_parts=1)
+    solution = plan(load(DATA / f"{name}.json"), seconds=5, replicates=False)
     bottlenecks = [
-        c.bottleneck for c in (solution.choice, *solution.runners_up) if len(c.parts) == 1
+        c.bottleneck for c in (solution.choice, *solution.runners_up) if len(c.replicas) == 1
     ]
-    assert min(bottlenecks) <= 1.03 * BEST_KNOWN[name]  # mixes of several plans may be better
+    assert min(bottlenecks) <= 1.03 * BEST_KNOWN[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", [n for n in BEST_KNOWN if n.startswith("operator")])
-def test_plans_are_close_to_mix_bound(name: str, seed: int, mask: float) -> None:
+def test_plans_are_close_to_bound(name: str, seed: int, mask: float) -> None:
     problem = load(DATA / f"{name}.json", mask=mask, seed=seed, slow=3.0)
     solution = plan(problem, seconds=2)
-    bound = max(b.seconds for b in solution.bounds if b.covers_mixes)
+    bound = max(b.seconds for b in solution.bounds if b.covers_replicas)
     assert solution.choice.bottleneck <= 1.02 * bound
     greedy = candidate_named(solution, "priority")
     assert greedy.bottleneck >= solution.choice.bottleneck
@@ -79,16 +79,16 @@ def test_replicas_beat_pipeline_if_model_fits() -> None:
     )
     solution = plan(problem, seconds=0.5)
     assert solution.choice.bottleneck == pytest.approx(4 / 3)
-    assert sorted(p.share for p in solution.choice.parts) == pytest.approx([1 / 3] * 3)
-    assert {p.assignment for p in solution.choice.parts} == {(d,) * 4 for d in range(3)}
+    assert sorted(p.share for p in solution.choice.replicas) == pytest.approx([1 / 3] * 3)
+    assert {p.assignment for p in solution.choice.replicas} == {(d,) * 4 for d in range(3)}
     assert solution.choice.bottleneck == pytest.approx(solution.bound.seconds, rel=1e-6)
-    assert solution.bound.covers_mixes
-    single = plan(problem, seconds=0.5, max_parts=1)
-    assert len(single.choice.parts) == 1
+    assert solution.bound.covers_replicas
+    single = plan(problem, seconds=0.5, replicates=False)
+    assert len(single.choice.replicas) == 1
     assert single.choice.bottleneck == pytest.approx(least_bottleneck(problem))
 
 
-def test_mix_fits_memory_with_all_plans() -> None:
+def test_replicas_fit_memory_together() -> None:
     for seed in range(6):
         problem = random_problem(seed, nodes=7, devices=2, memory=np.array([2.2, 2.2]))
         if not len(every_assignment(problem)):
@@ -97,7 +97,7 @@ def test_mix_fits_memory_with_all_plans() -> None:
         for d in range(2):
             nodes = {
                 v
-                for p in solution.choice.parts
+                for p in solution.choice.replicas
                 for v, device in enumerate(p.assignment)
                 if device == d
             }
@@ -114,8 +114,8 @@ def test_search_plan_is_deterministic() -> None:
 
 
 def test_choice_prefers_fewer_subgraphs_within_tolerance() -> None:
-    solution = plan(load(DATA / "layer/bert24_inference.json"), seconds=0.5, max_parts=1)
-    strict = next(c for c in solution.runners_up if len(c.parts) == 1)
+    solution = plan(load(DATA / "layer/bert24_inference.json"), seconds=0.5, replicates=False)
+    strict = next(c for c in solution.runners_up if len(c.replicas) == 1)
     assert solution.choice.subgraphs < strict.subgraphs
     assert strict.bottleneck <= solution.choice.bottleneck <= strict.bottleneck * 1.03
 
@@ -137,7 +137,7 @@ def test_plan_meets_all_constraints() -> None:
         except PlanError as refusal:
             assert refusal.data["constraint"] in {"subgraphs", "memory"}  # noqa: PT017  # some seeds
             continue
-        for part in solution.choice.parts:
+        for part in solution.choice.replicas:
             assert is_feasible(problem, part.assignment)
             assert part.assignment[3] == device
         assert solution.choice.subgraphs <= 4
@@ -155,7 +155,7 @@ def test_latency_plans_are_close_to_optimum() -> None:
 @pytest.mark.parametrize("mask", [pytest.param(0.1, marks=pytest.mark.slow), 0.3])
 def test_plans_have_no_fragments(mask: float) -> None:
     problem = load(DATA / "operator/bert_l-3_inference.json", mask=mask, slow=3.0)
-    solution = plan(problem, seconds=1, max_parts=1)
+    solution = plan(problem, seconds=1, replicates=False)
     evaluation = evaluate(problem, solution.choice.assignment)
     for c in range(evaluation.subgraphs):
         nodes = [v for v, subgraph in enumerate(evaluation.cluster) if subgraph == c]

@@ -1,60 +1,64 @@
-"""Stage replicas: several devices that run the same subgraphs and share their requests."""
+"""Replicas: the devices that run the same subgraphs and share their requests."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain
 from typing import Final
 
 from hetero.devices.errors import PropertyError
 from hetero.partition.partition import PlacedPartition
+from hetero.partition.replicas import ReplicaDevices
 from hetero.properties.compile_request import CompileRequest
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import match_name, split_name
 
-_PROPERTY: Final = "STAGE_REPLICAS"
-
-#: Device -> the devices that run its subgraphs as well.
-ReplicaDevices = Mapping[str, tuple[str, ...]]
+_PROPERTY: Final = "REPLICAS"
 
 
-def replica_devices(request: CompileRequest) -> ReplicaDevices:
-    """Return the replicas of STAGE_REPLICAS, by full device names.
+def with_replicas(request: CompileRequest) -> CompileRequest:
+    """Return the request with the replicas of REPLICAS; only the other devices get nodes.
 
-    Raises PropertyError: a device occurs twice, is unknown, or nodes are pinned to it.
+    Raises PropertyError: a device occurs twice or is unknown, there are too few devices, or nodes
+        are pinned to a replica of another plugin's device.
     """
+    replicas = _replica_devices(request)
+    original_of = {other: device for device, others in replicas.items() for other in others}
+    for device, original in original_of.items():
+        nodes = [node for node, pinned in request.pins.items() if pinned == device]
+        if nodes and split_name(device)[0] != split_name(original)[0]:
+            raise _error(
+                f"{device} is a replica of {original}, but nodes are pinned to it: {nodes[:5]}."
+            )
+    moved = request.with_moved_pins(original_of)
+    remaining = tuple(device for device in request.devices if device not in original_of)
+    return replace(moved.for_devices(remaining), replicas=replicas)
+
+
+def _replica_devices(request: CompileRequest) -> ReplicaDevices:
+    """Return the further devices that run each device's subgraphs, by full device names."""
+    option = request.hetero_config[_PROPERTY]
+    devices = request.devices
+    if option == "auto":
+        return {}
+    if isinstance(option, int):
+        if option > len(devices):
+            raise _error(
+                f"{option} replicas need a device each, but there are {', '.join(devices)}."
+            )
+        firsts = range(0, len(devices), option)
+        return {devices[i]: devices[i + 1 : i + option] for i in firsts}
     replicas = {
         _match_device(name, request): tuple(_match_device(other, request) for other in others)
-        for name, others in request.hetero_config[_PROPERTY].items()
+        for name, others in option.items()
     }
-    all_replicas = [device for devices in replicas.values() for device in devices]
-    for device in all_replicas:
-        if all_replicas.count(device) > 1 or device in replicas:
+    num_uses = Counter(chain.from_iterable(replicas.values()))
+    for device, count in num_uses.items():
+        if count > 1 or device in replicas:
             raise _error(f"{device} occurs twice; a device can be the replica of one other device.")
-        if nodes := [node for node, pinned in request.pins.items() if pinned == device]:
-            raise _error(f"{device} is a replica, but nodes are pinned to it: {nodes[:5]}.")
     return replicas
-
-
-def without_replica_devices(request: CompileRequest) -> CompileRequest:
-    """Return a request for the devices that are not replicas of others."""
-    replicas = {device for devices in replica_devices(request).values() for device in devices}
-    return request.for_devices(tuple(d for d in request.devices if d not in replicas))
-
-
-def replicate(placement: PlacedPartition, replicas: ReplicaDevices) -> list[PlacedPartition]:
-    """Return a placement on each combination of its devices' replicas, with equal shares."""
-    devices = [device for device in placement.plan.devices if device in replicas]
-    combinations = list(product(*((device, *replicas[device]) for device in devices)))
-    return [
-        replace(
-            placement.on_devices(dict(zip(devices, combination, strict=True)), "in place of"),
-            share=placement.share / len(combinations),
-        )
-        for combination in combinations
-    ]
 
 
 def move_from_lost_devices(
