@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from hetero.apps.generate.read_decoder import read_decoder as read_decoder
     from hetero.apps.serve.server import serve as serve
     from hetero.async_infer_queue import AsyncInferQueue as AsyncInferQueue
+    from hetero.cache.check import BlobCheck as BlobCheck
+    from hetero.cache.check import StageCheck as StageCheck
     from hetero.comparison.compare import Comparison as Comparison
     from hetero.comparison.compare import compare as compare
     from hetero.compile.compiled_model import CompiledModel as CompiledModel
@@ -77,6 +79,10 @@ if TYPE_CHECKING:
 _EXPORTS: Final = {
     "hetero.affinity.affinity": ("Affinity",),
     "hetero.async_infer_queue": ("AsyncInferQueue",),
+    "hetero.cache.check": (
+        "BlobCheck",
+        "StageCheck",
+    ),
     "hetero.comparison.compare": (
         "Comparison",
         "compare",

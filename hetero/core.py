@@ -10,9 +10,11 @@ from typing import Any, BinaryIO
 
 from hetero.affinity.affinity import Affinity, assign
 from hetero.affinity.pins import AffinitySource, collect_pins
-from hetero.cache.blob import ModelBlob, open_blob
+from hetero.cache.blob import ModelBlob, open_blob, open_header
+from hetero.cache.check import BlobCheck, StageCheck, meets_requirements
 from hetero.cache.folder import open_cache
 from hetero.cache.import_model import (
+    check_stages,
     import_options,
     import_sources,
     map_devices,
@@ -23,7 +25,12 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, with_batch_axis
 from hetero.compile.replicas import with_replicas
 from hetero.core_devices import Devices, ExecutorKind
-from hetero.devices.errors import ArgumentError, ArgumentTypeError
+from hetero.devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    HeteroError,
+    ModelNotFoundError,
+)
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
@@ -34,6 +41,7 @@ from hetero.extensions import Extensions
 from hetero.measure.sample_inputs import sample_shapes
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
+from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner
@@ -48,6 +56,7 @@ from hetero.query.survey import Survey
 from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.device_names import HETERO
 from hetero.verify.verifier import Verifier
 from hetero.version import Version
 
@@ -316,7 +325,12 @@ class Core:
             self._settings.refuse_executor_options(options)
         self._settings.set(GLOBAL_SCOPE if is_global else device_name, options)
 
-    def get_property(self, device_name: str, property: str | None = None) -> Any:
+    def get_property(
+        self,
+        device_name: str,
+        property: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Any:
         """Return a property of a device or of ``HETERO``, or an option set for all devices.
 
         Parameters
@@ -326,7 +340,13 @@ class Core:
             for all devices.
         property : str
             The property's name.
+        arguments : mapping, optional
+            For ``COMPATIBILITY_CHECK``: ``RUNTIME_REQUIREMENTS`` of a compiled model.
         """
+        if property == "COMPATIBILITY_CHECK":
+            requirements = (arguments or {}).get("RUNTIME_REQUIREMENTS")
+            device = HETERO if device_name == HETERO else self.resolve_devices(device_name)[0]
+            return meets_requirements(requirements, device, self.device_descriptors)
         scope, name = (GLOBAL_SCOPE, device_name) if property is None else (device_name, property)
         return public_value(name, self._settings.get(scope, name))
 
@@ -655,18 +675,88 @@ class Core:
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()
-        if device_name is None:
-            available: Sequence[str] = self.available_devices
-        else:
-            available = self.resolve_devices(device_name)
-        device_map = map_devices(blob, available, remap)
+        device_map = map_devices(blob, self._importing_devices(device_name), remap)
         options = import_options(blob, device_map, config or {}, self._settings.property_tables())
         if missing := {name: name for name in blob.devices if name not in device_map}:
             if device_name is None:
-                raise missing_devices_error(blob, missing, available)
+                raise missing_devices_error(blob, missing, self.available_devices)
             _log.warning("model=%s: compiling again for %s", blob.name, device_name)
             pins = recompilation_pins(blob, device_map)
             return self.compile_model(model, device_name, options, affinity=pins)
+        placements, request = self._import_request(blob, model, device_map, options)
+        sources = import_sources(blob, placements, request)
+        deployment = self._compiler.deploy(placements, sources, request)
+        return self._compiler.create_model(model, request, deployment)
+
+    def check(
+        self,
+        blob: str | Path | bytes | bytearray | memoryview | BinaryIO,
+        device_name: str | None = None,
+        config: Config | None = None,
+        remap: Mapping[str, str] | None = None,
+    ) -> BlobCheck:
+        """Return whether a blob runs on this Core's devices, without loading it.
+
+        Only the header is read; no stage is compiled or loaded, and weights are not verified.
+
+        Parameters
+        ----------
+        blob : path, bytes or binary file
+            The blob, as for `import_model`.
+        device_name, config, remap : optional
+            The same as for `import_model`.
+
+        Returns
+        -------
+        BlobCheck
+            Whether `import_model` would use every export (``runs``), compile some stages again
+            (``recompiles``, with the reasons), or raise an error (``refused``, with the fix).
+
+        Raises
+        ------
+        ModelNotFoundError
+            No such file.
+        """
+        name = ""
+        try:
+            model_blob = ModelBlob(open_header(blob))
+            name = model_blob.name
+            self._extensions.require(model_blob)
+            device_map = map_devices(model_blob, self._importing_devices(device_name), remap)
+            tables = self._settings.property_tables()
+            options = import_options(model_blob, device_map, config or {}, tables)
+            if missing := {d: d for d in model_blob.devices if d not in device_map}:
+                if device_name is None:
+                    raise missing_devices_error(model_blob, missing, self.available_devices)
+                self._settings.split(options, self.resolve_devices(device_name))
+                reason = f"{', '.join(missing)} is not available"
+                stages = [stage for plan in model_blob.plans for stage in plan.stages]
+                return BlobCheck(
+                    name,
+                    tuple(
+                        StageCheck(i, s.device, device_name, reason) for i, s in enumerate(stages)
+                    ),
+                )
+            model = model_blob.source()
+            placements, request = self._import_request(model_blob, model, device_map, options)
+            return BlobCheck(name, tuple(check_stages(model_blob, placements, request)))
+        except ModelNotFoundError:
+            raise
+        except HeteroError as error:
+            return BlobCheck(name, refusal=str(error))
+
+    def _importing_devices(self, device_name: str | None) -> Sequence[str]:
+        """Return the devices that an import may use."""
+        return self.available_devices if device_name is None else self.resolve_devices(device_name)
+
+    def _import_request(
+        self,
+        blob: ModelBlob,
+        model: Model,
+        device_map: Mapping[str, str],
+        options: Config,
+    ) -> tuple[tuple[PlacedPartition, ...], CompileRequest]:
+        """Return a blob's placements on available devices, and the request to deploy them."""
         placements = tuple(p.on_devices(device_map, "compiled for") for p in blob.placements(model))
         split = self._settings.split(options, device_map.values())
         pins = {name: device_map[old] for name, old in blob.head.pins.items() if old in device_map}
@@ -675,9 +765,7 @@ class Core:
         request = CompileRequest(
             devices, split.hetero_config, split.device_configs_without_cache(), Affinity(pins)
         )
-        sources = import_sources(blob, placements, request)
-        deployment = self._compiler.deploy(placements, sources, request)
-        return self._compiler.create_model(model, request, deployment)
+        return placements, request
 
     def close(self) -> None:
         """Release all devices, and stop the local Ray cluster if this Core started it."""

@@ -44,7 +44,7 @@ from hetero.scheduler.formats.blob_writer import BlobWriter
 from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
 from hetero.scheduler.formats.stored_payload import PAYLOADS, write_payload
 from hetero.scheduler.formats.tensor_entries import raw_bytes
-from hetero.scheduler.formats.weightless import is_weightless, restore, write_without
+from hetero.scheduler.formats.weightless import is_weightless, outline, restore, write_without
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.placement import Route
 from hetero.scheduler.types.plan import Plan, pack_spec, unpack_spec
@@ -242,6 +242,16 @@ def open_blob(
         raise BlobError(
             f"blob {source!s}: cannot be read: {error.strerror or error}.", path=str(source)
         ) from error
+
+
+def open_header(source: str | Path | bytes | bytearray | memoryview | BinaryIO) -> BlobFile:
+    """Open a blob to read its header; a blob without weights has no contents of tensors.
+
+    Raises the errors of `open_blob`.
+    """
+    if isinstance(source, str | Path) and Path(source).is_file() and is_weightless(source):
+        return BlobFile(outline(source))
+    return open_blob(source)
 
 
 class ModelBlob:

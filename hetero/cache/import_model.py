@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hetero.cache.blob import DeviceRecord, ModelBlob
+from hetero.cache.check import StageCheck, reasons_by_stage
 from hetero.devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload
@@ -21,6 +22,8 @@ from hetero.scheduler.types.device_names import match_name
 
 _log = logging.getLogger(__name__)
 
+#: Reason for the compilation of a stage that the blob contains only as a model.
+WITHOUT_EXPORT: Final = "its device has no exports"
 #: Matches the names of options of ONNX Runtime's providers that refer to files.
 _FILE_OPTION: Final = re.compile("path|dir|file|config|cache|dump|prefix", re.IGNORECASE)
 
@@ -113,38 +116,52 @@ def import_sources(
     blob: ModelBlob, placements: Sequence[PlacedPartition], request: CompileRequest
 ) -> list[StageSource]:
     """Return the source of each stage of all placements, with its export if it is compatible."""
-    #: (available device, reason why its export is incompatible) -> stage numbers.
-    recompiled: dict[tuple[str, str], list[int]] = {}
+    checks = check_stages(blob, placements, request)
     path = blob.blob.real_path
     sources: list[StageSource] = []
-    #: (device of the blob, available device) -> reason why exports are incompatible, or None.
-    incompatibilities: dict[tuple[str, str], str | None] = {}
-    for plan, placement in zip(blob.plans, placements, strict=True):
-        models = blob.stage_models(placement)
-        stages = zip(plan.stages, placement.plan.stages, models, strict=True)
-        for old_stage, new_stage, model in stages:
-            index = len(sources)
-            device = new_stage.device
-            payload = _stage_payload(blob, index)
-            devices = old_stage.device, device
-            if devices not in incompatibilities:
-                incompatibilities[devices] = _why_incompatible(blob, *devices, request)
-            reason = incompatibilities[devices]
-            if payload is not None and reason is not None:
-                record = DeviceRecord.of(request.descriptor(device))
-                target = f"{device}, {_describe_record(record)}"
-                recompiled.setdefault((target, reason), []).append(index)
-                payload = None
-            stored = None
-            if payload is not None and path is not None:
-                stored = StoredPayload(path, blob.blob.digest, index)
-            config = dict(request.configs[device])
-            sources.append(StageSource(model, payload, config, stored))
-    for (target, reason), indices in recompiled.items():
-        _log.warning(
-            "model=%s stages=%s: compiling again for %s: %s", blob.name, indices, target, reason
-        )
+    models = [model for placement in placements for model in blob.stage_models(placement)]
+    for check, model in zip(checks, models, strict=True):
+        payload = None if check.reason else _stage_payload(blob, check.index)
+        stored = None
+        if payload is not None and path is not None:
+            stored = StoredPayload(path, blob.blob.digest, check.index)
+        config = dict(request.configs[check.target])
+        sources.append(StageSource(model, payload, config, stored))
+    for (target, reason), indices in reasons_by_stage(checks).items():
+        if reason != WITHOUT_EXPORT:
+            record = DeviceRecord.of(request.descriptor(target))
+            _log.warning(
+                "model=%s stages=%s: compiling again for %s, %s: %s",
+                blob.name,
+                indices,
+                target,
+                _describe_record(record),
+                reason,
+            )
     return sources
+
+
+def check_stages(
+    blob: ModelBlob, placements: Sequence[PlacedPartition], request: CompileRequest
+) -> list[StageCheck]:
+    """Return for each stage of all placements whether its export is compatible."""
+    #: (device of the blob, available device) -> reason why exports are incompatible, or empty.
+    reasons: dict[tuple[str, str], str] = {}
+    checks: list[StageCheck] = []
+    for plan, placement in zip(blob.plans, placements, strict=True):
+        for old_stage, new_stage in zip(plan.stages, placement.plan.stages, strict=True):
+            devices = old_stage.device, new_stage.device
+            if devices not in reasons:
+                reasons[devices] = _why_incompatible(blob, *devices, request) or ""
+            index = len(checks)
+            reason = reasons[devices] if _has_export(blob, index) else WITHOUT_EXPORT
+            checks.append(StageCheck(index, *devices, reason))
+    return checks
+
+
+def _has_export(blob: ModelBlob, stage: int) -> bool:
+    payloads = blob.contents.get(PAYLOADS)
+    return not (isinstance(payloads, list) and stage < len(payloads) and payloads[stage] is None)
 
 
 def _why_incompatible(
@@ -193,7 +210,4 @@ def _parse_options(
 
 
 def _stage_payload(blob: ModelBlob, stage: int) -> Payload | None:
-    payloads = blob.contents.get(PAYLOADS)
-    if isinstance(payloads, list) and stage < len(payloads) and payloads[stage] is None:
-        return None
-    return read_payload(blob.blob, stage, blob.contents)
+    return read_payload(blob.blob, stage, blob.contents) if _has_export(blob, stage) else None

@@ -12,6 +12,7 @@ import click
 
 from hetero.cli.bench import bench
 from hetero.cli.cache import cache
+from hetero.cli.check import check
 from hetero.cli.check_device import check_device_command
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
@@ -45,6 +46,7 @@ for command in (
     doctor,
     devices,
     inspect_command,
+    check,
     query,
     profile_command,
     plan,

@@ -25,6 +25,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "hetero compile light:squeezenet -d CPU -o squeezenet.hetero",
         "hetero inspect squeezenet.hetero",
     ),
+    "check": (
+        "hetero compile light:squeezenet -d HETERO:ORT,CPU -o squeezenet.hetero",
+        "hetero check squeezenet.hetero",
+    ),
     "query": ("hetero query light:shufflenet -d HETERO:ORT,CPU -a op:Conv=CPU",),
     "profile": ("hetero profile light:shufflenet -d HETERO:ORT,CPU -o costs.json",),
     "plan": (

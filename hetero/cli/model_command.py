@@ -39,15 +39,17 @@ from hetero.scheduler.formats.weightless import is_weightless
 SLOW_START_S: Final = 3.0
 
 
-#: Adds ``--remap OLD=NEW`` and ``--weights MODEL``.
+#: Adds ``--remap OLD=NEW``.
+remap_option: Final = click.option(
+    "--remap",
+    multiple=True,
+    metavar="OLD=NEW",
+    callback=name_value_pairs("OLD=NEW, as ORT=CPU"),
+    help="For a blob: replace device OLD, for which it was compiled, by NEW.",
+)
+#: Adds ``--remap`` and ``--weights MODEL``.
 blob_options: Final = combine_options(
-    click.option(
-        "--remap",
-        multiple=True,
-        metavar="OLD=NEW",
-        callback=name_value_pairs("OLD=NEW, as ORT=CPU"),
-        help="For a blob: replace device OLD, for which it was compiled, by NEW.",
-    ),
+    remap_option,
     click.option(
         "--weights",
         metavar="MODEL",

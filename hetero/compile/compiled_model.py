@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Final, overload
 
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
+from hetero.cache.check import runtime_requirements
 from hetero.compile.deployed_model import DeployedModel
 from hetero.devices.errors import ArgumentTypeError, PropertyError
 from hetero.devices.model.html_table import html_table
@@ -259,6 +260,10 @@ class CompiledModel(BaseCompiledModel):
         match name:
             case "NETWORK_NAME":
                 return self.name
+            case "RUNTIME_REQUIREMENTS":
+                return runtime_requirements(
+                    d for d in self.request.descriptors if d.name in self._execution_devices
+                )
             case "PERF_COUNT":
                 return self._target.profiles
             case "LOADED_FROM_CACHE":
