@@ -212,6 +212,7 @@ def assign_clusters(
         kind.append(kinds.setdefault(affinity[node.name], len(kinds)))
     clusters = cluster(successors, kind)
     _move_weights_to_readers(model, positions, successors, kind, clusters)
+    _separate_crossing_weights(model, positions, successors, kind, clusters)
     renumbered = {cluster_id: i for i, cluster_id in enumerate(sorted(set(clusters)))}
     numbers = [-1] * len(model.nodes)
     for p, cluster_id in zip(positions, clusters, strict=True):
@@ -239,6 +240,35 @@ def _move_weights_to_readers(
             first = min(clusters[w] for w in successors[i])
             if kinds[first] == kind[i]:
                 clusters[i] = first
+
+
+def _separate_crossing_weights(
+    model: Model,
+    positions: Sequence[int],
+    successors: Sequence[Sequence[int]],
+    kind: Sequence[int],
+    clusters: list[int],
+) -> None:
+    """Move weights that would cross with every request to clusters of their own.
+
+    These are weights that another cluster reads, in a cluster that depends on the request. A
+    cluster of weights alone is a constant stage: it runs once, at deployment.
+    """
+    weights = computed_weight_positions(model)
+    per_request = {clusters[i] for i, p in enumerate(positions) if p not in weights}
+    crossing: set[int] = set()
+    for i in reversed(range(len(positions))):
+        if positions[i] not in weights:
+            continue
+        crosses = any(clusters[w] != clusters[i] for w in successors[i])
+        if (crosses and clusters[i] in per_request) or not crossing.isdisjoint(successors[i]):
+            crossing.add(i)
+    numbers = sorted(crossing)
+    index_of = {i: number for number, i in enumerate(numbers)}
+    inner = [[index_of[w] for w in successors[i] if w in crossing] for i in numbers]
+    separate = cluster(inner, [kind[i] for i in numbers])
+    for i, cluster_id in zip(numbers, separate, strict=True):
+        clusters[i] = cluster_id - len(numbers)  # before every other cluster
 
 
 def _check_affinity(model: Model, affinity: Mapping[str, str], literals: frozenset[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -11,9 +12,11 @@ from onnx import parser
 
 import hetero
 from hetero.devices.cpu.plugin import CPUPlugin
-from hetero.devices.model.model import Model
+from hetero.devices.model.light_models import light_model_inputs
+from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.program import Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
+from hetero.devices.plugin.support import Refusal
 
 MODEL = parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y, float[3] w) '
@@ -69,3 +72,32 @@ def test_random_subgraph_runs_for_each_request(core: hetero.Core) -> None:
     )
     results = {tuple(compiled({"x": X})["y"]) for _ in range(3)}
     assert (len(results), CountingRuns.runs) == (3, 3)
+
+
+class WithoutConstantOfShape(CountingRuns):
+    """A device without ConstantOfShape, which computes the weights of the light models."""
+
+    name: ClassVar[str] = "PART"
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        return model  # it folds no constants
+
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        if node.op_type == "ConstantOfShape":
+            return Refusal("no_kernel", "this device has no ConstantOfShape")
+        return super().refuse(node, model, config)
+
+
+def test_computed_weights_do_not_cross_with_requests() -> None:
+    """The weights' subgraph is on the device of the first layer, but does not run with it."""
+    with hetero.Core("inprocess", plugins=[f"{__name__}:WithoutConstantOfShape"]) as core:
+        model = core.read_model("light:squeezenet")
+        first = next(node for node in model.nodes if node.op_type == "Conv")
+        compiled = core.compile_model(model, "HETERO:PART,CPU", affinity={first.name: "CPU"})
+        weight_nbytes = sum(model.spec(wire.tensor).nbytes for wire in compiled.partition.wires)
+        assert weight_nbytes > 4_900_000
+        request = compiled.create_infer_request()
+        request.infer(light_model_inputs(model))
+        story = "\n".join(request.story())
+        sizes = [int(nbytes) for nbytes in re.findall(r"returned (\d+) bytes", story)]
+        assert sizes == [0, model.spec(first.outputs[0]).nbytes, model.outputs[0].nbytes]

@@ -263,7 +263,31 @@ def test_partition_outputs_without_producer() -> None:
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_partition_computed_weights_join_their_first_reader() -> None:
+def test_partition_computed_weights_join_their_only_reader() -> None:
+    model = build(
+        """dq1: d1 = Neg(w)
+           dq2: d2 = Abs(d1)
+           n1: a = Abs(x)
+           n2: b = Neg(a)
+           n3: c = Add(b, d2)
+           n4: d = Neg(c)
+           n5: z = Add(d, a)""",
+        outputs="z",
+        constants="w",
+    )
+    affinity = dict.fromkeys(model.node_names, "A") | {"n2": "B", "n4": "B"}
+    part = partition(model, affinity)
+    assert [s.node_names for s in part.subgraphs] == [
+        ("n1",),
+        ("n2",),
+        ("dq1", "dq2", "n3"),
+        ("n4",),
+        ("n5",),
+    ]
+    check_rules(part, model, affinity)
+
+
+def test_partition_weights_that_several_subgraphs_read_are_separate() -> None:
     model = build(
         """dq1: d1 = Neg(w)
            dq2: d2 = Abs(d1)
@@ -279,13 +303,11 @@ def test_partition_computed_weights_join_their_first_reader() -> None:
     )
     affinity = dict.fromkeys(model.node_names, "A") | {"n2": "B", "n4": "B", "alone": "B"}
     part = partition(model, affinity)
-    assert [s.node_names for s in part.subgraphs] == [
-        ("n1",),
-        ("alone", "n2"),
-        ("dq1", "dq2", "n3"),
-        ("n4",),
-        ("n5", "n6"),
-    ]
+    names = [s.node_names for s in part.subgraphs]
+    assert {("dq1", "dq2"), ("alone",)} == set(names[:2])
+    assert names[2:] == [("n1",), ("n2",), ("n3",), ("n4",), ("n5", "n6")]
+    assert not part.subgraphs[0].inputs
+    assert not part.subgraphs[1].inputs
     check_rules(part, model, affinity)
 
 
