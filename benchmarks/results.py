@@ -40,6 +40,7 @@ ORDER = (
     "state",
     "generate",
     "vendors",
+    "provider_nodes",
     "partition",
     "partition_scale",
     "planning",
