@@ -36,7 +36,7 @@ from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
 from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.remote_memory import RemoteContext
-from hetero.devices.plugin.support import Support
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.extensions import Extensions
 from hetero.measure.sample_inputs import sample_shapes
 from hetero.observe.metrics_server import MetricsServer
@@ -50,7 +50,7 @@ from hetero.properties.compile_request import CompileRequest
 from hetero.properties.device_selection import parse_counts
 from hetero.properties.settings import GLOBAL_SCOPE, Settings
 from hetero.properties.table import cache_folder, public_value
-from hetero.query.priority import query_priority
+from hetero.query.priority import query_priority, remove_refusals, without_refusals
 from hetero.query.query_cache import QueryCache
 from hetero.query.survey import Survey
 from hetero.scheduler.device.discovery import PluginSpec
@@ -457,18 +457,23 @@ class Core:
         source = self.read_model(model)
         source, request, support = self._query(source, device_name, config or {}, affinity)
         results = {n: self._queries.timed(n, source, request.configs[n]) for n in request.devices}
+        wrong = {
+            device: {n: refusal for n, refusal in nodes.items() if support.get(n) != device}
+            for device, nodes in self._wrong_nodes(source, request).items()
+        }
         plan_shapes = request.hetero_config["PLAN_SHAPES"]
         return Survey(
             source,
             device_name,
             request.descriptors,
-            {name: result for name, (result, _) in results.items()},
+            {name: without_refusals(r, name, wrong) for name, (r, _) in results.items()},
             support,
             assign(source, support, request.pins),
             request.pins,
             {name: seconds for name, (_, seconds) in results.items()},
             dict(config or {}),
             sample_shapes(source, plan_shapes) if plan_shapes else {},
+            self._verifier.summaries(source, request, open_cache(request.hetero_config)),
         )
 
     def compile_model(
@@ -582,7 +587,8 @@ class Core:
         """
         source = self.read_model(model)
         request = with_replicas(self._request(source, device_name, config or {}, affinity))
-        return self._planner.plan_and_verify(source, request, costs=costs, progress=progress)
+        wrong = self._wrong_nodes(source, request)
+        return self._planner.plan_and_verify(source, request, wrong, costs=costs, progress=progress)
 
     def simulate(
         self,
@@ -793,4 +799,22 @@ class Core:
     ) -> tuple[Model, CompileRequest, Support]:
         request = with_replicas(self._request(model, device, config, affinity))
         model, query = with_batch_axis(model, request), self._queries.querier(request)
-        return model, request, query_priority(model, request.devices, query, request.pins)
+        wrong = self._wrong_nodes(model, request)
+        while True:
+
+            def query_right(device: str, submodel: Model) -> Support:
+                return without_refusals(query(device, submodel), device, wrong)
+
+            support = query_priority(model, request.devices, query_right, request.pins)
+            # As `compile_model` does, leave wrong nodes on their device if no other runs them.
+            if not remove_refusals(wrong, support.unsupported):
+                return model, request, support
+
+    def _wrong_nodes(self, model: Model, request: CompileRequest) -> dict[str, dict[str, Refusal]]:
+        """Return the nodes that earlier compilations found wrong, except pinned ones."""
+        cache = open_cache(request.hetero_config)
+        known = self._verifier.refusals(model, request, cache)
+        return {
+            device: {n: refusal for n, refusal in nodes.items() if request.pins.get(n) != device}
+            for device, nodes in known.items()
+        }

@@ -226,7 +226,7 @@ ALLOWED_NEIGHBOURS: dict[str, set[str]] = {
         "query",
         "verify",
     },
-    "verify": {"cache", "measure", "partition", "planning", "properties"},
+    "verify": {"cache", "formatting", "measure", "partition", "planning", "properties", "query"},
     "comparison": {"affinity", "compile", "core", "properties", "verify"},
     "report": {
         "affinity",

@@ -17,7 +17,7 @@ from hetero.cli.option_types import combine_options, name_value_pairs
 from hetero.cli.output_files import refuse_weights
 from hetero.cli.planning_options import PROPERTIES, plan_for_inputs
 from hetero.cli.preprocessing_options import Preprocessing
-from hetero.cli.terminal import console, print_note, progress
+from hetero.cli.terminal import console, print_note, progress, progress_bar
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.devices.errors import ModelError
@@ -140,9 +140,9 @@ class ModelCommand:
                 raise click.UsageError("--remap needs a blob; choose devices with --device.")
             if self.weights:
                 raise click.UsageError("--weights needs a blob; a model has its own weights.")
-            with progress(f"compiling {source.name}"):
+            with progress_bar(f"compiling {source.name}") as update:
                 compiled = self.core.compile_model(
-                    source, self.device, self.config, affinity=self.pins or None
+                    source, self.device, self.config, affinity=self.pins or None, progress=update
                 )
         self.compile_s = time.perf_counter() - began_s
         return compiled

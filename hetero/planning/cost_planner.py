@@ -141,6 +141,7 @@ class CostPlanner:
         self,
         model: Model,
         request: CompileRequest,
+        wrong_nodes: RefusalsByDevice,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
@@ -148,11 +149,13 @@ class CostPlanner:
         """Plan a model and verify that the devices support their subgraphs, without compiling it.
 
         Without a policy and a hint, the policy is ``AUTO``.
+
+        `wrong_nodes`: nodes that devices are known to run wrongly.
         """
         options = request.hetero_config
         if not options["MODEL_DISTRIBUTION_POLICY"] and not options["PERFORMANCE_HINT"]:
             request = request.with_options(MODEL_DISTRIBUTION_POLICY="AUTO")
-        refusals: RefusalsByDevice = {}
+        refusals = wrong_nodes
         while True:
             report = self.plan(model, request, refusals, costs=costs, progress=progress)
             error = self._find_refusals(model, request, report)

@@ -147,6 +147,18 @@ def merge_refusals(
     }
 
 
+def remove_refusals(
+    refusals: Mapping[str, dict[str, Refusal]], nodes: Iterable[str]
+) -> dict[str, dict[str, Refusal]]:
+    """Remove the refusals of nodes; return the removed ones, by device."""
+    names = set(nodes)
+    removed = {
+        device: {name: refused.pop(name) for name in names & refused.keys()}
+        for device, refused in refusals.items()
+    }
+    return {device: nodes for device, nodes in removed.items() if nodes}
+
+
 def add_refusals(
     affinities: Iterable[Affinity], error: UnsupportedNodesError, refusals: RefusalsByDevice
 ) -> dict[str, dict[str, Refusal]]:

@@ -40,6 +40,9 @@ class Survey:
         The caller's properties.
     shapes : mapping of str to tuple of int
         Input name -> the caller's shape of an input with open dimensions.
+    verification : mapping of str to str
+        Device name -> result of the verification of its subgraphs by earlier compilations
+        (``VERIFY``); devices without one are absent.
     """
 
     model: Model
@@ -52,6 +55,7 @@ class Survey:
     query_s: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    verification: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Survey of {self.model.name!r} on {self.request}: {self.support!r}>"

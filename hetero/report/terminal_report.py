@@ -89,7 +89,9 @@ def _devices(document: dict[str, Any]) -> Rows:
     }
     if document["plan"]:
         columns["load"] = ("load_s", seconds_text)
-    return table(document["devices"], columns, wraps=("version", "on"))
+    if any(device["verification"] for device in document["devices"]):
+        columns["verified"] = lambda d: d["verification"] or ""
+    return table(document["devices"], columns, wraps=("version", "on", "verified"))
 
 
 def _matrix(document: dict[str, Any]) -> Rows:

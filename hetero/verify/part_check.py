@@ -141,6 +141,8 @@ class PartCheck:
         sub = search.model(positions)
         if reason := undefined_reason(sub, search.values):
             return reason
+        if search.fails_without_elements(positions):
+            return "the results have no elements"
         witness = self._witness(search, sub)
         evidence = [search.evidence(positions, witness)]
         if "agrees with it" in witness:
@@ -258,6 +260,13 @@ class _Search:
     def fails(self, positions: Sequence[int]) -> bool:
         """Whether the vendor is wrong at a subgraph whose inputs are the reference's values."""
         return self._difference_at(positions) is not None
+
+    def fails_without_elements(self, positions: Sequence[int]) -> bool:
+        """Whether the vendor's run fails, but its results would have no elements anyway."""
+        if not isinstance(self._difference_at(positions), str):
+            return False
+        values = (self.values.get(port.name) for port in self.model(positions).outputs)
+        return any(isinstance(value, np.ndarray) and not value.size for value in values)
 
     def _difference_at(self, positions: Sequence[int]) -> Difference | str | None:
         key = tuple(positions)

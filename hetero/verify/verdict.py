@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
+
+import msgspec
 
 from hetero.devices.plugin.support import Refusal
 from hetero.verify.difference import Difference
@@ -115,13 +117,23 @@ class Verification:
         """Return the number of subgraphs with a status."""
         return sum(verdict.status == status for verdict in self.verdicts)
 
-    def sentence(self) -> str:
-        """Return the numbers of subgraphs by status as a sentence; empty without subgraphs."""
-        statuses: tuple[Status, ...] = ("agrees", "refused", "kept", "disputed", "not verified")
-        counts = [f"{n} {status}" for status in statuses if (n := self.count(status))]
+    def sentences(self) -> list[str]:
+        """Return the numbers of subgraphs by status, and the reasons of those that differ."""
+        counts = [f"{n} {status}" for status in get_args(Status) if (n := self.count(status))]
         if not counts:
-            return ""
-        return f"verified in {self.seconds * 1e3:.0f} ms: {', '.join(counts)}"
+            return []
+        reasons = [
+            f"{verdict.device}: {verdict.status}: {verdict.reason}"
+            for verdict in self.verdicts
+            if verdict.status != "agrees"
+        ]
+        head = f"verified in {self.seconds * 1e3:.0f} ms: {', '.join(counts)}"
+        return [head, *dict.fromkeys(reasons)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; NaN becomes None."""
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return plain
 
 
 def refusals_of(verdict: PartVerdict) -> dict[str, Refusal]:

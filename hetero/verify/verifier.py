@@ -20,9 +20,11 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.support import Refusal
+from hetero.formatting import counted
 from hetero.partition.partition import PlacedPartition, Subgraph
 from hetero.planning.cost.estimation import DEFAULT_SPEED, count_work, with_input_shapes
 from hetero.properties.compile_request import CompileRequest
+from hetero.query.priority import remove_refusals
 from hetero.scheduler.device.isolated_run import run_isolated
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
@@ -81,6 +83,25 @@ class Verifier:
         }
         return {device: nodes for device, nodes in known.items() if nodes}
 
+    def summaries(
+        self, model: Model, request: CompileRequest, cache: Cache | None
+    ) -> dict[str, str]:
+        """Return the numbers of verified subgraphs and of wrong nodes by device, if known."""
+        if request.hetero_config["VERIFY"] == "NO":
+            return {}
+        summaries = {}
+        for device in request.devices:
+            verdicts = self.store.find(model, device, request, cache).values()
+            wrong = {node for verdict in verdicts for node in refusals_of(verdict)}
+            agreeing = sum(verdict.status == "agrees" for verdict in verdicts)
+            texts = [
+                *([f"{counted(agreeing, 'subgraph')} equal to {REFERENCE}"] if agreeing else []),
+                *([f"{counted(len(wrong), 'wrong node')}"] if wrong else []),
+            ]
+            if texts:
+                summaries[device] = ", ".join(texts)
+        return summaries
+
 
 @dataclass
 class Session:
@@ -103,11 +124,14 @@ class Session:
     _boundaries: Mapping[Model, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.is_enabled:
-            return
+        if self.request.hetero_config["VERIFY"] != "YES":
+            return  # STRICT raises an error when a plan has wrong nodes
         for device in self._vendors:
-            known = self.store.refusals(self.model, device, self.request, self.cache)
-            self._refuse(device, known)
+            known = self.store.find(self.model, device, self.request, self.cache)
+            for part_key, verdict in known.items():
+                if verdict.status == "refused":
+                    self._verdicts[device, part_key] = replace(verdict, device=device)
+                    self._refuse(device, refusals_of(verdict))
 
     @property
     def is_enabled(self) -> bool:
@@ -200,12 +224,10 @@ class Session:
 
     def keep(self, unsupported: Mapping[str, Any]) -> bool:
         """Leave nodes that no other device supports on their device; return whether any was."""
-        has_changed = False
-        for device, refused in self.refusals.items():
-            for node in unsupported.keys() & refused.keys():
-                self.kept[device][node] = refused.pop(node)
-                has_changed = True
-        return has_changed
+        removed = remove_refusals(self.refusals, unsupported)
+        for device, nodes in removed.items():
+            self.kept[device] |= nodes
+        return bool(removed)
 
     def report(self) -> None:
         """Log one warning about all wrong nodes; mark verdicts whose nodes stay on their device."""
@@ -219,8 +241,8 @@ class Session:
         num_refused = sum(map(len, self.refusals.values()))
         num_kept = sum(map(len, self.kept.values()))
         outcome = [
-            *([f"{num_refused} nodes run on other devices"] if num_refused else []),
-            *([f"{num_kept} nodes stay, because no other device runs them"] if num_kept else []),
+            *([f"on other devices: {counted(num_refused, 'node')}"] if num_refused else []),
+            *([f"kept for lack of another: {counted(num_kept, 'node')}"] if num_kept else []),
         ]
         _log.warning(
             "model=%s: verification found wrong results (%s): %s",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.ort.plugin import ORTPlugin
-from hetero.devices.plugin.program import Program
+from hetero.devices.plugin.program import Program, RunContext, Value
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
 
 #: Makes the wrong nodes of a node; their last one writes the node's first output.
@@ -144,7 +146,7 @@ FAULTS: Mapping[str, Fault] = {
     "exp_infinite": Fault("Exp", after("Pow", 100.0)),
     "argmax_last": Fault("ArgMax", after("Add", 1.0)),
     "where_swapped": Fault("Where", lambda node, model: _where(node)),
-    "clip_low": Fault("Clip", with_constant(1, lambda low: low - 1)),
+    "clip_high": Fault("Clip", with_constant(2, lambda high: high - 1)),
     "gather_negative": Fault("Gather", with_constant(1, lambda i: i[::-1]), has_rank(4)),
     "cast_of_doubles": Fault("Cast", after("Add", 1.0), has_type("double")),
     "equal_is_greater": Fault("Less", instead("Greater")),
@@ -158,6 +160,18 @@ def _where(node: Node) -> list[onnx.NodeProto]:
     return [copy]
 
 
+class _Failing(Program):
+    """A program whose runs fail."""
+
+    def __init__(self, *, crashes: bool) -> None:
+        self._crashes = crashes
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        if self._crashes:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        raise ValueError("no Tanh today")
+
+
 class FaultyVendor(ORTPlugin):
     """ONNX Runtime with the wrong kernel FAULT; ``crash`` and ``error`` end a run of Tanh."""
 
@@ -168,6 +182,8 @@ class FaultyVendor(ORTPlugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Compile the model with the wrong kernel."""
+        if config["FAULT"] in ("crash", "error") and any(n.op_type == "Tanh" for n in model.nodes):
+            return _Failing(crashes=config["FAULT"] == "crash")
         fault = FAULTS.get(config["FAULT"])
         return super().compile(_with_fault(model, fault) if fault else model, config)
 
@@ -187,3 +203,9 @@ def _with_fault(model: Model, fault: Fault) -> Model:
             constants[node.outputs[0]] = Constant(node.outputs[0], node.attributes["value"])
             nodes.remove(node)
     return model.replace(nodes=nodes, constants=constants)
+
+
+class SecondVendor(ORTPlugin):
+    """Another vendor, whose results are right."""
+
+    name: ClassVar[str] = "SECOND"

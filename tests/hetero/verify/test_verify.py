@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,7 +14,7 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
-from tests.hetero.verify.faulty_vendor import FAULTS, FaultyVendor
+from tests.hetero.verify.faulty_vendor import FAULTS, FaultyVendor, SecondVendor
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
 NODES: dict[str, list[set[str]]] = {
@@ -114,7 +116,7 @@ def request() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", plugins=[FaultyVendor]) as core:
+    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor]) as core:
         yield core
 
 
@@ -135,6 +137,7 @@ def wrong_nodes(compiled: hetero.CompiledModel) -> list[set[str]]:
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_wrong_kernel_is_refused_and_the_result_is_right(
     core: hetero.Core, right: list[np.ndarray], fault: str
@@ -153,3 +156,145 @@ def test_wrong_kernel_is_refused_and_the_result_is_right(
 
 def nodes_of(op_type: str) -> list[str]:
     return [node.name for node in net().graph.node if node.op_type == op_type]
+
+
+def small() -> onnx.ModelProto:
+    """Return x -> Relu -> Tanh -> Neg -> y."""
+    return parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        small (float[N, 3] x) => (float[N, 3] y) {
+            [first] a = Relu(x)
+            [middle] b = Tanh(a)
+            [last] y = Neg(b)
+        }"""
+    )
+
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+def test_right_device_agrees(core: hetero.Core) -> None:
+    with core.compile_model(net(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"}) as compiled:
+        assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
+        assert set(compiled.affinity.values()) == {"VENDOR"}
+
+
+def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
+    config = {"VERIFY": "NO", "FAULT": "tanh_nan"}
+    with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
+        assert compiled.verification.verdicts == ()
+        assert np.isnan(compiled(X)["y"]).any() == bool((np.tanh(np.maximum(X, 0)) < 0).any())
+        assert compiled.affinity["middle"] == "VENDOR"
+
+
+@pytest.mark.parametrize("fault", ["crash", "error"])
+def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
+    config = {"VERIFY": "YES", "FAULT": fault}
+    with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
+        assert wrong_nodes(compiled) == [{"middle"}]
+        assert dict(compiled.affinity) == {"first": "VENDOR", "middle": "CPU", "last": "VENDOR"}
+        np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
+
+
+def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
+    config = {"VERIFY": "STRICT", "FAULT": "softmax_axis"}
+    core.compile_model(net(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES"}).close()
+    with pytest.raises(hetero.VerificationError, match="VENDOR is wrong at Softmax") as caught:
+        core.compile_model(net(), "HETERO:VENDOR,CPU", config)
+    assert (caught.value.device, caught.value.nodes) == ("VENDOR", ("shares",))
+    with core.compile_model(net(), "HETERO:VENDOR,CPU", {"VERIFY": "STRICT"}) as compiled:
+        assert set(compiled.affinity.values()) == {"VENDOR"}
+
+
+@pytest.mark.parametrize(
+    ("device", "pins"), [("VENDOR", None), ("HETERO:VENDOR,CPU", {"shares": "VENDOR"})]
+)
+def test_wrong_node_without_another_device_is_kept_with_a_warning(
+    core: hetero.Core,
+    caplog: pytest.LogCaptureFixture,
+    device: str,
+    pins: dict[str, str] | None,
+) -> None:
+    config = {"VERIFY": "YES", "FAULT": "softmax_one_short"}
+    with (
+        caplog.at_level(logging.WARNING, "hetero"),
+        core.compile_model(net(), device, config, affinity=pins) as compiled,
+    ):
+        assert [verdict.status for verdict in compiled.verification.verdicts] == ["kept"]
+        assert compiled.affinity["shares"] == "VENDOR"
+    warnings = [r.getMessage() for r in caplog.records if "verification" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "Softmax 'shares'" in warnings[0]
+    with pytest.raises(hetero.VerificationError):
+        core.compile_model(net(), device, {**config, "VERIFY": "STRICT"}, affinity=pins)
+
+
+def test_third_device_confirms_the_reference(core: hetero.Core) -> None:
+    config = {"VERIFY": "YES", "FAULT": "gemm_without_bias"}
+    with core.compile_model(net(), "HETERO:VENDOR,SECOND,CPU", config) as compiled:
+        refused = [v for v in compiled.verification.verdicts if v.status == "refused"]
+        assert [v.evidence[0].witness for v in refused] == ["SECOND agrees with the reference"]
+        assert compiled.affinity["dense"] == "SECOND"
+
+
+def test_verdicts_are_known_after_the_first_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"VERIFY": "YES", "FAULT": "sub_swapped", "CACHE_DIR": str(tmp_path)}
+    with hetero.Core("inprocess", plugins=[FaultyVendor]) as first:
+        first.compile_model(net(), "HETERO:VENDOR,CPU", config).close()
+    monkeypatch.setattr("hetero.verify.part_check.PartCheck.run", None)  # nothing runs again
+    with hetero.Core("inprocess", plugins=[FaultyVendor]) as second:
+        with second.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
+            assert compiled.get_property("LOADED_FROM_CACHE")
+            assert compiled.affinity["centred"] == "CPU"
+        # Another plan of the same model uses the same verdicts.
+        for file in tmp_path.glob("*.hetero"):
+            file.unlink()
+        with second.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
+            assert not compiled.get_property("LOADED_FROM_CACHE")
+            assert compiled.affinity["centred"] == "CPU"
+        survey = second.survey_model(net(), "HETERO:VENDOR,CPU", config)
+        assert survey.affinity["centred"] == "CPU"
+        refusal = survey.results["VENDOR"].refusals["centred"]["VENDOR"]
+        assert refusal.code == "wrong_result"
+        assert "VENDOR is wrong at Sub 'centred'" in refusal.message
+        assert "1 wrong node" in survey.verification["VENDOR"]
+        report = hetero.report.build_report(survey)
+        row = next(d for d in report["devices"] if d["name"] == "VENDOR")
+        assert row["verification"] == survey.verification["VENDOR"]
+
+
+def test_random_operators_are_not_verified(core: hetero.Core) -> None:
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        noisy (float[N, 3] x) => (float[N, 3] y) {
+            [noise] a = RandomNormalLike(x)
+            [sum] y = Add(x, a)
+        }"""
+    )
+    with core.compile_model(model, "HETERO:VENDOR,CPU", {"VERIFY": "YES"}) as compiled:
+        (verdict,) = compiled.verification.verdicts
+        assert verdict.status == "not verified"
+        assert verdict.reason == "RandomNormalLike 'noise' draws random numbers"
+
+
+def test_model_beyond_the_bound_is_not_verified(core: hetero.Core) -> None:
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": 1e-9}
+    with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
+        (verdict,) = compiled.verification.verdicts
+        assert verdict.status == "not verified"
+        assert "VERIFY_SECONDS" in verdict.reason
+
+
+@pytest.mark.slow
+def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
+    config = {"VERIFY": "YES", "FAULT": "tanh_nan"}
+    plugin = f"{FaultyVendor.__module__}:{FaultyVendor.__qualname__}"
+    with (
+        hetero.Core(plugins=[plugin]) as core,
+        core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled,
+    ):
+        assert wrong_nodes(compiled) == [{"middle"}]
+        assert compiled.affinity["middle"] == "CPU"
+        np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
