@@ -54,6 +54,11 @@ class WorkerProcess:
         os.register_at_fork(after_in_child=self._leave_to_parent)
         atexit.register(self._end)
 
+    def start(self) -> None:
+        """Start the process without waiting, so that a later call finds it ready."""
+        with self._lock:
+            self._process = self._process or self._start()
+
     def call(self, request: bytes, *, memory_nbytes: int, time_s: float) -> bytes | WorkerFailure:
         """Call the function with a request and return its response, or the failure.
 

@@ -107,6 +107,8 @@ class Compiler:
                 cached = entry.find()  # another process may have compiled it meanwhile
                 if cached is not None:
                     lock.close()
+            if cached is None:
+                session.prepare()
             refusals: RefusalsByDevice = {}
             while True:
                 plan = cached or entry.create_plan(

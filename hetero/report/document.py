@@ -158,7 +158,7 @@ def _devices(
             "used": bool(counts[d.name]),
             "share": min(shares.get(d.name, 0.0), 1.0),
             "query_s": survey.query_s.get(d.name),
-            "verification": survey.verification.get(d.name),
+            **({"verification": text} if (text := survey.verification.get(d.name)) else {}),
             "load_s": None if plan is None else plan.loads_s.get(d.name, 0.0),
         }
         for d in survey.devices

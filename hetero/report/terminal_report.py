@@ -89,8 +89,8 @@ def _devices(document: dict[str, Any]) -> Rows:
     }
     if document["plan"]:
         columns["load"] = ("load_s", seconds_text)
-    if any(device["verification"] for device in document["devices"]):
-        columns["verified"] = lambda d: d["verification"] or ""
+    if any("verification" in device for device in document["devices"]):
+        columns["verified"] = lambda d: d.get("verification", "")
     return table(document["devices"], columns, wraps=("version", "on", "verified"))
 
 

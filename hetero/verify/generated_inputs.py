@@ -63,9 +63,12 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     return _SIZES if has_open_dimensions(model) else _SIZES[:1]
 
 
-def draw_inputs(model: Model, kind: Kind, sizes: Sequence[int]) -> Draw:
+def draw_inputs(
+    model: Model, kind: Kind, sizes: Sequence[int], *, typical_integers: bool = False
+) -> Draw:
     """Generate inputs of a kind; equal arguments give equal inputs.
 
+    `typical_integers`: whether integers are typical for every kind: others may be invalid indices.
     Typical shapes and values in the model's metadata take precedence over other typical ones.
 
     Raises TensorTypeError: an input is not a tensor of a known type.
@@ -77,10 +80,15 @@ def draw_inputs(model: Model, kind: Kind, sizes: Sequence[int]) -> Draw:
         if sizes == _SIZES[0]:
             shapes |= declared_shapes(model)
         declared = declared_values(model, shapes)
+
+    def draw(port: TensorSpec) -> Value:
+        is_integer = port.dtype is not None and port.dtype.kind in "iu"
+        port_kind = "typical" if typical_integers and is_integer else kind
+        proven_range = model.integer_ranges.get(port.name)
+        return draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
+
     values = {
-        port.name: declared[port.name]
-        if port.name in declared
-        else draw_value(port, kind, rng, shapes.get(port.name), model.integer_ranges.get(port.name))
+        port.name: declared[port.name] if port.name in declared else draw(port)
         for port in model.inputs
     }
     return Draw(kind, tuple(sizes), values)

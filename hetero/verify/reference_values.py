@@ -95,7 +95,7 @@ class ReferenceValues:
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
         try:
             for sizes in size_options(model):
-                accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
+                accepted = self._accepted(kinds, sizes, wanted)
                 if accepted:
                     draws += accepted
                     num_sizes -= 1
@@ -108,6 +108,20 @@ class ReferenceValues:
         if draws:
             self.problem = ""
         return draws
+
+    def _accepted(
+        self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
+    ) -> list[Draw]:
+        """Generate inputs of kinds; those that the reference rejects get typical integers."""
+        model = self._model
+        accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
+        rejected = [k for k in kinds if k not in {draw.kind for draw in accepted}]
+        if not rejected or not any(
+            p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs
+        ):
+            return accepted
+        retried = [draw_inputs(model, k, sizes, typical_integers=True) for k in rejected]
+        return accepted + self._with_values(retried, wanted)
 
     def _with_values(self, draws: list[Draw], names: list[str]) -> list[Draw]:
         """Add the reference's values to draws; drop draws that it does not accept."""

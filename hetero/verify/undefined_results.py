@@ -67,6 +67,13 @@ def _power(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str |
     return None if is_inside.all() else "the power of an integer outside the type's range"
 
 
+def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    positions = (1, 4, 6) if node.op_type.startswith("QLinear") else (1,)
+    scales = [inputs[p] for p in positions if p < len(inputs) and inputs[p] is not None]
+    is_positive = all((np.asarray(scale, np.float64) > 0).all() for scale in scales)
+    return None if is_positive else "a scale that is not positive"
+
+
 #: Operator -> check of its inputs; it returns a reason or None.
 _CHECKS: Final[Mapping[str, _Check]] = {
     "Cast": _cast,
@@ -75,4 +82,8 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "Mod": _divide,
     "BitShift": _shift,
     "Pow": _power,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _quantize,
+    "QLinearConv": _quantize,
+    "QLinearMatMul": _quantize,
 }

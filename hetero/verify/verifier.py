@@ -25,7 +25,7 @@ from hetero.partition.partition import PlacedPartition, Subgraph
 from hetero.planning.cost.estimation import DEFAULT_SPEED, count_work, with_input_shapes
 from hetero.properties.compile_request import CompileRequest
 from hetero.query.priority import remove_refusals
-from hetero.scheduler.device.isolated_run import run_isolated
+from hetero.scheduler.device.isolated_run import run_isolated, start_worker
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
 from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
@@ -149,6 +149,11 @@ class Session:
         return frozenset(
             d.name for d in self.request.descriptors if d.plugin != REFERENCE and d.computes
         )
+
+    def prepare(self) -> None:
+        """Start the reference's process, while the model is placed."""
+        if self.is_enabled and self._vendors and self._num_draws(self.model)[0]:
+            start_worker()
 
     def verify(self, placements: Sequence[PlacedPartition]) -> bool:
         """Verify the parts of placements; return whether all of them can be deployed.

@@ -30,6 +30,11 @@ from hetero.scheduler.thread_budget import THREADS
 from hetero.scheduler.types.isolation import FailureKind, RunBounds, RunFailure, RunResult
 
 
+def start_worker() -> None:
+    """Start this process's worker in advance; return without waiting."""
+    _worker().start()
+
+
 def run_isolated(
     plugin: type[Plugin],
     model: Model,

@@ -1,0 +1,54 @@
+"""Generated inputs: kinds, ranges and sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx.parser import parse_model
+
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
+
+
+def model() -> Model:
+    """Return a model whose integers are indices of a table with seven rows."""
+    return read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            table (float[N, M] x, float[M, N] z, int64[N] rows, float[7, 2] t, int32[3] free)
+                => (float[N, 2] y, float[N, N] p, int32[3] f) {
+                y = Gather(t, rows)
+                p = MatMul(x, z)
+                f = Neg(free)
+            }"""
+        )
+    )
+
+
+def test_a_symbol_has_one_size_and_different_symbols_differ() -> None:
+    inputs = draw_inputs(model(), "typical", size_options(model())[0]).inputs
+    rows, columns = inputs["x"].shape
+    assert inputs["z"].shape == (columns, rows)
+    assert rows != columns
+    assert inputs["rows"].shape == (rows,)
+
+
+def test_typical_integers_are_valid_indices_for_every_kind() -> None:
+    for kind in KINDS:
+        inputs = draw_inputs(model(), kind, (64,), typical_integers=True).inputs
+        assert set(inputs["rows"].tolist()) == {0, 1}
+        assert set(inputs["free"].tolist()) <= {0, 1}
+
+
+def test_extreme_inputs_contain_the_bounds_zeros_and_both_signs() -> None:
+    inputs = draw_inputs(model(), "extreme", (64,)).inputs
+    info = np.iinfo(np.int32)
+    assert {info.min, info.max} & set(inputs["free"].tolist())
+    assert (inputs["x"] == 0).any()
+    assert inputs["x"].min() < 0 < inputs["x"].max()
+
+
+def test_equal_arguments_give_equal_inputs() -> None:
+    first, second = (draw_inputs(model(), "wide", (3,)).inputs for _ in range(2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])

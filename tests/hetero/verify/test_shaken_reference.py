@@ -1,0 +1,34 @@
+"""Rounding noise of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import numpy_helper
+from onnx.parser import parse_model
+
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.verify.shaken_reference import UNIT, ShakenReference, Shaker
+
+
+def test_shaker_moves_fractions_by_a_unit_and_leaves_counts() -> None:
+    values = np.array([0.3, 7.0, 1e9, 0.0, -2.6], np.float32)
+    shaken = Shaker(2.0**-23)(values)
+    moved = np.abs(shaken / np.where(values == 0, 1, values) - 1)
+    assert (shaken != values).tolist() == [True, False, True, False, True]
+    assert moved[[0, 2, 4]].max() <= 2.0**-22
+
+
+def test_shaken_reference_tells_equal_channels_apart() -> None:
+    """Equal weights give equal sums, whose order a vendor's rounding decides."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        equal (float[1, 8] x) => (float[1, 4] y) { y = MatMul(x, w) }"""
+    )
+    weight = np.full((8, 4), 1.1, np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    x = np.linspace(1, 2, 8, dtype=np.float32)[None] * np.float32(1e6)
+    plain = CPUPlugin().compile_model(model)({"x": x})["y"]
+    shaken = ShakenReference().compile_model(model, {UNIT: 2.0**-23})({"x": x})["y"]
+    assert len(set(plain.ravel().tolist())) == 1
+    assert len(set(shaken.ravel().tolist())) > 1
+    np.testing.assert_allclose(shaken, plain, rtol=1e-5)

@@ -1,0 +1,66 @@
+"""Which differences from the reference are noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero.verify.tolerance import beyond_noise
+
+SINGLE = 2.0**-23
+VALUES = np.array([1.0, -2.0, 0.001, 100.0], np.float32)
+
+
+def is_noise(
+    expected: np.ndarray,
+    actual: np.ndarray,
+    shaken: np.ndarray | None = None,
+    *,
+    unit: float = SINGLE,
+    rounds: bool = False,
+) -> bool:
+    return not beyond_noise("v", expected, shaken, actual, unit=unit, rounds=rounds)
+
+
+def test_rounding_is_noise_and_a_percent_is_not() -> None:
+    assert is_noise(VALUES, VALUES * np.float32(1 + 1e-6))
+    assert not is_noise(VALUES, VALUES * np.float32(1.02))
+
+
+def test_noise_of_the_model_widens_the_tolerance() -> None:
+    wrong = VALUES + np.float32(1)
+    assert not is_noise(VALUES, wrong)
+    assert is_noise(VALUES, wrong, VALUES + np.float32(0.1))
+
+
+def test_nan_is_wrong_only_where_the_reference_is_finite() -> None:
+    with_nan = np.where(VALUES < 0, np.float32(np.nan), VALUES)
+    assert not is_noise(VALUES, with_nan)
+    assert is_noise(with_nan, VALUES)
+
+
+def test_lower_precision_is_judged_by_its_unit() -> None:
+    half = VALUES.astype(np.float16).astype(np.float32) * np.float32(1.003)
+    assert not is_noise(VALUES, half)
+    assert is_noise(VALUES, half, unit=2.0**-10)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "number", "expected"), [(True, 1, True), (False, 1, False), (True, 5, False)]
+)
+def test_few_integers_beside_a_tie_are_noise_if_floats_are_rounded(
+    rounds: bool, number: int, expected: bool
+) -> None:
+    values = np.arange(100, dtype=np.int8)
+    off = values.copy()
+    off[:number] += 1
+    assert is_noise(values, off, rounds=rounds) == expected
+
+
+def test_another_shape_is_wrong_unless_noise_changes_it() -> None:
+    assert not is_noise(VALUES, VALUES[:2])
+    assert is_noise(VALUES, VALUES[:2], VALUES[:3])
+
+
+def test_another_type_is_wrong() -> None:
+    assert not is_noise(VALUES, VALUES.astype(np.float64))

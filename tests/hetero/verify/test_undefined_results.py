@@ -1,0 +1,44 @@
+"""Inputs for which ONNX defines no result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx.parser import parse_model
+
+from hetero.devices.model.reader import read_model
+from hetero.verify.undefined_results import undefined_reason
+
+SMALLEST = np.iinfo(np.int32).min
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "values", "reason"),
+    [
+        ("Cast<to = 3>(a)", "float", ([3.0, 127.0], [0.0, 0.0]), None),
+        ("Cast<to = 3>(a)", "float", ([3.0, 128.0], [0.0, 0.0]), "cast of a float"),
+        ("Div(a, b)", "int32", ([3, 4], [1, -1]), None),
+        ("Div(a, b)", "int32", ([3, 4], [1, 0]), "by zero"),
+        ("Mod(a, b)", "int32", ([SMALLEST, 4], [1, -1]), "smallest integer"),
+        ("Add(a, b)", "float", ([1.0, np.nan], [0.0, 0.0]), "not finite"),
+        ("Pow(a, b)", "int32", ([10, 2], [20, 1]), "power of an integer"),
+        ("Pow(a, b)", "int32", ([10, 2], [3, 1]), None),
+    ],
+)
+def test_undefined_result_has_a_reason(
+    node: str, kind: str, values: tuple[list[float], list[float]], reason: str | None
+) -> None:
+    output = "int8" if "Cast" in node else kind
+    model = read_model(
+        parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]>
+            one ({kind}[2] a, {kind}[2] b) => ({output}[2] y) {{ y = {node} }}"""
+        )
+    )
+    dtype = np.float32 if kind == "float" else np.int32
+    a, b = (np.asarray(v, dtype) for v in values)
+    found = undefined_reason(
+        model, {"a": a, "b": b, "y": np.zeros(2, output if "Cast" in node else dtype)}
+    )
+    assert (found is None) == (reason is None)
+    assert reason is None or (found is not None and reason in found)
