@@ -1,1 +1,1 @@
-"""The scheduler in simulated worlds, by seeds: `python -m tests.simulation`."""
+"""Simulated histories of the scheduler, by seeds: `python -m tests.simulation`."""

@@ -12,50 +12,54 @@ from tests.simulation.history import History
 
 
 def main() -> int:
-    """Run what is asked for; 1 where something broke."""
+    """Run the seeds; return 1 if any violates an invariant."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--requests", type=int, help="requests of a history; drawn by default")
+    parser.add_argument("--seeds", type=int, default=100, help="number of seeds")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument("--requests", type=int, help="requests of a history; random by default")
     parser.add_argument("--trace", type=Path, help="write the history as a trace for Perfetto")
-    parser.add_argument("--texts", action="store_true", help="texts of a decoder, not requests")
-    parser.add_argument("--until-broken", action="store_true", help="stop at the first that breaks")
+    parser.add_argument(
+        "--texts", action="store_true", help="generate with a decoder instead of plain requests"
+    )
+    parser.add_argument("--until-broken", action="store_true", help="stop at the first violation")
     options = parser.parse_args()
-    one = options.seed is not None
-    seeds = [options.seed] if one else range(options.first, options.first + options.seeds)
-    kind: type[History] = History
+    is_single = options.seed is not None
+    seeds = [options.seed] if is_single else range(options.first, options.first + options.seeds)
+    history_class: type[History] = History
     if options.texts:
-        from tests.simulation.texts import Texts  # with all of hetero, which takes a while
+        from tests.simulation.generation_history import (
+            GenerationHistory,
+        )  # imports all of hetero, which is slow
 
-        kind = Texts
-    begun_s, num_requests, num_events, broken = time.perf_counter(), 0, 0, []
+        history_class = GenerationHistory
+    start_s, num_requests, num_events, broken = time.perf_counter(), 0, 0, []
     for seed in seeds:
-        history = kind(seed, is_traced=one, num_requests=options.requests).run()
+        history = history_class(seed, is_traced=is_single, num_requests=options.requests).run()
         num_requests += len(history.calls)
         num_events += history.world.num_events
-        if one:
-            _tell(history, options.trace)
-        if history.broken:
+        if is_single:
+            _print_stories(history, options.trace)
+        if history.violations:
             broken.append(seed)
             size = f" --requests {options.requests}" if options.requests else ""
             size += " --texts" * options.texts
-            print(f"seed {seed}: {history.broken[0]}\n  faults: {history.faults.words()}")
+            print(f"seed {seed}: {history.violations[0]}\n  faults: {history.faults.words()}")
             print(f"  replay: python -m tests.simulation --seed {seed}{size} --trace trace.json")
             if options.until_broken:
                 break
-    took_s = time.perf_counter() - begun_s
+    duration_s = time.perf_counter() - start_s
     print(
-        f"{len(seeds)} seeds, {num_requests} requests, {num_events} events in {took_s:.1f} s "
-        f"({num_events / took_s:,.0f} a second): {len(broken)} seeds broke something {broken or ''}"
+        f"{len(seeds)} seeds, {num_requests} requests, {num_events} events in {duration_s:.1f} s "
+        f"({num_events / duration_s:,.0f} per s): {len(broken)} with violations {broken or ''}"
     )
     return 1 if broken else 0
 
 
-def _tell(history: History, trace: Path | None) -> None:
-    """Print a history's stories and hash; write its trace."""
+def _print_stories(history: History, trace: Path | None) -> None:
+    """Print the stories and the hash of a history; write its trace."""
     for call in history.calls:
-        if call.story and (not call.ends or history.broken):
+        if call.story and (not call.results or history.violations):
             print(f"call {call.number}:")
             for line in call.story():
                 print(f"  {line.time_s:.4f} attempt {line.attempt}: {line.event}")
@@ -73,11 +77,11 @@ def _tell(history: History, trace: Path | None) -> None:
             }
             for time_s, line in history.world.lines or ()
         ]
-        named = [
+        thread_names = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": name}}
             for name, number in names.items()
         ]
-        trace.write_text(json.dumps({"traceEvents": [*named, *rows]}))
+        trace.write_text(json.dumps({"traceEvents": [*thread_names, *rows]}))
         print(f"{len(rows)} lines in {trace}")
 
 

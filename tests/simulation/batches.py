@@ -1,4 +1,4 @@
-"""When a batch is due, of those that wait."""
+"""Due time of the batches of a batcher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hetero.scheduler.client.batching import Batcher
 
 
 def next_due_s(batcher: Batcher) -> float | None:
-    """When a batch is fired as its oldest request has waited for so long, or None."""
+    """Return the time at which the oldest waiting batch is due; None if no batch can start."""
     if not batcher._groups or not batcher._has_room:
         return None
     oldest_s = min(group.oldest[1] for group in batcher._groups.values())

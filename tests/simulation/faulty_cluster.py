@@ -1,4 +1,4 @@
-"""A cluster whose devices may crash, stop, be cut off, and be started again."""
+"""A simulated cluster whose devices crash, stop, are cut off, and restart."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hetero.scheduler.simulation.network import Network
 from hetero.scheduler.simulation.world import Process, World, WorldEvent
 
 if TYPE_CHECKING:
-    from tests.simulation.kept_client import KeptClient
+    from tests.simulation.supervised_client import SupervisedClient
 
-#: Seconds until the end of a process is heard on its node, and a lost message is missed, at most.
-_HEARD_S: Final = 0.05
-_BEAT_S: Final = 0.25
+#: Maximum time until the end of a process is noticed, and interval of heartbeats.
+_END_NOTICE_S: Final = 0.05
+_HEARTBEAT_S: Final = 0.25
 
 
 class FaultyCluster(PlayedCluster):
-    """Devices by name, and what happens to them.
+    """Devices by name, with faults.
 
-    `timeout_s`: seconds of silence after which a process is not heard.
-    `lease_s`: seconds of silence after which a device lets go of what a client has there.
+    `timeout_s`: seconds without heartbeats after which a process counts as unreachable.
+    `lease_s`: seconds without heartbeats after which a device frees a client's tensors and tasks.
     """
 
     def __init__(
@@ -37,25 +37,25 @@ class FaultyCluster(PlayedCluster):
         super().__init__(world, network, work, nodes)
         self.timeout_s = timeout_s
         self.lease_s = lease_s
-        self.clients: list[KeptClient] = []
-        #: Who ends devices and starts them anew for all clients, where there are several.
-        self.keeper: KeptClient | None = None
-        #: (device's address, client's) of clients that a device has not heard for long.
+        self.clients: list[SupervisedClient] = []
+        #: Restarts devices for all clients, if there are several.
+        self.keeper: SupervisedClient | None = None
+        #: (device's address, client's address) whose lease has ended.
         self.given_up: set[tuple[str, str]] = set()
-        #: (from node, to node) -> until when nothing comes through.
+        #: (from node, to node) -> end of the cut between them.
         self._cuts: dict[tuple[str, str], float] = {}
-        #: Seconds that a start takes; None: it fails.
+        #: Duration of a device's start in seconds; None: the start fails.
         self.start_s: Callable[[str], float | None] = lambda name: 0.0
-        #: How much later a call to a device's process is made, each time that it is, and whether
-        #: its answer comes: Ray may lose either, or call again while the first call runs.
-        self.fate: Callable[[], tuple[Sequence[float], bool]] = lambda: ((0.0,), True)
+        #: Delays of a call to a device's process, one per execution, and whether the response
+        #: arrives: Ray may lose either, or repeat the call while the first one runs.
+        self.call_outcome: Callable[[], tuple[Sequence[float], bool]] = lambda: ((0.0,), True)
         self._starting: dict[str, WorldEvent] = {}
         network.on_lost = self._lost
 
-    def revive(self, name: str, address: str, keep: bool) -> PlayedDevice | None:
-        """Have a device live, in a fiber: start it anew, unless somebody has; None: it fails.
+    def restart(self, name: str, address: str, keep: bool) -> PlayedDevice | None:
+        """Restart a device, in a fiber, unless another client already has; return None if it fails.
 
-        `address`: of the life that is given up, whose process ends; `keep`: unless it is kept.
+        `address`: address of the process to replace. `keep`: use that process if it still runs.
         """
         if keep and self.devices[name].process.is_alive:
             return self.devices[name]
@@ -76,7 +76,7 @@ class FaultyCluster(PlayedCluster):
         done.set()
         return None if took_s is None else device
 
-    # What happens.
+    # Faults.
 
     def crash(self, name: str, cause: str = "its process has ended") -> None:
         """End a device's process."""
@@ -90,85 +90,89 @@ class FaultyCluster(PlayedCluster):
         device.process.is_alive = False
         self.network.forget(device.address)
         for client in self.clients:
-            late_s = _HEARD_S * self.world.random.random()
+            late_s = _END_NOTICE_S * self.world.random.random()
             if not self.is_cut(device.process, client.process):
                 client.process.do(late_s, 0.0, client.ended, device.address, cause)
-        self._notice()
+        self._update_clients()
 
     def stop(self, process: Process, for_s: float) -> None:
-        """Stop a process for a while."""
+        """Suspend a process for `for_s` seconds."""
         self.world.note(f"{process.name} stops for {for_s:.3f} s")
         process.stopped_until_s = max(process.stopped_until_s, self.world.now + for_s)
-        self._silences(for_s)
+        self._schedule_updates(for_s)
 
-    def end_client(self, client: KeptClient) -> None:
-        """End a client's process; devices let go of what it has there once its lease is over."""
+    def end_client(self, client: SupervisedClient) -> None:
+        """End a client's process; devices free its tensors and tasks at the end of its lease."""
         self.world.note(f"{client.process.name} crashes")
         client.process.is_alive = False
         self.network.forget(client.address)
         self.clients.remove(client)
         self.world.after(self.lease_s + self.timeout_s, self._end_lease, client)
 
-    def _end_lease(self, client: KeptClient) -> None:
+    def _end_lease(self, client: SupervisedClient) -> None:
         for device in self.devices.values():
             device.process.do(0.0, 0.0, device.loop.client_gone, client.address)
 
     def cut(self, sender: str, receiver: str, for_s: float) -> None:
-        """Have nothing come from one node to another for a while."""
+        """Lose all messages from one node to another for `for_s` seconds."""
         if sender != receiver:
             self.world.note(f"{sender} > {receiver} is cut for {for_s:.3f} s")
             until_s = self.world.now + for_s
             self._cuts[sender, receiver] = max(self._cuts.get((sender, receiver), 0.0), until_s)
-            self._silences(for_s)
+            self._schedule_updates(for_s)
 
     def is_cut(self, sender: Process, receiver: Process) -> bool:
-        """Whether nothing comes through."""
+        """Return whether messages are lost between two processes."""
         return self.cut_s(sender, receiver) > 0.0
 
     def cut_s(self, sender: Process, receiver: Process) -> float:
-        """Return for how long nothing comes through."""
+        """Return the remaining time of a cut, in seconds."""
         return max(0.0, self._cuts.get((sender.node, receiver.node), 0.0) - self.world.now)
 
     def publish(self, device: PlayedDevice) -> None:
-        """Have clients hear, with the keeper's beats, that it has started a device anew."""
+        """Notify clients, with heartbeats of the pool supervisor, of a restarted device."""
         for client in self.clients:
             assert self.keeper is not None
-            late_s = _BEAT_S + self.cut_s(self.keeper.process, client.process)
+            late_s = _HEARTBEAT_S + self.cut_s(self.keeper.process, client.process)
             client.process.do(late_s, 0.0, client.published, device)
 
-    def is_heard(self, sender: Process, receiver: Process) -> bool:
-        """Whether one process hears another."""
+    def is_reachable(self, sender: Process, receiver: Process) -> bool:
+        """Return whether a process receives the heartbeats of another."""
         return sender.is_alive and not sender.is_stopped and not self.is_cut(sender, receiver)
 
-    def _silences(self, for_s: float) -> None:
-        """See to it that a silence that begins now is noticed, and its end."""
-        self._notice()
+    def _schedule_updates(self, for_s: float) -> None:
+        """Schedule the updates of clients for a silence that begins now, and for its end."""
+        self._update_clients()
         if for_s >= self.lease_s:
             self.world.after(self.lease_s + self.timeout_s, self._end_leases)
-        self.world.after(for_s + 1e-6, self._notice)
+        self.world.after(for_s + 1e-6, self._update_clients)
 
-    def _notice(self) -> None:
-        """Have clients see which devices are heard now."""
+    def _update_clients(self) -> None:
+        """Make clients update the reachability of devices."""
         for client in self.clients:
             if not client.process.is_stopped:
-                client.process.do(_BEAT_S * self.world.random.random(), 0.0, client.look)
+                client.process.do(
+                    _HEARTBEAT_S * self.world.random.random(), 0.0, client.update_reachability
+                )
 
     def _end_leases(self) -> None:
-        """Have devices let go of what clients have that they have not heard for long."""
+        """Free tensors and tasks of clients that devices have not reached during the lease."""
         for device in self.devices.values():
             for client in self.clients:
-                if device.process.is_alive and not self.is_heard(client.process, device.process):
+                if device.process.is_alive and not self.is_reachable(
+                    client.process, device.process
+                ):
                     self.world.note(f"{device.name} gives {client.process.name} up")
                     self.given_up.add((device.address, client.address))
                     device.process.do(0.0, 0.0, device.loop.client_gone, client.address)
 
     def _lost(self, sender: Process, receiver: Process) -> None:
-        """Have clients hear, with a beat to come, that a message was lost."""
+        """Notify clients, with a later heartbeat, of a lost message."""
         ends = {sender.name, receiver.name}
         addresses = [d.address for d in self.devices.values() if d.process.name in ends]
-        late_s = _BEAT_S * (1 + self.world.random.random())
-        healed_s = self.cut_s(sender, receiver)
+        late_s = _HEARTBEAT_S * (1 + self.world.random.random())
+        cut_end_s = self.cut_s(sender, receiver)
         for client in self.clients:
             if client.process.name in ends or len(addresses) == 2:
                 for address in addresses:
-                    client.process.do(healed_s + late_s, 0.0, client.lost, address)
+                    client.process.do(cut_end_s + late_s, 0.0, client.lost, address)

@@ -1,4 +1,4 @@
-"""One simulated history: the cluster, its faults, and the events."""
+"""One simulated history: clients, devices, calls and faults from a seed."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from hetero.scheduler.simulation.network import Link, Network
 from hetero.scheduler.simulation.world import Process, World
 from hetero.scheduler.types.messages import Dropped, Free, Give, Keep, Message, Outputs
 from tests.simulation import models
-from tests.simulation.drawn import Call, Faults, Model, Played
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.invariants import Invariants
-from tests.simulation.kept_client import KeptClient
+from tests.simulation.scenario import Call, Faults, Model, SimulatedWork
+from tests.simulation.supervised_client import SupervisedClient
 from tests.simulation.threads import Threads, locks_of
 
-#: Virtual seconds in which all is answered once nothing goes wrong any more: a process may be
-#: stopped for 6 seconds yet, and a device be started after a pause of 10.
-HEALED_S = 30.0
-#: And so much more for each request that is open then: all may wait for one slow way.
-LATE_S = 1.0
-#: Seconds in which a request is answered then, and all that is let go of is freed.
-SOON_S = 10.0
-#: In a long history all is looked at after so many events; so many requests are open at once, and
-#: the next one waits so long then; and it heals at the latest after so long for each.
-SELDOM = 50
-MOST_OPEN = 40
-PACE_S = 0.05
-LONG_S = 0.1
+#: Virtual seconds until all calls have results after the last fault: a process may still be
+#: suspended for 6 seconds, and a device may restart after a pause of 10.
+RECOVERY_S = 30.0
+#: Additional seconds for each open request, because all may wait for one slow route.
+RECOVERY_PER_REQUEST_S = 1.0
+#: Seconds until a call without faults has its result, and until devices free everything.
+SETTLE_S = 10.0
+#: Limits of long histories: events between two checks, open calls, seconds until a call is tried
+#: again, and seconds per request after which faults end.
+EVENTS_PER_CHECK = 50
+MAX_OPEN_CALLS = 40
+RETRY_S = 0.05
+DURATION_PER_REQUEST_S = 0.1
 
 
 class History:
-    """What a seed leads to.
+    """The simulation of a seed, with the violations of invariants.
 
-    `num_requests`: of all callers, about; drawn by default.
+    `num_requests`: approximate number of requests; random by default.
     """
 
-    healed_s = HEALED_S
-    soon_s = SOON_S
-    #: What is deployed, and what its stages do.
-    model_of: type[Model] = Model
-    work_of: type[Played] = Played
+    recovery_s = RECOVERY_S
+    settle_s = SETTLE_S
+    #: Class of the deployments, and of the work of their stages.
+    model_class: type[Model] = Model
+    work_class: type[SimulatedWork] = SimulatedWork
 
     def __init__(
         self,
@@ -62,32 +62,32 @@ class History:
         faults: Faults | None = None,
     ) -> None:
         self.seed = seed
-        self.random = draw = Random(seed)
-        self.faults = faults or Faults.drawn(draw)
-        self.broken: list[str] = []
-        is_threaded = bool(self.faults.lines) or bool(self.faults.hang) or draw.random() < 0.5
+        self.random = random = Random(seed)
+        self.faults = faults or Faults.from_random(random)
+        self.violations: list[str] = []
+        is_threaded = bool(self.faults.lines) or bool(self.faults.hang) or random.random() < 0.5
         self.world = World(seed, is_threaded=is_threaded, is_traced=is_traced)
-        self.num_requests = num_requests or draw.choice((10, 30, 60))
+        self.num_requests = num_requests or random.choice((10, 30, 60))
         self.is_long = num_requests is not None
-        #: When all is answered at the latest.
+        #: Time by which all calls must have results.
         self._until_s = inf
-        self.names = ["A", "B", "C", "D", "E"][: draw.randint(1, 5)]
-        self.streams = {(n, i): draw.choice((1, 1, 2)) for n in self.names for i in range(4)}
+        self.names = ["A", "B", "C", "D", "E"][: random.randint(1, 5)]
+        self.streams = {(n, i): random.choice((1, 1, 2)) for n in self.names for i in range(4)}
         self.marks: dict[int, str] = {}
         self.calls: list[Call] = []
-        #: Those that have not ended, by number.
+        #: Calls without a result, by number.
         self._open: dict[int, Call] = {}
-        self.is_healing = False
+        self.are_faults_over = False
         self.num_losses = 0
-        self.has_lost_client = False
+        self.has_ended_client = False
 
-    # What is there.
+    # Structure.
 
     def _build(self) -> None:
-        draw, world, faults = self.random, self.world, self.faults
-        nodes = ["n0", "n1", "n2"][: draw.randint(1, 3)]
-        delay_s = draw.choice((0.00005, 0.002, 0.1))
-        speed = draw.choice((0.0, 1e9, 1e6))
+        random, world, faults = self.random, self.world, self.faults
+        nodes = ["n0", "n1", "n2"][: random.randint(1, 3)]
+        delay_s = random.choice((0.00005, 0.002, 0.1))
+        speed = random.choice((0.0, 1e9, 1e6))
         far = Link(delay_s, speed)
 
         def link(sender: str, receiver: str) -> Link:
@@ -95,163 +95,174 @@ class History:
             return Link(0.00005) if near else Link(far.delay_s, far.nbytes_per_s)
 
         self.network = Network(world, link)
-        self.network.weather = self._weather
-        where = {name: draw.choice(nodes) for name in self.names}
+        self.network.weather = self._delays_of
+        where = {name: random.choice(nodes) for name in self.names}
         self.cluster = FaultyCluster(
-            world, self.network, self.work_of(self), where, lease_s=draw.choice((60.0, 3.0))
+            world, self.network, self.work_class(self), where, lease_s=random.choice((60.0, 3.0))
         )
         self.cluster.start_s = self._start_s
-        self.cluster.fate = self._fate
+        self.cluster.call_outcome = self._call_outcome
         self.threads = Threads(world, faults.lines)
-        num_clients = draw.choice((1, 1, 2, 3))
+        num_clients = random.choice((1, 1, 2, 3))
         if num_clients > 1:
-            KeptClient(self.cluster, "keeper", nodes[0], keeps_pool=True)
+            SupervisedClient(self.cluster, "keeper", nodes[0], supervises_pool=True)
         self.clients = [
-            KeptClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
+            SupervisedClient(self.cluster, f"c{i}", random.choice(nodes), [RecordObserver(self)])
             for i in range(num_clients)
         ]
         self.models: list[Model] = []
         for client in self.clients:
-            for _ in range(draw.choice((1, 2))):
-                self.models.append(self.model_of(self, client))
+            for _ in range(random.choice((1, 2))):
+                self.models.append(self.model_class(self, client))
         self.invariants = Invariants(self)
-        self.cluster.on_run = self.invariants.runs
+        self.cluster.on_run = self.invariants.check_run
         for model in self.models:
             machine = model.runner._machine
-            machine.handle = partial(self.invariants.handled, machine, machine.handle)
+            machine.handle = partial(self.invariants.check_handled, machine, machine.handle)
 
-    # What happens.
+    # Events.
 
     def run(self) -> History:
-        """Let it happen; what broke is in `broken`."""
+        """Simulate the history; `violations` has the broken invariants."""
         gc.disable()
         logger = logging.getLogger("scheduler")
-        heard = _Heard(self)
-        logger.addHandler(heard)
+        log_handler = ErrorLogHandler(self)
+        logger.addHandler(log_handler)
         logger.propagate = False
         try:
             with locks_of(self.world):
                 self._run()
         except AssertionError as error:
-            self.breaks(f"assertion: {error!r}")
+            self.report_violation(f"assertion: {error!r}")
         finally:
             gc.enable()
-            logger.removeHandler(heard)
+            logger.removeHandler(log_handler)
             logger.propagate = True
             self.world.close()
         return self
 
     def _run(self) -> None:
-        world, draw = self.world, self.random
+        world, random = self.world, self.random
         self._build()
         share = max(1, self.num_requests // len(self.models))
         for model in self.models:
-            world.after(0.0, self._arrive, model, share)
+            world.after(0.0, self._start_call, model, share)
         for kind in ("crash", "stop", "cut", "client_stop"):
             if mean_s := getattr(self.faults, f"{kind}_s"):
-                world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
-        if draw.random() < self.faults.client_crash and len(self.clients) > 1:
-            world.after(draw.uniform(0.0, 1.0), self._end_client, draw.choice(self.clients))
-        heal_s = draw.uniform(1.0, 6.0)
-        world.after(heal_s + self.is_long * LONG_S * self.num_requests, self._heal)
-        if draw.random() < self.faults.close:
-            closing = draw.choice(self.models)
-            world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
-        self._step(lambda: self.is_healing and not any(self.open_calls()))
-        self.invariants.answers()
-        if not self.broken:
-            self._ask_again()
+                world.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
+        if random.random() < self.faults.client_crash and len(self.clients) > 1:
+            world.after(random.uniform(0.0, 1.0), self._end_client, random.choice(self.clients))
+        heal_s = random.uniform(1.0, 6.0)
+        world.after(
+            heal_s + self.is_long * DURATION_PER_REQUEST_S * self.num_requests, self._end_faults
+        )
+        if random.random() < self.faults.close:
+            closing = random.choice(self.models)
+            world.after(random.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
+        self._step(lambda: self.are_faults_over and not any(self.open_calls()))
+        self.invariants.check_results()
+        if not self.violations:
+            self._check_recovery()
         self._end()
-        if not self.broken:
-            self.invariants.empty()
+        if not self.violations:
+            self.invariants.check_empty()
 
-    def _step(self, done: Any) -> None:
-        """Go on until all is done, or should be."""
+    def _step(self, is_done: Any) -> None:
+        """Simulate events until a condition or the time limit, and check invariants."""
         world = self.world
-        while not done() and (world.next_s or 0.0) <= self._until_s and world.step():
+        while not is_done() and (world.next_s or 0.0) <= self._until_s and world.step():
             if world.errors:
                 error = world.errors[0]
-                told = "".join(traceback.format_exception(error)[-3:])
-                self.breaks(f"raised {type(error).__name__}: {error}\n{told}")
+                lines = "".join(traceback.format_exception(error)[-3:])
+                self.report_violation(f"raised {type(error).__name__}: {error}\n{lines}")
                 return
-            if not self.is_long or world.num_events % SELDOM == 0:
-                self.invariants.always()
-            if self.broken:
+            if not self.is_long or world.num_events % EVENTS_PER_CHECK == 0:
+                self.invariants.check_always()
+            if self.violations:
                 return
 
-    def _ask_again(self) -> None:
-        """Have a caller come once more, now that all is well: it gets its answer."""
-        self._until_s = self.world.now + self.healed_s
+    def _check_recovery(self) -> None:
+        """Make more calls after the last fault; each must have a result."""
+        self._until_s = self.world.now + self.recovery_s
         self._step(lambda: False)
-        asked, most = len(self.calls), max(len(m.placement.routes) for m in self.models)
-        for number in range(3 * most if most > 1 else 1):
+        first_new, max_routes = len(self.calls), max(len(m.placement.routes) for m in self.models)
+        for number in range(3 * max_routes if max_routes > 1 else 1):
             for model in self.models:
-                if not (model.is_closed or self.broken) and number < 3 * len(model.routes):
-                    self._arrive(model, 1, is_last=True)
-            self._until_s = self.world.now + self.soon_s
+                if not (model.is_closed or self.violations) and number < 3 * len(model.routes):
+                    self._start_call(model, 1, is_last=True)
+            self._until_s = self.world.now + self.settle_s
             self._step(lambda: not any(self.open_calls()))
-        for call in self.calls[asked:]:
-            if not (self.broken or (call.ends and isinstance(call.ends[0], dict))):
-                self.breaks(f"all is well, and call {call.number} got {call.ends!r}")
+        for call in self.calls[first_new:]:
+            if not (self.violations or (call.results and isinstance(call.results[0], dict))):
+                self.report_violation(f"after recovery, call {call.number} got {call.results!r}")
         for model in self.models:
-            self.invariants.shares(model, self.calls[asked:])
+            self.invariants.check_shares(model, self.calls[first_new:])
 
     def open_calls(self) -> Iterator[Call]:
-        """Yield the calls of clients that live which have not ended."""
+        """Yield the calls of live clients that have no result."""
         return (call for call in self._open.values() if call.model in self.models)
 
-    def _arrive(self, model: Model, left: int, kept: Any = None, *, is_last: bool = False) -> None:
-        """Have a caller make a request, and later the next one."""
-        draw, faults = self.world.random, Faults() if is_last else self.faults
-        if not is_last and (self.is_healing or model.is_closed):
+    def _start_call(
+        self, model: Model, remaining: int, state: Any = None, *, is_last: bool = False
+    ) -> None:
+        """Make a call with random inputs, and schedule the next one."""
+        random, faults = self.world.random, Faults() if is_last else self.faults
+        if not is_last and (self.are_faults_over or model.is_closed):
             return
-        if self.is_long and len(self._open) >= MOST_OPEN and not model.has_state:
-            self.world.after(PACE_S, self._arrive, model, left)
+        if self.is_long and len(self._open) >= MAX_OPEN_CALLS and not model.has_state:
+            self.world.after(RETRY_S, self._start_call, model, remaining)
             return
         number = len(self.calls) + 1
         if self.is_long and number == self.num_requests:
-            self.world.after(0.0, self._heal)
-        rows = draw.randint(1, 3) if model.batching else 1
-        width = model.width + (draw.random() < 0.3 if model.batching else 0)
+            self.world.after(0.0, self._end_faults)
+        rows = random.randint(1, 3) if model.batching else 1
+        width = model.width + (random.random() < 0.3 if model.batching else 0)
         x = np.full((rows, width), number, np.int64)
         inputs: dict[str, Any] = {"x": x}
-        known: dict[str, np.ndarray] = {"x": x}
+        arrays: dict[str, np.ndarray] = {"x": x}
         if model.has_state:
             fresh = np.zeros((rows, model.width), np.int64)
-            value, tensor = kept or (fresh, fresh)
-            known["s"], inputs["s"] = value, tensor
+            value, tensor = state or (fresh, fresh)
+            arrays["s"], inputs["s"] = value, tensor
         request = Request(
-            timeout_s=draw.choice((0.02, 0.5)) if draw.random() < faults.hurry else None,
-            waits=is_last or draw.choice((True, True, True, None, False)),
-            priority=draw.choice((0, 0, 0, 1, 5)),
+            timeout_s=random.choice((0.02, 0.5)) if random.random() < faults.hurry else None,
+            waits=is_last or random.choice((True, True, True, None, False)),
+            priority=random.choice((0, 0, 0, 1, 5)),
             resident_outputs=("r",) if model.has_state else (),
         )
         call = Call(
-            number, model, inputs, models.wanted(model.shape, known), request, self.world.now
+            number,
+            model,
+            inputs,
+            models.expected_values(model.shape, arrays),
+            request,
+            self.world.now,
         )
         for mark in ("raises", "poison", "hang"):
-            if draw.random() < getattr(faults, mark):
+            if random.random() < getattr(faults, mark):
                 call.mark = self.marks[number] = mark
         self.calls.append(call)
         self._open[number] = call
         self.world.spawn(partial(self._call, call))
-        if draw.random() < faults.cancel:
-            self.world.after(draw.choice((0.0, 0.003, 0.03)), self._cancel, call)
-        if left > 1 and not model.has_state:
-            self.world.after(model.later_s(draw), self._arrive, model, left - 1)
-        call.kept = left
+        if random.random() < faults.cancel:
+            self.world.after(random.choice((0.0, 0.003, 0.03)), self._cancel, call)
+        if remaining > 1 and not model.has_state:
+            self.world.after(
+                model.next_call_delay_s(random), self._start_call, model, remaining - 1
+            )
+        call.remaining = remaining
 
     def _call(self, call: Call) -> None:
         try:
-            made = call.model.deployment.submit(call.inputs, call.request)
+            submission = call.model.deployment.submit(call.inputs, call.request)
         except Exception as error:
             self._ended(call, error)
             return
-        call.request_id, call.story = made.request_id, made.story
-        made.future.add_done_callback(partial(self._answered, call))
+        call.request_id, call.story = submission.request_id, submission.story
+        submission.future.add_done_callback(partial(self._answered, call))
         if call.is_cancelled:
-            made.cancel()
-        call.inputs = {"cancel": made.cancel}
+            submission.cancel()
+        call.inputs = {"cancel": submission.cancel}
 
     def _cancel(self, call: Call) -> None:
         call.is_cancelled = True
@@ -262,73 +273,81 @@ class History:
         error = future.exception()
         self._ended(call, error if error is not None else future.result().outputs)
 
-    def _ended(self, call: Call, end: Any) -> None:
-        call.ends.append(end)
+    def _ended(self, call: Call, result: Any) -> None:
+        call.results.append(result)
         self._open.pop(call.number, None)
-        call.ended_s = self.world.now
-        what = type(end).__name__ if isinstance(end, BaseException) else "answer"
-        self.world.note(f"call {call.number} ends: {what}")
-        if len(call.ends) > 1:
-            self.breaks(f"call {call.number} ended {len(call.ends)} times")
-        model, left = call.model, call.kept
-        if not isinstance(end, BaseException):
+        call.end_s = self.world.now
+        outcome = type(result).__name__ if isinstance(result, BaseException) else "answer"
+        self.world.note(f"call {call.number} ends: {outcome}")
+        if len(call.results) > 1:
+            self.report_violation(f"call {call.number} ended {len(call.results)} times")
+        model, remaining = call.model, call.remaining
+        if not isinstance(result, BaseException):
             model.delivered.append(call.request_id)
             for name in model.deployment.plan.output_names:
-                value = end.get(name)
+                value = result.get(name)
                 if isinstance(value, ResidentTensor):
                     record: Any = model.records.get(call.request_id)
                     bundle: Any = value.bundle
                     key = bundle.key
                     if record is not None and f"/{record.attempt}/" not in key:
-                        self.breaks(f"call {call.number} is answered by another attempt: {key}")
+                        self.report_violation(
+                            f"call {call.number} is answered by another attempt: {key}"
+                        )
                     continue
-                if not np.array_equal(value, call.wanted[name]):
-                    self.breaks(f"call {call.number}: a wrong {name!r}")
-        call.kept = None
-        if model.has_state and left > 1 and not self.is_healing:
-            kept = None
-            if not isinstance(end, BaseException):
-                kept = call.wanted["r"], end["r"]
-            later_s = model.later_s(self.world.random)
-            self.world.after(later_s, self._arrive, self._next(model), left - 1, kept)
+                if not np.array_equal(value, call.expected[name]):
+                    self.report_violation(f"call {call.number}: a wrong {name!r}")
+        call.remaining = None
+        if model.has_state and remaining > 1 and not self.are_faults_over:
+            state = None
+            if not isinstance(result, BaseException):
+                state = call.expected["r"], result["r"]
+            next_call_delay_s = model.next_call_delay_s(self.world.random)
+            self.world.after(
+                next_call_delay_s, self._start_call, self._next(model), remaining - 1, state
+            )
 
     def _next(self, model: Model) -> Model:
-        """Return who takes a state next: a model that runs elsewhere may read it there."""
+        """Return a model that takes over a state, possibly on other devices."""
         alike = [m for m in self.models if m.client is model.client and m.width == model.width]
         return self.world.random.choice([m for m in alike if m.has_state] or [model])
 
-    def _happen(self, kind: str, mean_s: float) -> None:
-        if self.is_healing:
+    def _inject_fault(self, kind: str, mean_s: float) -> None:
+        if self.are_faults_over:
             return
-        draw, cluster = self.world.random, self.cluster
-        name = draw.choice(self.names)
-        for_s = draw.choice((0.05, 0.5, 2.5, 6.0))
+        random, cluster = self.world.random, self.cluster
+        name = random.choice(self.names)
+        for_s = random.choice((0.05, 0.5, 2.5, 6.0))
         self.num_losses += 1
-        for _ in range(3):  # callers come as a device is lost
-            self.world.after(0.05 * draw.random(), self._arrive, draw.choice(self.models), 1)
+        for _ in range(3):  # calls during the loss of a device
+            self.world.after(
+                0.05 * random.random(), self._start_call, random.choice(self.models), 1
+            )
         if kind == "crash":
             cluster.crash(name)
-            if draw.random() < 0.3:  # and soon another one
-                self.world.after(0.4 * draw.random(), cluster.crash, draw.choice(self.names))
+            if random.random() < 0.3:  # soon followed by another one
+                self.world.after(0.4 * random.random(), cluster.crash, random.choice(self.names))
         elif kind == "stop":
             cluster.stop(cluster.devices[name].process, for_s)
         elif kind == "client_stop":
-            cluster.stop(draw.choice(cluster.clients).process, for_s)  # the keeper too
+            cluster.stop(
+                random.choice(cluster.clients).process, for_s
+            )  # possibly the pool supervisor
         else:
             ends = [d.node for d in cluster.devices.values()] + [
                 c.process.node for c in self.clients
             ]
-            one, other = draw.choice(ends), draw.choice(ends)
+            one, other = random.choice(ends), random.choice(ends)
             cluster.cut(one, other, for_s)
-            if draw.random() < 0.5:
+            if random.random() < 0.5:
                 cluster.cut(other, one, for_s)
-        self.world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
+        self.world.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
 
-    def _end_client(self, client: KeptClient) -> None:
-        """End a client: nobody waits for its calls any more."""
+    def _end_client(self, client: SupervisedClient) -> None:
+        """End a client and discard its calls."""
         self.cluster.end_client(client)
         self.clients.remove(client)
-        self.has_lost_client = True
+        self.has_ended_client = True
         for model in [model for model in self.models if model.client is client]:
             model.is_closed = True
             self.models.remove(model)
@@ -338,84 +357,84 @@ class History:
         model.is_closed = True
         model.deployment.close()
 
-    def _heal(self) -> None:
-        if self.is_healing:
+    def _end_faults(self) -> None:
+        if self.are_faults_over:
             return
         self.world.note("heals")
-        self.is_healing = True
-        self._until_s = self.world.now + self.healed_s + LATE_S * len(self._open)
+        self.are_faults_over = True
+        self._until_s = self.world.now + self.recovery_s + RECOVERY_PER_REQUEST_S * len(self._open)
         self.threads.late_s = 0.0
 
-    def _weather(
+    def _delays_of(
         self, sender: Process, receiver: Process, message: Message | bytes
     ) -> Sequence[float]:
-        faults, draw = self.faults, self.world.random
+        faults, random = self.faults, self.world.random
         if self.cluster.is_cut(sender, receiver):
             return ()
-        is_told = isinstance(message, Dropped) and not faults.loses_drops
-        if self.is_healing or isinstance(message, Keep | Give | Free):
+        is_drop_notice = isinstance(message, Dropped) and not faults.loses_drops
+        if self.are_faults_over or isinstance(message, Keep | Give | Free):
             return (0.0,)
-        is_lost = faults.loss and draw.random() < faults.loss and sender.node != receiver.node
-        if is_lost and not is_told:
+        is_lost = faults.loss and random.random() < faults.loss and sender.node != receiver.node
+        if is_lost and not is_drop_notice:
             self.num_losses += 1
             return ()
         late = [0.0]
-        if faults.late and draw.random() < faults.late:
-            late = [draw.random() * faults.late_s]
-        # Channels drop what comes twice, which for a tensor that is kept they alone do.
+        if faults.late and random.random() < faults.late:
+            late = [random.random() * faults.late_s]
+        # Only channels drop duplicates of resident tensors, and this network has no channels.
         keeps = isinstance(message, Outputs) and bool(message.task.request.resident_outputs)
-        if faults.double and not keeps and draw.random() < faults.double:
-            late.append(draw.random() * 0.05)
+        if faults.double and not keeps and random.random() < faults.double:
+            late.append(random.random() * 0.05)
         return late
 
     def _start_s(self, name: str) -> float | None:
-        draw, faults = self.world.random, self.faults
-        if self.is_healing:
+        random, faults = self.world.random, self.faults
+        if self.are_faults_over:
             return 0.1
-        if draw.random() < faults.failed_start:
+        if random.random() < faults.failed_start:
             return None
-        return draw.choice((3.0, 6.0)) if draw.random() < faults.slow_start else 0.1
+        return random.choice((3.0, 6.0)) if random.random() < faults.slow_start else 0.1
 
-    def _fate(self) -> tuple[Sequence[float], bool]:
-        draw = self.world.random
-        if self.is_healing or draw.random() >= self.faults.call:
+    def _call_outcome(self) -> tuple[Sequence[float], bool]:
+        random = self.world.random
+        if self.are_faults_over or random.random() >= self.faults.call:
             return (0.0,), True
-        # Called again while the first call runs, or long after it.
-        again = (draw.choice((0.3, 1.5, 4.0)), 0.0), True
-        return draw.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), again, again))
+        # The call is repeated during the first one or long after it.
+        again = (random.choice((0.3, 1.5, 4.0)), 0.0), True
+        return random.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), again, again))
 
-    def breaks(self, what: str) -> None:
-        self.broken.append(f"t={self.world.now:.4f}: {what}")
+    def report_violation(self, violation: str) -> None:
+        self.violations.append(f"t={self.world.now:.4f}: {violation}")
 
     def _end(self) -> None:
-        """Let go of all."""
-        if self.broken:
+        """Release all calls and check that devices have freed everything."""
+        if self.violations:
             return
-        faults, draw = self.faults, self.world.random
-        if faults.stop_s:  # one is not heard as it is let go of what it keeps
-            self.cluster.stop(self.cluster.devices[draw.choice(self.names)].process, 3.7)
+        faults, random = self.faults, self.world.random
+        if faults.stop_s:  # a device is suspended when its resident tensors are released
+            self.cluster.stop(self.cluster.devices[random.choice(self.names)].process, 3.7)
             self.world.run(self.world.now + 2.3)
         for call in self.calls:
             if call.model in self.models:
-                call.ends[:] = [None]
-                call.kept = call.inputs = None  # type: ignore[assignment]  # what it kept is freed
-        self.world.run(self.world.now + SOON_S + self.has_lost_client * self.cluster.lease_s)
+                call.results[:] = [None]
+                call.remaining = call.inputs = None  # type: ignore[assignment]  # frees resident tensors
+        self.world.run(self.world.now + SETTLE_S + self.has_ended_client * self.cluster.lease_s)
         for device in self.cluster.devices.values():
-            # What says that nobody wants them may have been lost.
+            # Notices of dropped attempts may be lost.
             is_sure = not ((faults.loss and faults.loses_drops) or faults.cut_s)
             machine = device.loop._machine
             is_empty = not device.loop._machine.num_tasks and not device.loop._kept.nbytes
             is_empty = is_empty and not any(c.nbytes for c in machine._clients.values())
             is_empty = is_empty and not any(d.tasks for d in machine._deployments.values())
             if is_sure and device.process.is_alive and not is_empty:
-                self.breaks(
+                self.report_violation(
                     f"{device.address} still has {device.loop._machine.num_tasks} tasks, "
                     f"{device.loop._kept.nbytes} bytes kept"
                 )
 
 
-class _Heard(logging.Handler):
-    """What is logged with an exception went wrong."""
+class ErrorLogHandler(logging.Handler):
+    """Reports each logged error as a violation."""
 
     def __init__(self, history: History) -> None:
         super().__init__(logging.ERROR)
@@ -423,11 +442,11 @@ class _Heard(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        self._history.breaks(f"logged {record.getMessage()!r}: {error!r}")
+        self._history.report_violation(f"logged {record.getMessage()!r}: {error!r}")
 
 
-class Noted:
-    """Takes note of how requests ended."""
+class RecordObserver:
+    """Observer that stores the records of finished requests."""
 
     def __init__(self, history: History) -> None:
         self._history = history

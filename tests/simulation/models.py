@@ -1,4 +1,4 @@
-"""Models for simulated histories: stages whose outputs identify their inputs."""
+"""Models of histories: the outputs of stages depend on every input."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SHAPES: Mapping[str, tuple[tuple[str, str], ...]] = {
 _PRIME = np.int64(1_000_003)
 
 
-def made(name: str, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a value of which each row follows from the inputs' rows alone."""
+def stage_output(name: str, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a value; each of its rows depends on the same rows of all inputs."""
     value = np.full_like(inputs[0], crc32(name.encode()))
     for array in inputs:
         value = value * _PRIME + array
@@ -35,17 +35,17 @@ def made(name: str, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return value
 
 
-def wanted(shape: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return all values of a model."""
+def expected_values(shape: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return all values of a model by name."""
     values = dict(inputs)
     for takes, gives in SHAPES[shape]:
         for name in gives:
-            values[name] = made(name, [values[i] for i in takes])
+            values[name] = stage_output(name, [values[i] for i in takes])
     return values
 
 
 def plan(shape: str, devices: Sequence[str], width: int) -> Plan:
-    """Return a plan of a model, its stages on these devices in turn."""
+    """Return a plan of a model with its stages on these devices in turn."""
     stages = SHAPES[shape]
     inside = {name for takes, _ in stages for name in takes}
     inputs = dict.fromkeys(n for takes, _ in stages for n in takes if n in "xs")
@@ -62,14 +62,14 @@ def plan(shape: str, devices: Sequence[str], width: int) -> Plan:
 
 
 def placement(random: Random, shape: str, names: Sequence[str], width: int) -> Placement:
-    """Draw where a model is: one plan, or several that share the requests."""
+    """Return a random placement of one plan, or of several that share the requests."""
 
-    def drawn() -> Plan:
+    def random_plan() -> Plan:
         return plan(shape, [random.choice(names) for _ in SHAPES[shape]], width)
 
     num_routes = random.choice((1, 1, 2, 3))
     if num_routes == 1:
-        return alone(drawn())
-    plans = [drawn() for _ in range(num_routes)]
+        return alone(random_plan())
+    plans = [random_plan() for _ in range(num_routes)]
     shares = [random.choice((1.0, 1.0, 2.0)) for _ in plans]
     return share(plans, shares)

@@ -1,4 +1,4 @@
-"""Locks in virtual time, and threads that lose their turn in the middle of what they do."""
+"""Locks in virtual time, and preemption of simulated threads at any line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MODULES = (
     hetero.scheduler.device.resident_tensors,
     hetero.scheduler.device.loop,
 )
-#: Where a thread may lose its turn.
+#: Code in which threads are preempted.
 _TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
 
 
@@ -80,7 +80,7 @@ class Lock:
 
 
 class Condition:
-    """`threading.Condition`, as far as it is used."""
+    """The used part of `threading.Condition`."""
 
     def __init__(self, world: World, lock: Lock) -> None:
         self._world = world
@@ -92,9 +92,9 @@ class Condition:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def wait_for(self, found: Callable[[], bool], timeout: float) -> bool:
+    def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
         until_s = self._world.now + timeout
-        while not found():
+        while not predicate():
             if self._world.now >= until_s:
                 return False
             self._lock.release()
@@ -106,21 +106,21 @@ class Condition:
 
 
 class Threads:
-    """What a world's threads do to each other.
+    """Preemption of the simulated threads of a world.
 
-    `mean_lines`: after about so many lines of the scheduler a thread loses its turn, or in some
+    `mean_lines`: mean number of the scheduler's lines after which a thread is preempted, in some
         worlds in the middle of a line; 0: never.
     """
 
     def __init__(self, world: World, mean_lines: int) -> None:
         self._world = world
         self._mean_lines = mean_lines
-        #: Seconds that one waits for its turn at most.
+        #: Maximum time that a preempted thread waits, in seconds.
         self.late_s = 0.01
-        #: How many have lost their turn in the middle of something.
-        self.num_away = 0
+        #: Number of preempted threads.
+        self.num_preempted = 0
         self._left = self._draw()
-        #: Whether it may lose it in the middle of a line.
+        #: Whether threads are preempted within lines.
         self._splits = bool(mean_lines) and world.random.random() < 0.4
         self._local = {True: self._line, False: None}
         self._is_traced: dict[types.CodeType, bool] = {}
@@ -152,15 +152,15 @@ class Threads:
             self._left -= 1
             if self._left <= 0:
                 self._left = self._draw()
-                self.num_away += 1
+                self.num_preempted += 1
                 late = self._world.random.random()
                 self._world.sleep(0.0 if late < 0.7 else self.late_s * late)
-                self.num_away -= 1
+                self.num_preempted -= 1
         return self._line
 
 
-class Until:
-    """What has a fiber wait for a future."""
+class FutureAwaitable:
+    """Awaitable that makes a fiber wait for a future."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -170,29 +170,29 @@ class Until:
         return self._future.result()
 
 
-def aside(work: Any, *given: Any) -> None:
-    """Do what an event loop would have another thread do."""
-    work(*given)
+def run_in_same_thread(work: Any, *arguments: Any) -> None:
+    """Run the work of another thread immediately."""
+    work(*arguments)
 
 
 @contextmanager
 def locks_of(world: World) -> Iterator[None]:
-    """Have what is made inside use the world's locks."""
-    made: Any = types.SimpleNamespace(**vars(threading))
-    made.Lock = lambda: Lock(world)
-    made.RLock = lambda: Lock(world, again=True)
-    made.Condition = lambda lock: Condition(world, lock)
+    """Use the world's locks in all objects created inside the context."""
+    fake_threading: Any = types.SimpleNamespace(**vars(threading))
+    fake_threading.Lock = lambda: Lock(world)
+    fake_threading.RLock = lambda: Lock(world, again=True)
+    fake_threading.Condition = lambda lock: Condition(world, lock)
     modules: list[Any] = list(_MODULES)
     for module in modules:
-        module.threading = made
+        module.threading = fake_threading
     batcher: Any = hetero.apps.generate.batcher
-    waits = batcher.wait_in_loop, batcher.run_in_thread
-    batcher.wait_in_loop, batcher.run_in_thread = Until, aside
-    # What is known of earlier histories would take fewer lines, and turns be lost elsewhere.
+    originals = batcher.wait_in_loop, batcher.run_in_thread
+    batcher.wait_in_loop, batcher.run_in_thread = FutureAwaitable, run_in_same_thread
+    # Cached results of earlier histories would change the lines at which threads are preempted.
     hetero.scheduler.client.device_tensors.dtype_of.cache_clear()
     try:
         yield
     finally:
         for module in modules:
             module.threading = threading
-        batcher.wait_in_loop, batcher.run_in_thread = waits
+        batcher.wait_in_loop, batcher.run_in_thread = originals

@@ -1,4 +1,4 @@
-"""What a seed draws: faults, deployments and what their callers want, what stages do."""
+"""Random parts of a history: faults, deployments, calls and the work of stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hetero.scheduler.types.limits import Batching, Limits
 from hetero.scheduler.types.placement import Placement, Route
 from hetero.scheduler.types.plan import Stage
 from tests.simulation import models
-from tests.simulation.kept_client import KeptClient
+from tests.simulation.supervised_client import SupervisedClient
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -24,38 +24,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class Faults:
-    """Which kinds of faults there are, and how often; 0: never."""
+    """Rates of the kinds of faults; 0 means never."""
 
     loss: float = 0.0
     double: float = 0.0
     late: float = 0.0
     late_s: float = 0.0
-    #: Mean seconds between two.
+    #: Mean seconds between two faults of a kind.
     crash_s: float = 0.0
     stop_s: float = 0.0
     cut_s: float = 0.0
     client_stop_s: float = 0.0
-    #: Share of the histories in which a client ends.
+    #: Probability that a client ends in a history.
     client_crash: float = 0.0
     slow_start: float = 0.0
     failed_start: float = 0.0
-    #: Of the calls to devices.
+    #: Share of the calls to devices that fail or repeat.
     call: float = 0.0
-    #: Of the requests.
+    #: Shares of the requests.
     raises: float = 0.0
     poison: float = 0.0
     hang: float = 0.0
     cancel: float = 0.0
     hurry: float = 0.0
     close: float = 0.0
-    #: Lines after which a thread loses its turn.
+    #: Mean number of lines after which a thread is preempted; 0: never.
     lines: int = 0
-    #: Whether what tells that an attempt is dropped is lost as other messages are.
+    #: Whether notices of dropped attempts are lost like other messages.
     loses_drops: bool = False
 
     @classmethod
-    def drawn(cls, random: Random) -> Faults:
-        """Draw which there are."""
+    def from_random(cls, random: Random) -> Faults:
+        """Draw the kinds of faults and their rates."""
         if random.random() < 0.1:
             return cls()
         rates = {
@@ -78,14 +78,14 @@ class Faults:
             "close": 0.3,
         }
         on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
-        if "call" in on and random.random() < 0.8:  # devices are called when they start again
+        if "call" in on and random.random() < 0.8:  # devices receive calls when they restart
             on["crash_s"] = rates["crash_s"]
         lines = random.choice((0, 0, 30, 100, 400, 2000))
         late_s = random.choice((0.001, 0.02, 0.3))
         return cls(**on, late_s=late_s, lines=lines, loses_drops=random.random() < 0.3)
 
     def words(self) -> str:
-        """Return those that there are."""
+        """Return the nonzero rates as text."""
         kinds = ((f.name, getattr(self, f.name)) for f in fields(self))
         return ", ".join(f"{name}={value}" for name, value in kinds if value) or "none"
 
@@ -97,58 +97,58 @@ class Call:
     number: int
     model: Model
     inputs: dict[str, Any]
-    wanted: dict[str, np.ndarray]
+    expected: dict[str, np.ndarray]
     request: Request
-    begun_s: float
-    #: What it is marked with: raises, poison, hang.
+    start_s: float
+    #: Fault of the request: raises, poison, hang or none.
     mark: str = ""
     is_cancelled: bool = False
-    ends: list[Any] = field(default_factory=list)
-    ended_s: float = 0.0
+    results: list[Any] = field(default_factory=list)
+    end_s: float = 0.0
     request_id: int = 0
     story: Any = None
-    kept: Any = None
+    remaining: Any = None
 
 
 class Model:
-    """A deployment, and what its callers want of it."""
+    """A deployment with random limits, placement and rate of calls."""
 
-    def __init__(self, history: History, client: KeptClient) -> None:
-        draw = history.random
+    def __init__(self, history: History, client: SupervisedClient) -> None:
+        random = history.random
         self.client = client
-        # Of one client often both have: then each reads what the other left, on other devices.
+        # If a client has two models with states, each reads the other's states on other devices.
         others = [m for m in history.models if m.client is client and m.has_state]
-        self.has_state: bool = draw.random() < (0.8 if others else 0.25)
+        self.has_state: bool = random.random() < (0.8 if others else 0.25)
         shapes = [s for s in models.SHAPES if s.startswith("state") == self.has_state]
-        self.shape = draw.choice(shapes)
-        self.width = draw.choice((1, 1, 1, 2500))
+        self.shape = random.choice(shapes)
+        self.width = random.choice((1, 1, 1, 2500))
         used = {name for other in others for name in other.placement.devices}
         names = [n for n in history.names if n not in used] if self.has_state else []
         self.width = others[0].width if names and others else self.width
         self.placement: Placement = models.placement(
-            draw, self.shape, names or history.names, self.width
+            random, self.shape, names or history.names, self.width
         )
         limits = Limits(
-            requests=draw.choice((1, 2, 3, 8, 32)),
-            nbytes=draw.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),
-            waiting=draw.choice((1024, 1024, 2)),
+            requests=random.choice((1, 2, 3, 8, 32)),
+            nbytes=random.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),
+            waiting=random.choice((1024, 1024, 2)),
             timeout_s=600.0,
-            admission_timeout_s=draw.choice((600.0, 600.0, 2.0)),
-            attempts=draw.choice((5, 5, 5, 2)),
-            in_order=draw.random() < 0.2,
+            admission_timeout_s=random.choice((600.0, 600.0, 2.0)),
+            attempts=random.choice((5, 5, 5, 2)),
+            in_order=random.random() < 0.2,
             stage_timeout_s=1.5 if history.faults.hang else 0.0,
         )
         self.batching: Batching | None = None
-        if not self.has_state and draw.random() < 0.3:
-            busy = draw.choice((1, 2))
+        if not self.has_state and random.random() < 0.3:
+            busy = random.choice((1, 2))
             self.batching = Batching(
-                draw.choice((2, 4, 8)),
-                draw.choice((0.0, 0.005, 0.05)),
+                random.choice((2, 4, 8)),
+                random.choice((0.0, 0.005, 0.05)),
                 busy,
-                busy + draw.choice((0, 2)),
+                busy + random.choice((0, 2)),
             )
         self.limits = replace(limits, batching=self.batching)
-        self.mean_s = draw.choice((0.0, 0.0005, 0.005, 0.05))
+        self.mean_s = random.choice((0.0, 0.0005, 0.005, 0.05))
         self.deployment = client.deploy(self.placement, self.limits)
         self.runner: Any = self.deployment._runner
         self.is_closed = False
@@ -159,13 +159,13 @@ class Model:
     def routes(self) -> Sequence[Route]:
         return self.placement.routes
 
-    def later_s(self, random: Random) -> float:
-        """Return when the next caller comes."""
+    def next_call_delay_s(self, random: Random) -> float:
+        """Return the time until the next call, in seconds."""
         return random.expovariate(1 / self.mean_s) if self.mean_s else 0.0
 
 
-class Played(Work):
-    """What stages do in a history."""
+class SimulatedWork(Work):
+    """Work of the stages of a history: durations, faults and outputs."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -174,7 +174,7 @@ class Played(Work):
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
         history = self._history
         number = int(np.asarray(inputs[0]).flat[0]) if stage.inputs[0] == "x" else 0
-        mark = "" if history.is_healing else history.marks.get(number)
+        mark = "" if history.are_faults_over else history.marks.get(number)
         if mark == "poison":
             history.world.after(0.0, history.cluster.crash, device)
             return 0.001
@@ -186,10 +186,10 @@ class Played(Work):
         first = inputs[0]
         if stage.inputs[0] == "x":
             numbers = [int(n) for n in np.asarray(first)[:, 0]]
-            self._history.invariants.rows(numbers)
+            self._history.invariants.check_rows(numbers)
             if any(self._history.marks.get(n) == "raises" for n in numbers):
-                raise InferenceError("this input is not to be")
-        return [models.made(name, inputs) for name in stage.outputs]
+                raise InferenceError("fault of the history: this request raises")
+        return [models.stage_output(name, inputs) for name in stage.outputs]
 
     def num_streams(self, device: str, stage: Stage) -> int:
         return self._history.streams[device, stage.index % 4]

@@ -1,0 +1,334 @@
+"""A client of a faulty cluster, which follows the instructions of the liveness state machine.
+
+It corresponds to the device supervisor on Ray, which uses calls of Ray instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import Concatenate, Final, ParamSpec
+
+from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.liveness import Exclude, Liveness, Order, Restart
+from hetero.scheduler.observe.observer import Observer
+from hetero.scheduler.simulation.client import PlayedClient, PlayedDeployment
+from hetero.scheduler.simulation.device import PlayedDevice
+from hetero.scheduler.simulation.world import WorldEvent
+from hetero.scheduler.types.events import ClientEvent, DeviceLost, DeviceReturned
+from hetero.scheduler.types.limits import Limits
+from hetero.scheduler.types.placement import Placement
+from tests.simulation.faulty_cluster import FaultyCluster
+
+P = ParamSpec("P")
+#: Latency of a call to a device's process in one direction, and the timeout of a call.
+_LATENCY_S: Final = 0.001
+_CALL_S: Final = 2.0
+#: Interval of checks for overdue stages and for nodes that are cut off.
+_CHECK_INTERVAL_S: Final = 0.5
+#: Time after which a device that the pool supervisor has not restarted counts as healthy, and the
+#: interval of checks for the restart.
+_RESTART_TIMEOUT_S: Final = 10.0
+_POLL_S: Final = 0.25
+
+
+class SupervisedDeployment(PlayedDeployment):
+    """A deployment on devices that may be lost."""
+
+    def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
+        #: Devices that are lost, and devices without the current addresses of others.
+        self.lost_devices: set[str] = set()
+        self.uninformed_devices: set[str] = set()
+        super().__init__(client, key, placement, limits)
+
+    def tell(self, event: ClientEvent) -> None:
+        if isinstance(event, DeviceLost):
+            self.lost_devices.add(event.device)
+        elif isinstance(event, DeviceReturned):
+            self.lost_devices.discard(event.device)
+        super().tell(event)
+
+
+class SupervisedClient(PlayedClient):
+    """A client, or the supervisor of a pool of devices.
+
+    `supervises_pool`: whether it only supervises the devices of the clients created after it.
+    """
+
+    kind = SupervisedDeployment
+    cluster: FaultyCluster
+    deployments: Deployments[SupervisedDeployment]  # type: ignore[assignment]  # a narrower type
+
+    def __init__(
+        self,
+        cluster: FaultyCluster,
+        name: str,
+        node: str,
+        observers: Sequence[Observer] = (),
+        *,
+        supervises_pool: bool = False,
+    ) -> None:
+        super().__init__(cluster, name, node, observers)
+        self._supervises_pool = supervises_pool
+        self._restarts_devices = cluster.keeper is None
+        self._liveness = Liveness(
+            device_timeout_s=cluster.timeout_s,
+            of_pool=supervises_pool or not self._restarts_devices,
+            restarts=self._restarts_devices,
+        )
+        #: Observed processes of devices by address, and addresses without heartbeats.
+        self._observed_devices: dict[str, PlayedDevice] = {}
+        self._silent_addresses: set[str] = set()
+        #: Devices that the pool supervisor has restarted.
+        self._published_devices: dict[str, PlayedDevice] = {}
+        #: Actions to process, in order.
+        self._pending_actions: deque[Callable[[], None]] = deque()
+        self._is_processing = False
+        self._checks_overdue = False
+        if supervises_pool:
+            cluster.keeper = self
+            for device in cluster.devices.values():
+                self._watch(device)
+            self._look_for_overdue()
+        cluster.clients.append(self)
+
+    def is_lost(self, address: str) -> bool:
+        is_given_up = address in self._silent_addresses | self._liveness.given_up
+        return is_given_up or super().is_lost(address)
+
+    def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
+        deployment = super().deploy(placement, limits)
+        if (
+            limits
+            and limits.stage_timeout_s
+            and self._restarts_devices
+            and not self._checks_overdue
+        ):
+            self._checks_overdue = True
+            self.process.do(_CHECK_INTERVAL_S, 0.0, self._look_for_overdue)
+        return deployment
+
+    def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
+        """Load the missing stages of a deployment, and observe their devices."""
+        super().load(deployment, placement)
+        for name in placement.devices:
+            if self._liveness.state(name) is None:
+                self._watch(self.cluster.devices[name])
+
+    def _watch(self, device: PlayedDevice) -> None:
+        self._observed_devices[device.address] = device
+        self._silent_addresses.discard(device.address)
+        self.observe(self._liveness.started, device.name, device.node, device.address)
+        if not self.cluster.is_reachable(device.process, self.process):
+            self.update_reachability()
+
+    # Observations.
+
+    def ended(self, address: str, cause: str) -> None:
+        """Handle the end of a device's process."""
+        self._silent_addresses.add(address)
+        self.observe(self._liveness.ended, address, cause)
+
+    def published(self, device: PlayedDevice) -> None:
+        """Handle a restart by the pool supervisor; ignore notices of earlier restarts."""
+        last = self._published_devices.get(device.name)
+        if last is not None and last.life > device.life:
+            return
+        self._published_devices[device.name] = device
+        for old in list(self._observed_devices.values()):
+            if old.name == device.name and old is not device:
+                self.ended(old.address, "the pool supervisor has restarted it")
+
+    def lost(self, address: str) -> None:
+        """Handle lost messages from or to a device."""
+        self.observe(self._liveness.messages_lost, address)
+
+    def update_reachability(self) -> None:
+        """Report devices that have become silent or reachable."""
+        for device in list(self._observed_devices.values()):
+            address, is_reachable = (
+                device.address,
+                self.cluster.is_reachable(device.process, self.process),
+            )
+            if is_reachable and address in self._silent_addresses:
+                self._silent_addresses.discard(address)
+                self.observe(self._liveness.answered, address)
+            elif not is_reachable and address not in self._silent_addresses:
+                self.process.do(self.cluster.timeout_s, 0.0, self._suspect_if_silent, device)
+            if is_reachable and (address, self.address) in self.cluster.given_up:
+                self.cluster.given_up.discard((address, self.address))
+                keys = [d.key for d in self.deployments if device.name in d.placement.devices]
+                if not device.host.has_all(keys):
+                    self.observe(self._liveness.unloaded, address)
+
+    def _suspect_if_silent(self, device: PlayedDevice) -> None:
+        is_watched = (
+            device.address in self._observed_devices
+            and device.address not in self._silent_addresses
+        )
+        if is_watched and not self.cluster.is_reachable(device.process, self.process):
+            self._silent_addresses.add(device.address)
+            self.observe(self._liveness.suspected, device.address, self.cluster.timeout_s)
+            self._report_cut_off(device)
+
+    def _report_cut_off(self, device: PlayedDevice) -> None:
+        """Report repeatedly that the node of a silent device is cut off."""
+        if device.address in self._silent_addresses and self.cluster.is_cut(
+            device.process, self.process
+        ):
+            self.observe(self._liveness.cut_off, device.address)
+            self.process.do(_CHECK_INTERVAL_S, 0.0, self._report_cut_off, device)
+
+    def _look_for_overdue(self) -> None:
+        for device in list(self._observed_devices.values()):
+            overdue_s = device.loop.status()["overdue_s"]
+            if overdue_s and self.cluster.is_reachable(device.process, self.process):
+                self.observe(self._liveness.overdue, device.address, overdue_s)
+        self.process.do(_CHECK_INTERVAL_S, 0.0, self._look_for_overdue)
+
+    def observe(
+        self,
+        observe: Callable[Concatenate[float, P], list[Order]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> None:
+        """Enqueue an observation; `observe` is a method of the liveness state machine."""
+        self._enqueue(
+            partial(self._execute, partial(observe, self.world.now, *arguments, **options))
+        )
+
+    def _enqueue(self, order: Callable[[], None]) -> None:
+        self._pending_actions.append(order)
+        if not self._is_processing:
+            self._is_processing = True
+            self.process.do(0.0, 0.0, self._process_pending)
+
+    def _process_pending(self) -> None:
+        while self._pending_actions:
+            self._pending_actions.popleft()()
+            self._execute(partial(self._liveness.tick, self.world.now))
+        self._is_processing = False
+        due_s = self._liveness.next_time_s
+        if due_s < inf:
+            late_s = max(0.0, due_s - self.world.now)
+            self.process.do(late_s, 0.0, self.observe, self._liveness.tick)
+
+    def _execute(self, observe: Callable[[], list[Order]]) -> None:
+        for order in observe():
+            self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
+            if isinstance(order, Restart):
+                self.world.spawn(partial(self._restart, order))
+            elif not isinstance(order, Exclude):
+                self.deployments.tell(order)
+                for deployment in self.deployments:
+                    if order.device not in deployment.placement.devices:
+                        continue
+                    if isinstance(order, DeviceReturned):
+                        self._report_returned(deployment, order)
+                    else:
+                        deployment.tell(order)
+                self.deployments.told(order)
+
+    def _report_returned(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
+        """Report a returned device, after it has received the addresses of others."""
+        if order.device in deployment.uninformed_devices:
+            self.world.spawn(partial(self._reopen, deployment, order))
+        else:
+            deployment.tell(order)
+
+    def _reopen(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
+        device = self.cluster.devices[order.device]
+        # Before the device opens, because a restart in the meantime adds it again.
+        deployment.uninformed_devices.discard(device.name)
+        if self._call_and_wait(device, partial(device.open, deployment.opened_on(device.name))):
+            self._enqueue(partial(self._report_returned_if_live, deployment, order))
+        else:
+            deployment.uninformed_devices.add(device.name)
+            self.observe(self._liveness.suspected, device.address, 0.0)
+
+    def _report_returned_if_live(
+        self, deployment: SupervisedDeployment, order: DeviceReturned
+    ) -> None:
+        if back := self._liveness.returned(self.world.now, order.device):
+            self._report_returned(deployment, back)
+
+    # Actions.
+
+    def _restart(self, order: Restart) -> None:
+        """Restart a device and load its stages, in a fiber."""
+        name = order.device
+        self._observed_devices.pop(order.address, None)
+        self._silent_addresses.add(order.address)
+        if self._restarts_devices or order.keep:
+            device = self.cluster.restart(name, order.address, order.keep)
+        else:
+            device = self._await_restart(name, order.address)
+        if device is None or not self._load_stages(device):
+            self.observe(self._liveness.start_failed, name)
+            return
+        self._watch(device)
+        if self._supervises_pool:
+            self.cluster.publish(device)
+
+    def _await_restart(self, name: str, address: str) -> PlayedDevice | None:
+        """Wait, in a fiber, for the pool supervisor to restart a device; return None on timeout."""
+        until_s = self.world.now + _RESTART_TIMEOUT_S
+        while self.world.now < until_s:
+            device = self._published_devices.get(name)
+            if device is not None and device.address != address and device.process.is_alive:
+                return device
+            self.world.sleep(_POLL_S)
+        return self.cluster.devices[name] if self.cluster.find(address) else None
+
+    def _load_stages(self, device: PlayedDevice) -> bool:
+        """Load and open the stages of a started device, in a fiber; return its success."""
+        name = device.name
+        for deployment in self.deployments:
+            if name not in deployment.placement.devices:
+                continue
+            for stage in deployment.placement.on[name]:
+                if not self._call_and_wait(device, partial(device.load, deployment.key, stage)):
+                    return False
+            deployment.move(name, device.address)
+            # Before the device opens, because a restart in the meantime adds it again.
+            deployment.uninformed_devices.discard(name)
+            if not self._call_and_wait(device, partial(device.open, deployment.opened_on(name))):
+                return False
+            others = [o for o in deployment.placement.devices if o != name]
+            deployment.uninformed_devices |= deployment.lost_devices.intersection(others)
+            reachable = [
+                self.cluster.devices[o] for o in others if o not in deployment.lost_devices
+            ]
+            calls = [
+                self._call(other, partial(other.open, deployment.opened_on(other.name)))
+                for other in reachable
+            ]
+            for other, call in zip(reachable, calls, strict=True):
+                is_reachable = self.cluster.is_reachable(other.process, self.process)
+                if is_reachable and not call.wait(_CALL_S):
+                    return False
+            if deployment.is_closed:
+                self._call(device, partial(device.unload, deployment.key))
+        return True
+
+    def _call_and_wait(self, device: PlayedDevice, work: Callable[[], object]) -> bool:
+        return self._call(device, work).wait(_CALL_S)
+
+    def _call(self, device: PlayedDevice, work: Callable[[], object]) -> WorldEvent:
+        """Call a device's process; return an event that is set when its response arrives."""
+        answered = WorldEvent(self.world)
+        delays, is_answered = self.cluster.call_outcome()
+        cut_s = self.cluster.cut_s
+
+        def call() -> None:
+            work()
+            if is_answered:
+                response_s = _LATENCY_S + cut_s(device.process, self.process)
+                self.process.do(response_s, 0.0, answered.set)
+
+        for delay_s in delays:
+            request_s = _LATENCY_S + cut_s(self.process, device.process)
+            device.process.do(request_s + delay_s, 0.0, call)
+        return answered
