@@ -109,3 +109,12 @@ def test_querier_takes_the_options_of_the_request_for_each_device() -> None:
     for device in ("X.0", "X.1", "X.0"):
         querier(device, model)
     assert configs == [("X.0", {"A": 1}), ("X.1", {"A": 2})]
+
+
+def test_timed_measures_the_query_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 12.5])
+    monkeypatch.setattr("hetero.query.query_cache.time.perf_counter", lambda: next(times))
+    cache = QueryCache(lambda *arguments: Support({}))
+    model = build("n: y = Neg(x)", outputs="y")
+    assert cache.timed("X.0", model, {}) == (Support({}), 2.5)
+    assert cache.timed("X.0", model, {}) == (Support({}), 2.5)

@@ -1,0 +1,45 @@
+"""Survey of a model: its text, its table and its deprecated name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hetero.affinity.affinity import Affinity
+from hetero.devices.plugin.support import Refusal, Support
+from hetero.query.survey import Survey
+from tests.support.compile_requests import descriptor
+from tests.support.graphs import build
+
+
+@pytest.fixture
+def survey() -> Survey:
+    model = build("a: v = Neg(x)\nb: y = Abs(v)", outputs="y")
+    refusals = {"b": {"X.0": Refusal("no_kernel", "no Abs")}}
+    results = {"X.0": Support({"a": "X.0"}, refusals), "Y.0": Support({"a": "Y.0"}, refusals)}
+    devices = (descriptor("X.0"), descriptor("Y.0"))
+    joint = Support({"a": "X.0"}, refusals)
+    return Survey(model, "HETERO:X.0,Y.0", devices, results, joint, Affinity({"a": "X.0"}))
+
+
+def test_table_has_the_device_and_each_support_of_a_node(survey: Survey) -> None:
+    html = survey._repr_html_()
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[1:]]
+    refusal = "no Abs [no_kernel]"
+    assert rows == [
+        ["node", "operator", "gets", "X.0", "Y.0"],
+        ["a", "Neg", "X.0", "yes", "yes"],
+        ["b", "Abs", "none", refusal, refusal],
+    ]
+    assert "g on HETERO:X.0,Y.0" in html
+
+
+def test_names_are_in_order_of_priority(survey: Survey) -> None:
+    assert survey.names == ("X.0", "Y.0")
+    assert repr(survey).startswith("<Survey of 'g' on HETERO:X.0,Y.0: ")
+
+
+def test_deprecated_name_of_the_results(survey: Survey) -> None:
+    with pytest.warns(DeprecationWarning, match="Survey.results"):
+        assert survey.answers is survey.results
