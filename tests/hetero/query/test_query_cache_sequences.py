@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -94,6 +95,7 @@ class QueryCacheCalls(RuleBasedStateMachine):
 
 
 TestQueryCacheCalls = QueryCacheCalls.TestCase
+TestQueryCacheCalls.settings = settings(max_examples=25, stateful_step_count=12)
 
 
 def test_querier_takes_the_options_of_the_request_for_each_device() -> None:
