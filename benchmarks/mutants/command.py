@@ -127,7 +127,7 @@ def run_package(
         for session in sessions:
             record.add(**session.reply())
         number = f"{len(record.seconds)} tests in {len(tests)} files"
-        _progress(f"{package}: {number}, {len(record.failed)} fail unchanged")
+        _progress(f"{package}: {number}, {len(record.failed)} fail unchanged {record.failed}")
         waiting: SimpleQueue[Mutant] = SimpleQueue()
         for mutant in mutants:
             waiting.put(mutant)
