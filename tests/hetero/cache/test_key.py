@@ -16,6 +16,7 @@ from hetero.cache.key import plan_key, stage_key
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.properties.compile_request import CompileRequest
+from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.compile_requests import compile_request, descriptor
 from tests.support.models import branches
 
@@ -49,6 +50,8 @@ PLAN_OPTIONS = {
     "PLAN_SEED": 1,
     "MAX_SUBGRAPHS": 2,
     "REPLICAS": 2,
+    "VERIFY": "YES",
+    "VERIFY_SECONDS": 3.0,
     "COLOCATION": {"group": ["matmul"]},
     "DEVICE_MEMORY_NBYTES": {"X.0": 5},
 }
@@ -107,8 +110,6 @@ def test_options_of_requests_leave_the_plan_key(name: str) -> None:
 
 
 def test_all_options_that_change_a_plan_are_tested() -> None:
-    from hetero.properties.table import HETERO_PROPERTIES
-
     assert PLAN_OPTIONS.keys() == set(HETERO_PROPERTIES.caching_properties)
 
 

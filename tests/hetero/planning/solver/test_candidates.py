@@ -17,8 +17,8 @@ from hetero.planning.solver.candidates import (
     is_always_reported,
     predict_plans,
 )
-from hetero.planning.solver.mixing import MixPart
 from hetero.planning.solver.problem import Problem, make_problem
+from hetero.planning.solver.replicas import Replica, replicate_cuts, whole_model_replicas
 
 #: Two devices; node 0 takes 1 or 2 seconds, node 1 takes 1 or 4; each tensor and subgraph costs.
 PROBLEM = make_problem(
@@ -40,13 +40,13 @@ def candidate(
     levels: int = 1,
     loads: tuple[float, ...] = (1.0, 0.0),
 ) -> Candidate:
-    parts = tuple(MixPart(a, 1 / len(assignments)) for a in assignments)
-    return Candidate((name,), parts, loads, bottleneck, latency, subgraphs, levels)
+    replicas = tuple(Replica(a, 1 / len(assignments)) for a in assignments)
+    return Candidate((name,), replicas, loads, bottleneck, latency, subgraphs, levels)
 
 
 def choose(*candidates: Candidate, problem: Problem = PROBLEM, **options: Any) -> list[str]:
     """Return the names of the chosen candidate and the others, best first."""
-    defaults = {"hint": "THROUGHPUT", "max_parts": None, "bound_s": 0.0, "required_name": None}
+    defaults = {"hint": "THROUGHPUT", "replicates": True, "bound_s": 0.0, "required_name": None}
     choice, others = choose_candidate(problem, candidates, **{**defaults, **options})
     assert choice not in others
     return [c.name for c in (choice, *others)]
@@ -58,12 +58,15 @@ def test_smallest_objective_wins() -> None:
     assert choose(slow, fast, hint="LATENCY") == ["slow", "fast"]
 
 
-MIX = ((0, 0), (1, 1))
+TWO = ((0, 0), (1, 1))
 #: A simpler candidate, and one of the same objective that is less simple by one rule.
 RULES = {
-    "plans": (candidate("simple", 1, levels=9), candidate("other", 1, assignments=MIX)),
     "levels": (candidate("simple", 1, levels=1, subgraphs=9), candidate("other", 1, levels=2)),
-    "subgraphs": (candidate("simple", 1.01, subgraphs=1), candidate("other", 1, subgraphs=2)),
+    "subgraphs": (
+        candidate("simple", 1.01, subgraphs=1, assignments=TWO),
+        candidate("other", 1, subgraphs=2),
+    ),
+    "replicas": (candidate("simple", 1.01), candidate("other", 1, assignments=TWO)),
     "objective": (candidate("simple", 1, loads=(5, 5)), candidate("other", 1.01)),
     "loads": (candidate("simple", 1, loads=(1, 1)), candidate("other", 1, loads=(1, 2))),
     "assignment": (candidate("simple", 1), candidate("other", 1, assignments=((0, 1),))),
@@ -98,11 +101,11 @@ def test_tolerance_near_the_bound(hint: str, bound_s: float, objective: float, c
     assert choose(best, simple, hint=hint, bound_s=bound_s)[0] == chosen
 
 
-def test_mixes_of_too_many_plans_remain_alternatives() -> None:
-    mix = candidate("mix", 1, assignments=MIX)
+def test_replicas_that_are_not_allowed_remain_alternatives() -> None:
+    two = candidate("two", 1, assignments=TWO)
     one = candidate("one", 2)
-    assert choose(mix, one, max_parts=2) == ["mix", "one"]
-    assert choose(mix, one, max_parts=1) == ["one", "mix"]
+    assert choose(two, one, replicates=True) == ["two", "one"]
+    assert choose(two, one, replicates=False) == ["one", "two"]
 
 
 def with_limit(max_subgraphs: int) -> Problem:
@@ -121,7 +124,7 @@ def test_limit_of_subgraphs_excludes_candidates() -> None:
 
 
 def test_required_candidate_is_chosen_regardless_of_its_objective() -> None:
-    listed = Candidate(("single A", "priority"), (MixPart((0, 0), 1),), (1, 0), 9, 9, 3, 1)
+    listed = Candidate(("single A", "priority"), (Replica((0, 0), 1),), (1, 0), 9, 9, 3, 1)
     assert choose(candidate("fast", 1), listed, required_name="priority") == ["single A", "fast"]
     with_three = with_limit(3)
     assert choose(listed, problem=with_three, required_name="priority") == ["single A"]
@@ -140,18 +143,18 @@ def test_required_candidate_that_violates_a_constraint_raises(
     assert caught.value.data["constraint"] == constraint
 
 
-def test_assignment_of_a_mix_has_the_largest_share() -> None:
-    parts = (MixPart((0, 0), 0.3), MixPart((1, 1), 0.7))
-    mix = Candidate(("mix", "replicas"), parts, (1.0,), 1, 2, 1, 1)
-    assert (mix.assignment, mix.name) == ((1, 1), "mix")
-    assert (mix.objective_s("THROUGHPUT"), mix.objective_s("LATENCY")) == (1, 2)
+def test_assignment_of_replicas_has_the_largest_share() -> None:
+    replicas = (Replica((0, 0), 0.3), Replica((1, 1), 0.7))
+    two = Candidate(("annealing", "replicas"), replicas, (1.0,), 1, 2, 1, 1)
+    assert (two.assignment, two.name) == ((1, 1), "annealing")
+    assert (two.objective_s("THROUGHPUT"), two.objective_s("LATENCY")) == (1, 2)
 
 
-def test_bound_of_a_mix_covers_mixes() -> None:
-    bounds = (Bound("single plans", 3, covers_mixes=False), Bound("all", 2, covers_mixes=True))
-    one, mix = candidate("one", 1), candidate("mix", 1, assignments=MIX)
-    assert Solution(one, (), bounds, cut_short=False).bound.name == "single plans"
-    assert Solution(mix, (), bounds, cut_short=False).bound.name == "all"
+def test_bound_of_replicas_covers_replicas() -> None:
+    bounds = (Bound("one", 3, covers_replicas=False), Bound("all", 2, covers_replicas=True))
+    one, two = candidate("one", 1), candidate("two", 1, assignments=TWO)
+    assert Solution(one, (), bounds, cut_short=False).bound.name == "one"
+    assert Solution(two, (), bounds, cut_short=False).bound.name == "all"
     assert [b.scope for b in bounds] == [
         "any assignment of this model without replication",
         "any routing of requests over these devices",
@@ -164,7 +167,6 @@ def test_bound_of_a_mix_covers_mixes() -> None:
         ("single A", True),
         ("single A, tidied", False),
         ("priority", True),
-        ("mix", True),
         ("replicas", True),
         ("annealing", False),
         ("singles", False),
@@ -176,17 +178,17 @@ def test_names_that_are_always_reported(name: str, expected: bool) -> None:
 
 # Predictions.
 
-ON_A, ON_B, SPLIT = ((MixPart(a, 1.0),) for a in ((0, 0), (1, 1), (0, 1)))
-HALVES = (MixPart((0, 0), 0.5), MixPart((1, 1), 0.5))
+ON_A, ON_B, SPLIT = ((Replica(a, 1.0),) for a in ((0, 0), (1, 1), (0, 1)))
+HALVES = (Replica((0, 0), 0.5), Replica((1, 1), 0.5))
 
 
 def predicted(hint: Any, plans: dict[Any, tuple[str, ...]], deadline: float) -> Any:
     """Return the plans in the order of their predictions, and whether the deadline passed."""
     order: list[Any] = []
 
-    def predict(names: tuple[str, ...], parts: tuple[MixPart, ...]) -> Candidate:
-        assert plans[parts] == names
-        order.append(parts)
+    def predict(names: tuple[str, ...], replicas: tuple[Replica, ...]) -> Candidate:
+        assert plans[replicas] == names
+        order.append(replicas)
         return candidate(names[0], 1)
 
     candidates, is_late = predict_plans(PROBLEM, plans, hint, predict, deadline)
@@ -210,11 +212,11 @@ def test_most_promising_plan_is_predicted_first() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_objective_of_the_estimate_depends_on_the_hint() -> None:
-    # Halves of A and of a plan on both: the maximum is smaller, the sum is larger.
-    problem_mix = (MixPart((0, 0), 0.5), MixPart((1, 1), 0.25))
-    names = {ON_A: ("slicing",), problem_mix: ("packing",)}
-    assert predicted("THROUGHPUT", names, 101)[0] == [problem_mix, ON_A]  # 1.5 and 2
-    assert predicted("LATENCY", names, 101)[0] == [ON_A, problem_mix]  # 2 and 2.5
+    # Half the requests on A and a quarter on B: the maximum is smaller, the sum is larger.
+    uneven = (Replica((0, 0), 0.5), Replica((1, 1), 0.25))
+    names = {ON_A: ("slicing",), uneven: ("packing",)}
+    assert predicted("THROUGHPUT", names, 101)[0] == [uneven, ON_A]  # 1.5 and 2
+    assert predicted("LATENCY", names, 101)[0] == [ON_A, uneven]  # 2 and 2.5
 
 
 @pytest.mark.usefixtures("clock")
@@ -230,3 +232,51 @@ def test_deadline_leaves_one_plan_and_all_that_are_required() -> None:
     names = {ON_A: ("slicing",), ON_B: ("single B",)}
     assert predicted("THROUGHPUT", names, 99) == ([ON_A, ON_B], False)
     assert predicted("THROUGHPUT", {ON_A: ("slicing",), ON_B: ("x",)}, 100)[1] is False
+
+
+# Replicas.
+
+
+def chain(times: list[list[float]], **limits: Any) -> Problem:
+    sides = np.full(len(times[0]), 0.25)
+    return make_problem(np.array(times), [(0, [1], sides, sides)], **limits)
+
+
+def test_whole_model_replicas_share_by_speed() -> None:
+    problem = chain([[1.0, 4.0, 2.0, np.inf], [1.0, 4.0, 2.0, 1.0]])
+    expected = [
+        {(0, 0): 2 / 3, (2, 2): 1 / 3},
+        {(0, 0): 4 / 7, (2, 2): 2 / 7, (1, 1): 1 / 7},
+    ]
+    plans = [{r.assignment: r.share for r in plan} for plan in whole_model_replicas(problem)]
+    assert [list(plan) for plan in plans] == [list(plan) for plan in expected]
+    assert plans == [pytest.approx(plan) for plan in expected]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"memory": np.array([9.0, 50.0]), "weights": np.array([5.0, 5.0])}, {"pins": [(0, 1)]}],
+)
+def test_replica_that_does_not_fit_is_left_out(limits: Any) -> None:
+    assert list(whole_model_replicas(chain([[1.0, 1.0], [1.0, 1.0]], **limits))) == []
+
+
+def test_cuts_are_copied_within_the_classes() -> None:
+    # Devices 0, 2 and 4 are equal, and 1 and 3.
+    problem = chain([[1.0, 3.0, 1.0, 3.0, 1.0], [1.0, 3.0, 1.0, 3.0, 1.0]])
+    plans = [(0, 1), (1, 0), (0, 2), (0, 0), (2, 3)]
+    halves = [
+        [((0, 1), 0.5), ((2, 3), 0.5)],
+        [((1, 0), 0.5), ((3, 2), 0.5)],
+        [((0, 1), 0.5), ((2, 3), 0.5)],
+    ]
+    copies = [[(r.assignment, r.share) for r in plan] for plan in replicate_cuts(problem, plans)]
+    assert copies == halves
+
+
+def test_cut_of_one_class_is_copied_to_disjoint_devices() -> None:
+    problem = chain([[1.0] * 6, [1.0] * 6])
+    ((first, second, third),) = replicate_cuts(problem, [(1, 0)])
+    assert [r.assignment for r in (first, second, third)] == [(1, 0), (3, 2), (5, 4)]
+    assert {r.share for r in (first, second, third)} == {1 / 3}
+    assert list(replicate_cuts(chain([[1.0] * 3, [1.0] * 3]), [(0, 1)])) == []
