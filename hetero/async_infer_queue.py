@@ -75,13 +75,22 @@ def _on_completion(job: weakref.ref[_Job], state: _QueueState, index: int, userd
     assert request is not None  # the request calls this function
     state.jobs_by_callback_thread[thread] = index
     try:
-        _ = request.results  # raises the run's error
+        state.error = state.error or _error_of(request)
         if state.callback is not None:
             state.callback(request, userdata)
     except BaseException as error:  # also SystemExit of the callback; wait_all raises it
         state.error = state.error or error
     finally:
         del state.jobs_by_callback_thread[thread]
+
+
+def _error_of(request: InferRequest) -> BaseException | None:
+    """Return the error of a run that has ended, if it failed."""
+    try:
+        _ = request.results
+    except BaseException as error:
+        return error
+    return None
 
 
 async def _next_results(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
@@ -145,7 +154,8 @@ class AsyncInferQueue:
     def set_callback(self, callback: QueueCallback) -> None:
         """Set the callback ``callback(request, userdata)``, which runs in another thread.
 
-        A callback may call `start_async`. If no other job is idle, this starts the callback's own
+        It is also called for a request that has failed: `request.results` raises the error, which
+        `wait_all` raises as well. A callback may call `start_async`. If no other job is idle, this starts the callback's own
         job again, and discards its results.
         """
         check_callback(callback)

@@ -34,7 +34,6 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
             with contextlib.suppress(OSError):  # without locks, the age of the file decides
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(descriptor, 0o644)
             write(file)
             file.flush()
             os.fsync(descriptor)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
 import hetero
@@ -180,3 +181,26 @@ def test_invalid_number_of_jobs_is_rejected(
 def test_queue_of_wrong_type_is_rejected() -> None:
     with pytest.raises(errors.ArgumentTypeError, match=r"returned by Core\.compile_model; got str"):
         hetero.AsyncInferQueue("model.onnx", jobs=2)  # type: ignore[arg-type]
+
+
+def test_callback_is_called_for_failed_requests() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64[1] i) => (float[1] y) '
+        "<float[2] table = {5, 7}> { y = Gather(table, i) }"
+    )
+    outcomes: dict[int, Any] = {}
+
+    def record(request: InferRequest, index: int) -> None:
+        try:
+            outcomes[index] = request.results[0].tolist()
+        except hetero.HeteroError as error:
+            outcomes[index] = type(error)
+
+    with hetero.Core(executor="inprocess") as core:
+        queue = hetero.AsyncInferQueue(core.compile_model(model, "CPU"), jobs=2)
+        queue.set_callback(record)
+        for index in (0, 9, 1):
+            queue.start_async({"i": np.array([index])}, index)
+        with pytest.raises(errors.KernelError):
+            queue.wait_all()
+    assert outcomes == {0: [5.0], 9: errors.KernelError, 1: [7.0]}

@@ -103,6 +103,18 @@ def test_export_to_stream_and_path(core: hetero.Core, blob: bytes, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["m.hetero"]
 
 
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
+def test_exported_file_has_the_mode_of_the_umask(
+    core: hetero.Core, blob: bytes, tmp_path: Path, mask: int, mode: int
+) -> None:
+    previous = os.umask(mask)
+    try:
+        core.import_model(blob).export_model(tmp_path / "m.hetero")
+    finally:
+        os.umask(previous)
+    assert (tmp_path / "m.hetero").stat().st_mode & 0o777 == mode
+
+
 def test_export_to_pipe_is_rejected(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
