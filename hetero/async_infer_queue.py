@@ -155,8 +155,8 @@ class AsyncInferQueue:
         """Set the callback ``callback(request, userdata)``, which runs in another thread.
 
         It is also called for a request that has failed: `request.results` raises the error, which
-        `wait_all` raises as well. A callback may call `start_async`. If no other job is idle, this starts the callback's own
-        job again, and discards its results.
+        `wait_all` raises as well. A callback may call `start_async`. If no other job is idle, this
+        starts the callback's own job again, and discards its results.
         """
         check_callback(callback)
         self._state.callback = callback

@@ -93,8 +93,14 @@ class RestApplication:
             Route(
                 "POST", "/v2/repository/index", call("RepositoryIndex", _only), "Models", "index"
             ),
-            Route("POST", f"{loads}/load", call("RepositoryModelLoad"), "Load a model"),
-            Route("POST", f"{loads}/unload", call("RepositoryModelUnload"), "Unload a model"),
+            Route("POST", f"{loads}/load", call("RepositoryModelLoad"), "Load a model", "nothing"),
+            Route(
+                "POST",
+                f"{loads}/unload",
+                call("RepositoryModelUnload"),
+                "Unload a model",
+                "nothing",
+            ),
             *(route for path in models for route in self._model_routes(path, texts)),
             *(route for path in regions for route in self._region_routes(path)),
             Route("GET", "/v1/models", texts.models, "Models in OpenAI's form", "openai_models"),
@@ -160,12 +166,21 @@ class RestApplication:
         register = call("SystemSharedMemoryRegister")
         return [
             Route("GET", f"{path}/status", call("SystemSharedMemoryStatus", rows), "Shared memory"),
-            Route("POST", f"{path}/register", register, "Register shared memory", body="region"),
+            Route(
+                "POST",
+                f"{path}/register",
+                register,
+                "Register shared memory",
+                "nothing",
+                (),
+                "region",
+            ),
             Route(
                 "POST",
                 f"{path}/unregister",
                 call("SystemSharedMemoryUnregister"),
                 "Unregister shared memory",
+                "nothing",
             ),
         ]
 

@@ -18,8 +18,9 @@ class Route(NamedTuple):
     """A method and a path, whose parts in braces are names.
 
     `answer`: sets the response to a request with the names of its path.
-    `summary`, `schema`, `statuses`, `body`: its description, the schema of its response, its own
-        statuses of errors, and the schema of the request's body.
+    `summary`, `schema`, `statuses`, `body`: its description, the schema of its response
+        (``nothing`` for an empty one), its own statuses of errors, and the schema of the request's
+        body.
     """
 
     method: str
@@ -157,6 +158,8 @@ _CONTENT_TYPES: Final = {"text": "text/plain", "events": "text/event-stream"}
 
 
 def _content(schema: str) -> dict[str, Any]:
+    if schema == "nothing":
+        return {}
     content_type = _CONTENT_TYPES.get(schema, "application/json")
     return {"content": {content_type: {"schema": _ref(schema)}}}
 
@@ -170,7 +173,7 @@ def openapi(routes: Sequence[Route], models: Sequence[str]) -> dict[str, Any]:
         if names:
             statuses |= {404, 501, 503}
         if "sharedmemory" in route.path:
-            statuses |= {501}
+            statuses |= {400, 501}
         if route.method == "POST":
             statuses |= {400, 408, 413, 501, 503}
         if route.body:
