@@ -12,7 +12,7 @@ from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
-from hetero.devices.plugin.operator_plugin import OperatorPlugin
+from hetero.devices.plugin.operator_plugin import OperatorFunction, OperatorPlugin
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import (
@@ -45,6 +45,7 @@ __all__ = [
     "InferRequest",
     "Model",
     "Node",
+    "OperatorFunction",
     "OperatorPlugin",
     "Payload",
     "Plugin",

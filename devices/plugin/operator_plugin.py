@@ -6,8 +6,9 @@ import difflib
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import onnx
 
@@ -23,16 +24,48 @@ from hetero.devices.plugin.support import Refusal
 Operator = Callable[..., Any]
 
 
-class OperatorPlugin(Plugin):
-    """Base class of plugins that run a model node by node, with a Python function per operator."""
+#: Types of indices, axes, shapes and sizes.
+_INDEX_TYPES: Final = frozenset({"tensor(int64)", "tensor(int32)"})
 
-    #: Operator -> its function.
-    operators: ClassVar[Mapping[str, Operator]]
+
+@dataclass(frozen=True, slots=True)
+class OperatorFunction:
+    """A function in the table of an `OperatorPlugin` with its own opset and element types.
+
+    Attributes
+    ----------
+    function : callable
+        Computes the operator.
+    since : int or None
+        The first opset that defines the operator as the function computes it; None for the
+        plugin's `since`.
+    element_types : collection of str or None
+        Supported element types of the data inputs and outputs; None for the plugin's.
+    """
+
+    function: Operator
+    since: int | None = None
+    element_types: Collection[str] | None = None
+
+
+class OperatorPlugin(Plugin):
+    """Base class of plugins that run a model node by node, with a Python function per operator.
+
+    A function receives the node's inputs as positional arguments, None for absent ones, and the
+    node's attributes as keyword-only arguments. A node with an attribute that is no keyword-only
+    parameter of its function is refused.
+    """
+
+    #: Operator -> its function; or an `OperatorFunction`, or several of them with increasing
+    #: `since`, of which the last one runs that is not newer than the model's opset.
+    operators: ClassVar[Mapping[str, Operator | OperatorFunction | Sequence[OperatorFunction]]]
     #: The operators' domain; the standard domain is the empty string.
     domain: ClassVar[str] = ""
     #: The first opset that defines the operators as the functions compute them.
     since: ClassVar[int]
-    #: Supported element types of all inputs and outputs, by name, such as ``float``.
+    #: Supported element types of the data inputs and outputs, by name, such as ``float``. Inputs
+    #: and outputs whose definition allows one type only, such as a shape, or integers only, such as
+    #: indices, are always supported.
     element_types: ClassVar[Collection[str]]
 
     def __init__(self) -> None:
@@ -55,29 +88,63 @@ class OperatorPlugin(Plugin):
                 f"{', '.join(sorted(self.operators))}",
             )
         opset = model.opset_imports.get(node.domain, 0)
-        if opset < self.since:
+        function = self._function(node.op_type, opset)
+        if function is None:
+            first = min(f.since or 0 for f in self._functions(node.op_type))
             return Refusal(
-                "opset", f"{self.name} supports opset {self.since} and newer, not opset {opset}"
+                "opset",
+                f"{self.name} supports {operator} of opset {first} and newer, not opset {opset}",
             )
-        parameters = _attributes(self.operators[node.op_type])
+        parameters = _attributes(function.function)
         for attribute in node.proto.attribute:
             if attribute.name not in parameters:
                 return Refusal(
                     "attribute",
                     f"{self.name} does not support attribute {attribute.name!r} of {operator}",
                 )
-        for value in (*node.reads, *node.writes):
+        element_types = function.element_types or ()
+        for value in _data_values(node, opset):
             spec = model.spec(value)
             if not spec.type and node.domain:
                 continue  # ONNX infers no types for operators that it does not define
-            if spec.element_type not in self.element_types:
-                types = ", ".join(sorted(self.element_types))
+            if spec.element_type not in element_types:
+                types = ", ".join(sorted(element_types))
                 return Refusal("dtype", f"{self.name} supports {types}; {value!r} is {spec}")
         return None
 
+    def _functions(self, op_type: str) -> tuple[OperatorFunction, ...]:
+        """Return an operator's functions in order of `since`, with the plugin's defaults."""
+        entry = self.operators[op_type]
+        entries = entry if isinstance(entry, Sequence) else (entry,)
+        functions = (e if isinstance(e, OperatorFunction) else OperatorFunction(e) for e in entries)
+        return tuple(
+            sorted(
+                (
+                    replace(
+                        f,
+                        since=self.since if f.since is None else f.since,
+                        element_types=f.element_types or self.element_types,
+                    )
+                    for f in functions
+                ),
+                key=lambda f: f.since or 0,
+            )
+        )
+
+    def _function(self, op_type: str, opset: int) -> OperatorFunction | None:
+        """Return the newest function of an operator for an opset, or None."""
+        functions = [f for f in self._functions(op_type) if (f.since or 0) <= opset]
+        return functions[-1] if functions else None
+
     def compile(self, model: Model, config: Config) -> Program:
         """Return a program that runs the model node by node."""
-        return OperatorProgram(model, self.operators, self.name)
+        opset = model.opset_imports.get(self.domain, 0)
+        functions = {
+            op_type: function.function
+            for op_type in self.operators
+            if (function := self._function(op_type, opset)) is not None
+        }
+        return OperatorProgram(model, functions, self.name)
 
 
 class OperatorProgram(Program):
@@ -121,6 +188,26 @@ class OperatorProgram(Program):
             ExecutedNode(node.name, node.op_type, i, self._device, node.covers)
             for i, node in enumerate(self._model.nodes)
         )
+
+
+def _data_values(node: Node, opset: int) -> list[str]:
+    """Return the inputs and outputs of a node that may have several element types.
+
+    Without a definition of the operator these are all of them.
+    """
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return [*node.reads, *node.writes]
+    types = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    values = []
+    for names, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for i, name in enumerate(names):
+            kind = formals[min(i, len(formals) - 1)].type_str if formals else ""
+            allowed = types.get(kind, {kind})
+            if name and len(allowed) > 1 and not allowed <= _INDEX_TYPES:
+                values.append(name)
+    return [*dict.fromkeys([*values, *node.captures])]
 
 
 @cache

@@ -7,11 +7,12 @@ import pytest
 from onnx import parser
 
 import hetero
-from hetero.devices import OperatorPlugin, read_model
+from hetero.devices import OperatorFunction, OperatorPlugin, read_model
 from hetero.devices.conformance.plugin_subject import PluginSubject
 from hetero.devices.errors import KernelError, PluginLoadError
 from hetero.devices.testing import check_device
 from hetero.examples.third_party_plugin import DensePlugin
+from tests.support.small_models import run_onnxruntime
 
 
 def leaky_relu(x, *, alpha=0.01):
@@ -131,3 +132,66 @@ def test_exception_of_function_names_the_node():
 @pytest.mark.parametrize("plugin", [DensePlugin, MixedPlugin])
 def test_operator_plugin_passes_conformance_suite(plugin):
     assert all(result.error is None for result in check_device(plugin()))
+
+
+def softmax_of_rows(x, *, axis=1):
+    """Softmax before opset 13: over all dimensions from `axis`."""
+    rows = x.reshape(int(np.prod(x.shape[:axis])), -1)
+    return softmax(rows).reshape(x.shape)
+
+
+def softmax(x, *, axis=-1):
+    exponentials = np.exp(x - x.max(axis, keepdims=True))
+    return exponentials / exponentials.sum(axis, keepdims=True)
+
+
+class VersionsPlugin(OperatorPlugin):
+    """Operators with their own opsets and element types."""
+
+    name = "VERSIONS"
+    element_types = ("float",)
+    since = 7
+    operators: ClassVar = {
+        "Gather": lambda x, i, *, axis=0: np.take(x, i, axis),
+        "Less": np.less,
+        "Neg": OperatorFunction(np.negative, element_types=("float", "int32")),
+        "Relu": lambda x: np.maximum(x, 0),
+        "Reshape": lambda x, shape: x.reshape(shape),
+        "Softmax": (
+            OperatorFunction(softmax_of_rows, since=1),
+            OperatorFunction(softmax, since=13),
+        ),
+        "Mod": OperatorFunction(np.mod, since=13),
+    }
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+def test_function_is_chosen_by_opset(opset):
+    model = model_of(
+        "(float[2,3,4] x) => (float[2,3,4] y) {h = Relu(x) y = Softmax<axis = 1>(h)}",
+        f'"" : {opset}',
+    )
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    plugin = VersionsPlugin()
+    result = plugin.compile_model(model)({"x": x})["y"]
+    expected = run_onnxruntime(model.to_proto(), {"x": x})[0]
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_newer_function_excludes_only_its_operator():
+    graph = "(float[2] x) => (float[2] z) {y = Relu(x) z = Mod(y, x)}"
+    assert refusals(VersionsPlugin(), graph, '"" : 10') == {"z": "opset"}
+    assert refusals(VersionsPlugin(), graph, '"" : 13') == {}
+
+
+def test_element_types_apply_to_data_of_their_operator():
+    plugin = VersionsPlugin()
+    for graph in (
+        "(int32[2] x) => (int32[2] y) {y = Neg(x)}",
+        "(float[2] x, int64[1] s) => (float[1,2] y) {y = Reshape(x, s)}",
+        "(float[2] x, int32[1] i) => (float[1] y) {y = Gather(x, i)}",
+        "(float[2] x) => (bool[2] y) {y = Less(x, x)}",
+    ):
+        assert refusals(plugin, graph) == {}, graph
+    assert refusals(plugin, "(int32[2] x) => (int32[2] y) {y = Relu(x)}") == {"y": "dtype"}
+    assert refusals(plugin, "(int64[2] x) => (bool[2] y) {y = Less(x, x)}") == {"y": "dtype"}
