@@ -20,11 +20,14 @@ documented error. The checks of `subject_checks` also accept devices of a Core, 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from hetero.devices.conformance import (
     export_checks,
@@ -36,8 +39,13 @@ from hetero.devices.conformance import (
 )
 from hetero.devices.conformance.plugin_subject import PluginSubject
 from hetero.devices.conformance.subject import Subject
+from hetero.devices.errors import HeteroError
+from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.properties import Config
+
+if TYPE_CHECKING:
+    from hetero.devices.conformance.drawn_cases import OperatorCase
 
 __all__ = [
     "Check",
@@ -48,9 +56,17 @@ __all__ = [
     "check_operators",
     "device_checks",
     "device_results",
+    "drawn_results",
     "operator_results",
     "subject_checks",
 ]
+
+#: Random cases that are drawn for each requested one, because the plugin may refuse most of them.
+_DRAWS_PER_CASE: Final = 20
+#: Cases of an operator that show whether the plugin supports it.
+_TRIED_CASES: Final = 3
+#: Longest name of a drawn case, which describes its inputs and attributes.
+_LONGEST_NAME: Final = 300
 
 Check = Callable[[Plugin], None]
 SubjectCheck = Callable[[Subject], None]
@@ -180,6 +196,65 @@ def operator_results(plugin: Plugin, config: Config | None = None) -> Iterator[C
         result = outcome(plugin, case, config or {})
         if result != "refused":
             yield CheckResult(case.name, None if result == "passed" else result)
+
+
+def drawn_results(plugin: Plugin, num_cases: int, seed: int = 0) -> Iterator[CheckResult]:
+    """Run random cases of single operators, and compare them with device CPU.
+
+    The cases have other numbers, element types, attributes and opsets than ONNX's suite, whose
+    cases are all of the newest opset.
+
+    Parameters
+    ----------
+    plugin : Plugin
+        The plugin to check.
+    num_cases : int
+        Number of cases that the plugin supports; fewer if it supports few operators.
+    seed : int
+        Seed of the cases.
+    """
+    from hetero.devices.conformance.drawn_cases import older_case, random_case, seeds, suite_cases
+    from hetero.devices.cpu.plugin import CPUPlugin
+
+    def supports(case: OperatorCase) -> bool:
+        return not plugin.query_model(read_model(case.model())).unsupported
+
+    reference = CPUPlugin()
+    op_types = [op for op in seeds() if any(map(supports, suite_cases(op)[:_TRIED_CASES]))]
+    num_results = 0
+    for i in range(num_cases * _DRAWS_PER_CASE if op_types else 0):
+        random = np.random.default_rng((seed, i))
+        case = (random_case, older_case)[i % 2](random, op_types)
+        if "special" in case.changes:  # devices may propagate NaN and infinity otherwise
+            continue
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")  # random numbers overflow
+            error = _drawn_error(case, plugin, reference)
+        if error is not None:
+            name = " ".join(f"drawn/{seed}/{i} {case}".split())
+            yield CheckResult(name[:_LONGEST_NAME], error or None)
+            num_results += 1
+            if num_results == num_cases:
+                return
+
+
+def _drawn_error(case: OperatorCase, plugin: Plugin, reference: Plugin) -> str | None:
+    """Return a case's error, an empty text if it passes, or None if a device refuses it."""
+    from hetero.devices.conformance.drawn_cases import result_difference
+
+    model, feeds = read_model(case.model()), case.feeds()
+    try:
+        if plugin.query_model(model).unsupported or reference.query_model(model).unsupported:
+            return None
+        expected = reference.compile_model(model)(feeds).to_tuple()
+    except HeteroError:  # an operator refuses the numbers
+        return None
+    try:
+        results = plugin.compile_model(model)(feeds).to_tuple()
+    except Exception as error:  # every error is a failure of the case
+        return f"{type(error).__name__}: {error}"
+    pairs = zip(results, expected, strict=True)
+    return next((text for a, e in pairs if (text := result_difference(a, e))), "")
 
 
 def _require(

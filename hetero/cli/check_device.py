@@ -15,7 +15,7 @@ from hetero.core import Core
 from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import find_plugin, load_plugins
-from hetero.devices.testing import CheckResult, device_results, operator_results
+from hetero.devices.testing import CheckResult, device_results, drawn_results, operator_results
 from hetero.formatting import counted
 from hetero.scheduler.types.device_names import parse_device
 from hetero.terminal_tables import Columns, table
@@ -35,8 +35,17 @@ from hetero.terminal_tables import Columns, table
     is_flag=True,
     help="Also run every case of ONNX's own test suite that the device supports; takes minutes.",
 )
+@click.option(
+    "--drawn",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also run N random cases of the operators that the device supports, in all opsets, and "
+    "compare them with device CPU.",
+)
 @json_option
-def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -> None:
+def check_device_command(
+    name: str, plugins: tuple[str, ...], operators: bool, drawn: int | None
+) -> None:
     """Run the conformance suite on device NAME; the exit code is 1 if a check fails.
 
     NAME may be a list such as HETERO:ORT,CPU: neighbouring nodes then run on different devices.
@@ -44,8 +53,8 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
     if plugins:  # modules in the current folder, as with `python -m`
         sys.path.insert(0, str(Path.cwd()))
     is_list = parse_device(name).hetero
-    if is_list and operators:
-        raise click.UsageError("--operators: ONNX's suite runs on one device; got a list.")
+    if is_list and (operators or drawn):
+        raise click.UsageError("--operators and --drawn run on one device; got a list.")
     with progress(f"checking {name}"):
         if is_list:
             subject = name
@@ -54,7 +63,7 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
         else:
             plugin = find_plugin(load_plugins(plugins), name)
             subject = f"{plugin.name} {plugin.version()}"
-            results = [*_results(plugin, operators)]
+            results = [*_results(plugin, operators, drawn)]
     failed = [result for result in results if result.error]
     summary = f"{subject}: passes {len(results) - len(failed)} of {counted(len(results), 'check')}"
     columns: Columns = {
@@ -68,12 +77,16 @@ def check_device_command(name: str, plugins: tuple[str, ...], operators: bool) -
         raise click.exceptions.Exit(1)
 
 
-def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:
+def _results(plugin: Plugin, operators: bool, drawn: int | None) -> Iterator[CheckResult]:
     yield from device_results(plugin)
-    if operators:
+    if operators or drawn:
         try:
-            yield from operator_results(plugin)
+            if operators:
+                yield from operator_results(plugin)
+            if drawn:
+                yield from drawn_results(plugin, drawn)
         except ImportError as error:
             raise click.UsageError(
-                f"--operators: {error}. ONNX's suite requires it: {install_command('test')}."
+                f"--operators, --drawn: {error}. ONNX's suite requires it: "
+                f"{install_command('test')}."
             ) from error

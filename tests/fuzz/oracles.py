@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
+from hetero.devices.conformance.drawn_cases import OperatorCase
 from hetero.devices.model.element_type import EXTENDED_DTYPES
-from tests.fuzz.operators import OperatorCase
 
 #: Element type -> tolerances relative to an element and to the largest element.
 _TOLERANCES = {

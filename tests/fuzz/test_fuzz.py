@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.devices.conformance.drawn_cases import OperatorCase, invalid_case, random_case
 from hetero.devices.errors import HeteroError
 from tests.backend_suite.expected_failures import read_expected_failures
-from tests.fuzz.operators import OperatorCase, invalid_case, random_case
 from tests.fuzz.oracles import (
     IN_FLOAT32,
     ORACLES,

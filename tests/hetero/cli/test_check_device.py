@@ -53,6 +53,17 @@ def test_unknown_device_is_refused(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+def test_drawn_option_runs_random_cases(shell: Shell) -> None:
+    result = check(shell, f"{DENSE} --drawn 5 --json")
+    assert result.code == 0
+    names = [row["name"] for row in result.document["checks"]]
+    assert len([name for name in names if name.startswith("drawn/")]) == 5
+    result = check(shell, "HETERO:CPU --drawn 5")
+    assert result.code == 2
+    assert "one device" in result.err
+
+
+@pytest.mark.slow
 def test_operators_option_runs_supported_cases_of_onnx() -> None:
     names = [result.name for result in check_operators(DensePlugin())]
     assert {"node/test_add", "node/test_relu", "node/test_matmul_2d"} <= set(names)

@@ -2,12 +2,14 @@
 
 A legal case is a case of the suite with random changes: other element types that the definition
 allows, other numbers, other attribute values that occur in the suite, fewer optional inputs and
-outputs, and another opset with the same definition. An invalid case violates one rule as well.
+outputs, and another opset with the same definition. An older case is in an opset that may have
+another definition. An invalid case violates one rule as well.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -59,6 +61,10 @@ _NO_DATA = frozenset(
         "upper_edge_hertz",
     )
 )
+#: Largest difference of results relative to the largest value plus 1, by element type.
+_TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
+#: The tolerance of the other float types, about the distance of their neighbouring numbers.
+_COARSE_TOLERANCE = 0.3
 _Option = OpSchema.FormalParameterOption
 
 
@@ -151,9 +157,28 @@ def _suite_values(op_type: str) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(options) for name, options in values.items()}
 
 
-def random_case(random: np.random.Generator) -> OperatorCase:
-    """Return a random case that the operator's definition allows; oracles may still refuse it."""
-    op_type = str(random.choice(list(seeds())))
+def _case(op_type: str, seed: _Seed, opset: int) -> OperatorCase:
+    """Return a case of the suite in an opset."""
+    attributes = {
+        name: numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        for name, value in seed.node.attributes.items()
+    }
+    return OperatorCase(
+        op_type, seed.node.domain, opset, attributes, seed.inputs, seed.node.outputs
+    )
+
+
+def suite_cases(op_type: str) -> list[OperatorCase]:
+    """Return the suite's cases of an operator."""
+    return [_case(op_type, seed, seed.opset) for seed in seeds()[op_type]]
+
+
+def random_case(random: np.random.Generator, op_types: Sequence[str] = ()) -> OperatorCase:
+    """Return a random case that the operator's definition allows; oracles may still refuse it.
+
+    `op_types`: the operators to choose from; by default those of the suite.
+    """
+    op_type = str(random.choice(op_types or list(seeds())))
     cases = seeds()[op_type]
     seed = cases[random.integers(len(cases))]
     schema = onnx.defs.get_schema(op_type, seed.opset, seed.node.domain)
@@ -161,16 +186,7 @@ def random_case(random: np.random.Generator) -> OperatorCase:
     if not seed.node.domain and random.random() < 0.5:
         since = max(schema.since_version, OLDEST)
         opset = int(random.integers(since, max(seed.opset, since) + 1))
-    case = OperatorCase(
-        op_type,
-        seed.node.domain,
-        opset,
-        dict(seed.node.attributes),
-        seed.inputs,
-        seed.node.outputs,
-    )
-    tensors = {k: v for k, v in case.attributes.items() if isinstance(v, np.ndarray)}
-    case.attributes.update((k, numpy_helper.from_array(v)) for k, v in tensors.items())
+    case = _case(op_type, seed, opset)
     for change, chance in (
         (_change_type, 0.6),
         (_change_numbers, 0.8),
@@ -180,6 +196,40 @@ def random_case(random: np.random.Generator) -> OperatorCase:
         if random.random() < chance:
             case = change(case, schema, random)
     return case
+
+
+def older_case(random: np.random.Generator, op_types: Sequence[str] = ()) -> OperatorCase:
+    """Return a random case in an older opset, which may define the operator otherwise.
+
+    The case may be invalid there.
+    """
+    case = random_case(random, op_types)
+    opset = int(random.integers(OLDEST, max(case.opset, OLDEST) + 1))
+    return case if case.domain else replace(case, opset=opset)
+
+
+def result_difference(actual: Any, expected: Any) -> str:
+    """Describe the difference of two results; empty if it is within rounding."""
+    if isinstance(expected, list) and isinstance(actual, list):
+        if len(actual) != len(expected):
+            return f"{len(actual)} items, not {len(expected)}"
+        pairs = zip(actual, expected, strict=True)
+        return next((text for a, e in pairs if (text := result_difference(a, e))), "")
+    if not isinstance(expected, np.ndarray):
+        return "" if type(actual) is type(expected) else f"{actual!r}, not {expected!r}"
+    actual = np.asarray(actual)
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+        return f"{_describe(actual)}, not {_describe(expected)}"
+    if expected.dtype.kind in "iubOUS":
+        num_wrong = int(np.sum(actual != expected))
+        return f"{num_wrong} of {expected.size} elements differ" if num_wrong else ""
+    tolerance = _TOLERANCES.get(expected.dtype.name, _COARSE_TOLERANCE)
+    actual, expected = (x.astype(np.float64) for x in (actual, expected))
+    scale = np.abs(expected[np.isfinite(expected)]).max(initial=0) + 1
+    if np.allclose(actual, expected, tolerance, tolerance * scale, equal_nan=True):
+        return ""
+    difference = np.nanmax(np.abs(actual - expected))
+    return f"it differs by up to {difference:.3g}; the largest value is {scale - 1:.3g}"
 
 
 def _formals(case: OperatorCase, schema: OpSchema) -> list[OpSchema.FormalParameter]:
