@@ -16,7 +16,7 @@ from tests.scheduler.plugins import EXCEPTIONS
 X = np.arange(4, dtype=np.float32)
 
 
-def test_chain(executor: Executor) -> None:
+def test_chain_adds_once_per_device(executor: Executor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     submission = deployment.submit({"x": X}, Request(profile=True))
     answer = submission.future.result(300)
@@ -41,7 +41,7 @@ def test_branches_of_one_request_overlap(executor: Executor, tmp_path: Path) -> 
     assert join.started_s >= max(one.ended_s, other.ended_s)
 
 
-def test_requests_overlap_and_each_gets_its_own_answer(executor: Executor, tmp_path: Path) -> None:
+def test_concurrent_requests_get_their_own_results(executor: Executor, tmp_path: Path) -> None:
     # The first request's second stage waits until the second one is in the first stage.
     plan = chain("TOY.0", "TOY.1", names=[f"meet_{number}_{tmp_path}" for number in (1, 3)])
     deployment = executor.deploy(*plan)
@@ -50,7 +50,7 @@ def test_requests_overlap_and_each_gets_its_own_answer(executor: Executor, tmp_p
         np.testing.assert_array_equal(future.result(300).outputs["t1"], X + i + 2)
 
 
-def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: Executor) -> None:
+def test_raising_stage_is_named_and_deployment_continues(executor: Executor) -> None:
     bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
     for _ in range(2):
         with pytest.raises(InferenceError, match="by design") as caught:
@@ -69,7 +69,7 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: Execu
     ("name", "message"),
     [("odd", "lock"), *((name, type(error).__name__) for name, error in EXCEPTIONS.items())],
 )
-def test_a_plugin_that_misbehaves_takes_nothing_with_it(
+def test_misbehaving_plugin_fails_its_request_only(
     executor: Executor, name: str, message: str
 ) -> None:
     bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
@@ -84,14 +84,14 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
 @pytest.mark.parametrize(
     "name", sorted(EXCEPTIONS.keys() - {"interrupt"})
 )  # in this thread the user's
-def test_a_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) -> None:
+def test_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) -> None:
     with pytest.raises(DeviceError, match=type(EXCEPTIONS[name]).__name__) as caught:
         executor.deploy(*chain("TOY.0", "TOY.1", name=f"unbuilt_{name}"))
     assert caught.value.device == "TOY.0"
     assert len(caught.value.message.encode()) < 20_000
 
 
-def test_what_depends_on_no_input_is_loaded_with_its_readers(executor: Executor) -> None:
+def test_constant_stages_are_folded_into_their_readers(executor: Executor) -> None:
     model = build(
         [
             ("Neg", "first", ("k",), "c"),

@@ -126,7 +126,7 @@ def submit(batched: RequestRunner, *rows: float) -> list[Submission]:
     return [batched.submit(x(row), DEFAULT_REQUEST) for row in rows]
 
 
-def test_each_caller_gets_its_rows(below: Below, batched: RequestRunner) -> None:
+def test_each_caller_gets_its_own_rows(below: Below, batched: RequestRunner) -> None:
     (first,) = submit(batched, 1)
     others = [batched.submit(x(2, 3), DEFAULT_REQUEST), batched.submit(x(4), DEFAULT_REQUEST)]
     assert below.rows() == [[1]]
@@ -153,7 +153,7 @@ def test_rows_of_other_shapes_are_not_joined(below: Below, batched: RequestRunne
     [{"x": np.float32(2)}, {"x": [1, 2]}, {"x": np.ones(2), "z": np.ones(3)}],
     ids=["no rows", "a sequence", "rows that differ"],
 )
-def test_what_cannot_be_joined_is_run_as_it_is(
+def test_unjoinable_request_runs_alone(
     below: Below, batched: RequestRunner, inputs: dict[str, Any]
 ) -> None:
     submit(batched, 1)
@@ -161,7 +161,7 @@ def test_what_cannot_be_joined_is_run_as_it_is(
     assert below.requests[1][0] is inputs
 
 
-def test_a_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner) -> None:
+def test_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner) -> None:
     _, second, third = submit(batched, 1, 2, 3)
     assert second.cancel()
     with pytest.raises(RequestCancelledError):
@@ -172,7 +172,7 @@ def test_a_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner)
     assert rows_of(third) == [-3]
 
 
-def test_a_batch_is_stopped_when_its_last_caller_leaves(
+def test_batch_is_cancelled_when_its_last_caller_leaves(
     below: Below, batched: RequestRunner
 ) -> None:
     first, second, third = submit(batched, 1, 2, 3)
@@ -187,7 +187,7 @@ def test_a_batch_is_stopped_when_its_last_caller_leaves(
     assert rows_of(fourth) == [-4]
 
 
-def test_a_caller_that_leaves_a_running_batch_changes_nothing_for_the_others(
+def test_cancelled_caller_does_not_affect_others_in_batch(
     below: Below, batched: RequestRunner
 ) -> None:
     _, second, third = submit(batched, 1, 2, 3)
@@ -209,7 +209,7 @@ def test_each_caller_has_its_own_deadline(below: Below, batched: RequestRunner) 
     assert rows_of(long) == [-3]
 
 
-def test_a_failed_batch_is_tried_caller_by_caller(below: Below, batched: RequestRunner) -> None:
+def test_failed_batch_is_retried_per_caller(below: Below, batched: RequestRunner) -> None:
     _, *callers = submit(batched, 1, 2, 3, 4)
     below.answer_to(0)
     below.fail(1, InferenceError("a row is bad"))
@@ -224,7 +224,7 @@ def test_a_failed_batch_is_tried_caller_by_caller(below: Below, batched: Request
     assert (rows_of(callers[2]), rows_of(later)) == ([-4], [-5])
 
 
-def test_what_is_no_callers_fault_is_told_to_each_by_an_error_of_its_own(
+def test_batch_failure_gives_each_caller_its_own_error(
     below: Below, batched: RequestRunner
 ) -> None:
     _, *callers = submit(batched, 1, 2, 3)
@@ -236,7 +236,7 @@ def test_what_is_no_callers_fault_is_told_to_each_by_an_error_of_its_own(
     assert len(below.requests) == 2
 
 
-def test_an_answer_with_other_rows_is_no_ones(below: Below, batched: RequestRunner) -> None:
+def test_result_with_wrong_rows_fails_every_caller(below: Below, batched: RequestRunner) -> None:
     _, *callers = submit(batched, 1, 2, 3)
     below.answer_to(0)
     below.answer_to(1, lambda rows: rows.max(keepdims=True))
@@ -245,7 +245,7 @@ def test_an_answer_with_other_rows_is_no_ones(below: Below, batched: RequestRunn
     assert [rows_of(caller) for caller in callers] == [[-2], [-3]]
 
 
-def test_a_batch_that_finds_no_room_is_tried_again_and_its_callers_do_not_wait_to_submit(
+def test_batch_without_room_is_retried_without_blocking_submit(
     below: Below,
 ) -> None:
     batched = below.runner(Batching(4, PATIENCE_S), Limits())
@@ -258,7 +258,7 @@ def test_a_batch_that_finds_no_room_is_tried_again_and_its_callers_do_not_wait_t
     batched.close()
 
 
-def test_a_batch_waits_for_a_device_and_its_callers_do_not_wait_to_submit(
+def test_batch_waits_for_a_device_without_blocking_submit(
     below: Below, batched: RequestRunner
 ) -> None:
     batched.handle(events.DeviceLost(batched.now_s(), "TOY", "n", "away"))
@@ -269,7 +269,7 @@ def test_a_batch_waits_for_a_device_and_its_callers_do_not_wait_to_submit(
     assert [rows_of(first), rows_of(second)] == [[-1], [-2]]
 
 
-def test_a_batch_whose_device_is_lost_is_joined_again(below: Below) -> None:
+def test_batch_of_a_lost_device_is_joined_again(below: Below) -> None:
     batched = below.runner(Batching(4, PATIENCE_S), Limits())
     first, *others = submit(batched, 1, 2, 3)
     below.answer_to(0)
@@ -283,7 +283,7 @@ def test_a_batch_whose_device_is_lost_is_joined_again(below: Below) -> None:
     batched.close()
 
 
-def test_a_full_batcher_pushes_back(below: Below) -> None:
+def test_full_batcher_applies_backpressure(below: Below) -> None:
     batched = below.runner(Batching(2, PATIENCE_S, most=1), Limits(requests=1, waiting=0))
     submit(batched, 1, 2)
     with pytest.raises(OverloadedError, match="2 of 2 requests"):
@@ -291,7 +291,7 @@ def test_a_full_batcher_pushes_back(below: Below) -> None:
     batched.close()
 
 
-def test_the_oldest_waits_no_longer_than_the_timeout(below: Below) -> None:
+def test_oldest_caller_waits_no_longer_than_the_timeout(below: Below) -> None:
     batched = below.runner(Batching(4, 0.01), Limits())
     submit(batched, 1, 2)
     below.await_requests(2)
@@ -299,7 +299,7 @@ def test_the_oldest_waits_no_longer_than_the_timeout(below: Below) -> None:
     batched.close()
 
 
-def test_a_story_tells_the_batchs_too(below: Below, batched: RequestRunner) -> None:
+def test_story_includes_that_of_the_batch(below: Below, batched: RequestRunner) -> None:
     _, second, _ = submit(batched, 1, 2, 3)
     below.answer_to(0)
     below.answer_to(1)
@@ -308,9 +308,7 @@ def test_a_story_tells_the_batchs_too(below: Below, batched: RequestRunner) -> N
     assert lines == ["submitted with 4 bytes", "batch of 2: started", "answered"]
 
 
-def test_closing_ends_those_that_wait_and_those_that_run(
-    below: Below, batched: RequestRunner
-) -> None:
+def test_close_ends_waiting_and_running_requests(below: Below, batched: RequestRunner) -> None:
     callers = submit(batched, 1, 2)
     batched.close()
     for caller in callers:
@@ -326,7 +324,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
         yield executor
 
 
-def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> None:
+def test_concurrent_callers_get_their_own_rows(executor: InProcessExecutor) -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     deployment = executor.deploy(plan, sources)
     limits = Limits(batching=Batching(8, 0.001, busy=2))
@@ -345,7 +343,7 @@ def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> No
     batched.close()
 
 
-def test_all_callers_of_many_queued_batches_hear_of_a_lost_cluster(below: Below) -> None:
+def test_lost_cluster_fails_callers_of_all_queued_batches(below: Below) -> None:
     batched = below.runner(Batching(1, PATIENCE_S, busy=1, most=1), Limits(requests=1000))
     waiting = submit(batched, *range(500))
     below.refusal = ClusterError("the cluster is gone")

@@ -49,9 +49,7 @@ def resealed(blob: bytes) -> bytes:
     ids=lambda a: f"{a.dtype}{a.shape}",
 )
 @pytest.mark.parametrize("kind", ["file", "bytes"])
-def test_tensors_come_back_equal_and_read_only(
-    array: np.ndarray, kind: str, tmp_path: Path
-) -> None:
+def test_tensors_are_read_equal_and_read_only(array: np.ndarray, kind: str, tmp_path: Path) -> None:
     blob = written({"tensors": [array]})
     path = tmp_path / "x.hetero"
     path.write_bytes(blob)
@@ -62,19 +60,19 @@ def test_tensors_come_back_equal_and_read_only(
     np.testing.assert_array_equal(back, array)
 
 
-def test_plain_values_come_back_and_tuples_as_lists() -> None:
+def test_plain_values_are_read_equal_and_tuples_as_lists() -> None:
     value = {"a": [None, True, 2**63, -1.5, "é", b"\0"], "b": {"c": [], 3: b"x" * 5000}}
     assert BlobFile(written({**value, "t": (1, 2)})).contents() == {**value, "t": [1, 2]}
 
 
-def test_equal_tensors_are_there_once() -> None:
+def test_equal_tensors_are_stored_once() -> None:
     array = np.random.default_rng(0).normal(size=50_000)
     once, twice = written([array]), written([array, array.copy(), array.reshape(5, -1)])
     assert len(twice) - len(once) < 200
     assert len(BlobFile(twice).segments) == 1
 
 
-def test_large_segments_start_on_a_page_and_all_on_64_bytes() -> None:
+def test_segments_are_aligned_to_pages_or_64_bytes() -> None:
     arrays = [np.full(n, n, np.float32) for n in (3, 40_000, 5, 50_000)]
     for segment in BlobFile(written(arrays)).segments:
         assert segment.offset % (4096 if segment.nbytes > 65536 else 64) == 0
@@ -91,7 +89,7 @@ def test_outline_reads_no_segment() -> None:
         file.verify()
 
 
-def test_a_document_inside_is_read_by_itself() -> None:
+def test_nested_document_is_read_alone() -> None:
     writer = BlobWriter()
     inner = writer.document({"w": np.arange(5)})
     file = io.BytesIO()
@@ -101,7 +99,7 @@ def test_a_document_inside_is_read_by_itself() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1.5: 0}, np.zeros(2, np.complex256)])
-def test_what_is_no_value_of_a_blob_cannot_be_written(value: Any) -> None:
+def test_unsupported_value_cannot_be_written(value: Any) -> None:
     with pytest.raises(TypeError):
         written([value])
 
@@ -123,7 +121,7 @@ def test_every_truncation_is_refused() -> None:
             BlobFile(blob[:nbytes])
 
 
-def test_another_format_version_is_refused_by_name() -> None:
+def test_another_format_version_is_refused_by_number() -> None:
     blob = bytearray(written({}))
     blob[8] = FORMAT_VERSION + 1
     with pytest.raises(BlobError, match=f"format version {FORMAT_VERSION + 1}") as caught:
@@ -133,7 +131,7 @@ def test_another_format_version_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 64, 2**62, 2**64 - 64, 2**32])
 @pytest.mark.parametrize("field", [0, 8])
-def test_segments_outside_or_over_the_header_are_refused(offset: int, field: int) -> None:
+def test_segments_outside_the_file_or_over_header_are_refused(offset: int, field: int) -> None:
     blob = written({"w": np.ones(20, np.float32)})
     (nbytes,) = struct.unpack_from("<Q", blob, 16)
     (start,) = (segment.offset for segment in BlobFile(blob).segments)
@@ -145,7 +143,7 @@ def test_segments_outside_or_over_the_header_are_refused(offset: int, field: int
         BlobFile(resealed(bytes(changed))).verify()
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_other_than_regular_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BlobError, match="regular"):
         BlobFile(tmp_path / "pipe")
@@ -171,6 +169,6 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         b"\xd8\x01",
     ],
 )
-def test_msgpack_that_promises_more_than_there_is(data: bytes) -> None:
+def test_msgpack_with_excessive_lengths_is_refused(data: bytes) -> None:
     with pytest.raises(BlobError, match="here: damaged"):
         unpack(data, Decoder(), "here")

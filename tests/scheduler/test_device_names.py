@@ -40,7 +40,7 @@ def test_parse(text: str, wanted: DeviceRequest) -> None:
         ("AUTO:CPU", "write HETERO:CPU"),
     ],
 )
-def test_what_is_no_device_string_is_told_what_would_be(text: str, message: str) -> None:
+def test_invalid_device_string_error_shows_valid_ones(text: str, message: str) -> None:
     with pytest.raises(UnknownDeviceError, match=message):
         parse_device(text)
 
@@ -49,7 +49,7 @@ def test_what_is_no_device_string_is_told_what_would_be(text: str, message: str)
     ("name", "wanted"),
     [("CPU", "CPU"), ("CPU.0", "CPU"), ("ORT", "ORT.0"), ("ORT.0", "ORT.0"), ("ORT.1", "ORT.1")],
 )
-def test_resolve_with_and_without_an_id(name: str, wanted: str) -> None:
+def test_resolve_with_and_without_id(name: str, wanted: str) -> None:
     assert resolve_name(name, AVAILABLE) == wanted
 
 
@@ -67,9 +67,7 @@ def test_resolve_with_and_without_an_id(name: str, wanted: str) -> None:
         ("ORT.1", "ORT.1"),
     ],
 )
-def test_ids_may_be_names_and_the_first_is_meant_where_none_is_given(
-    name: str, wanted: str | None
-) -> None:
+def test_ids_may_be_names_and_default_to_the_first(name: str, wanted: str | None) -> None:
     assert match_name(name, ("ORT.1", "OV.CPU", "OV.GPU.0", "OV.GPU.1")) == wanted
 
 
@@ -79,12 +77,12 @@ def test_devices_whose_ids_are_names_keep_them() -> None:
     assert [row.name for row in named(rows)] == ["OV.CPU", "OV.GPU.0", "ORT"]
 
 
-def test_an_unknown_name_lists_what_there_is_and_the_nearest() -> None:
+def test_unknown_name_error_lists_devices_and_nearest() -> None:
     with pytest.raises(UnknownDeviceError, match=r"CPU, ORT.0, ORT.1, NULL.*Did you mean CPU"):
         resolve_name("cpu", AVAILABLE)
 
 
-def test_an_unknown_id_lists_the_plugins_ids() -> None:
+def test_unknown_id_error_lists_ids_of_the_plugin() -> None:
     with pytest.raises(UnknownDeviceError, match=r"ORT has ORT.0, ORT.1"):
         resolve_name("ORT.7", AVAILABLE)
 
@@ -99,5 +97,5 @@ def test_resolve_a_list() -> None:
     assert resolve_device("HETERO", AVAILABLE) == AVAILABLE
 
 
-def test_only_devices_have_no_number() -> None:
+def test_only_device_has_no_number() -> None:
     assert assign_names(["CPU", "ORT", "ORT", "NULL"]) == ("CPU", "ORT.0", "ORT.1", "NULL")

@@ -31,13 +31,13 @@ from hetero.scheduler.types.messages import Message, Outputs, Values
 from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
-    test_a_plugin_that_fails_to_compile_is_named,
-    test_a_plugin_that_misbehaves_takes_nothing_with_it,
-    test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
     test_branches_of_one_request_overlap,
-    test_chain,
-    test_requests_overlap_and_each_gets_its_own_answer,
-    test_what_depends_on_no_input_is_loaded_with_its_readers,
+    test_chain_adds_once_per_device,
+    test_concurrent_requests_get_their_own_results,
+    test_constant_stages_are_folded_into_their_readers,
+    test_misbehaving_plugin_fails_its_request_only,
+    test_plugin_that_fails_to_compile_is_named,
+    test_raising_stage_is_named_and_deployment_continues,
 )
 from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
@@ -52,7 +52,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
         yield executor
 
 
-def test_devices_are_named_counted_and_broken_ones_listed(executor: InProcessExecutor) -> None:
+def test_devices_are_named_and_broken_ones_listed(executor: InProcessExecutor) -> None:
     rows = {row.name: row for row in executor.devices()}
     assert {"TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(rows)
     assert [rows[f"TWIN.{i}"].device_id for i in (0, 1)] == ["0", "1"]
@@ -64,7 +64,7 @@ def test_devices_are_named_counted_and_broken_ones_listed(executor: InProcessExe
         executor.query("TOY.9", build([("Neg", "n", ("x",), "y")], ["y"]))
 
 
-def test_query_names_the_clusters_device(executor: InProcessExecutor) -> None:
+def test_query_names_the_device_of_the_cluster(executor: InProcessExecutor) -> None:
     model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
     support = executor.query("TOY.2", model)
     assert support.devices == {"n": "TOY.2"}
@@ -72,7 +72,7 @@ def test_query_names_the_clusters_device(executor: InProcessExecutor) -> None:
     assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
 
 
-def test_an_answer_waits_for_an_output_that_comes_after_those_of_later_stages(
+def test_result_waits_for_a_late_output_of_early_stage(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     came: list[Message] = []
@@ -93,7 +93,9 @@ def test_an_answer_waits_for_an_output_that_comes_after_those_of_later_stages(
     deployment.close()
 
 
-def test_repeated_passthrough_constant_and_unused(executor: InProcessExecutor) -> None:
+def test_repeated_passthrough_constant_and_unused_values_are_returned(
+    executor: InProcessExecutor,
+) -> None:
     model = build(
         [("Neg", "n", ("x",), "y")],
         ["y", "x", "w", "y"],
@@ -114,13 +116,13 @@ def test_repeated_passthrough_constant_and_unused(executor: InProcessExecutor) -
         executor.deploy(plan, sources)
 
 
-def test_a_plan_without_stages(executor: InProcessExecutor) -> None:
+def test_plan_without_stages_runs(executor: InProcessExecutor) -> None:
     model = build([], ["x"])
     deployment = executor.deploy(Plan("p", model.inputs, model.outputs, (), ("x",)), [])
     np.testing.assert_array_equal(deployment.submit({"x": X}).future.result(300).outputs["x"], X)
 
 
-def test_sequences_cross(executor: InProcessExecutor) -> None:
+def test_sequences_cross_between_stages(executor: InProcessExecutor) -> None:
     model = build(
         [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
     )
@@ -129,7 +131,7 @@ def test_sequences_cross(executor: InProcessExecutor) -> None:
     assert [list(item) for item in y] == [list(X), list(X)]
 
 
-def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
+def test_cancel_stops_the_running_stage(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_30_"))
     submission = deployment.submit({"x": X})
     assert submission.cancel()
@@ -141,14 +143,14 @@ def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_deadline(executor: InProcessExecutor) -> None:
+def test_deadline_ends_a_request(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_30_"))
     submission = deployment.submit({"x": X}, Request(timeout_s=0.05))
     with pytest.raises(DeadlineError, match="in flight"):
         submission.future.result(300)
 
 
-def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
+def test_full_pipeline_applies_backpressure(executor: InProcessExecutor) -> None:
     plan = chain("TOY.0", name="sleep_30_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -164,7 +166,7 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
         assert second.result(300).cancel()
 
 
-def test_a_caller_may_go_on_while_its_request_waits_for_room(executor: InProcessExecutor) -> None:
+def test_caller_continues_while_its_request_waits_for_room(executor: InProcessExecutor) -> None:
     plan, aside = chain("TOY.0"), Request(waits=None)
     limits = Limits(requests=1, waiting=3)
     slow = executor.deploy(*chain("TOY.0", name="sleep_30_"), limits=limits)
@@ -188,7 +190,7 @@ def test_a_caller_may_go_on_while_its_request_waits_for_room(executor: InProcess
         np.testing.assert_array_equal(made.future.result(300).outputs["t0"], X + 1)
 
 
-def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> None:
+def test_close_cancels_running_and_waiting_requests(executor: InProcessExecutor) -> None:
     plan = chain("TOY.0", name="sleep_30_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -212,7 +214,7 @@ def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> 
         deployment.submit({"x": X})
 
 
-def test_what_does_not_fit_is_refused_before_it_runs(executor: InProcessExecutor) -> None:
+def test_oversized_request_is_refused_before_its_run(executor: InProcessExecutor) -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     with pytest.raises(TensorNameError, match=r"missing \['x'\], unknown \['y'\]"):
         executor.deploy(plan, sources).submit({"y": X})
@@ -237,7 +239,7 @@ def test_many_streams_run_many_requests_at_once(tmp_path: Path) -> None:
         executor.deploy(plan, [source])
 
 
-def test_streams_of_one_model_are_not_those_of_another(executor: InProcessExecutor) -> None:
+def test_streams_of_models_are_separate(executor: InProcessExecutor) -> None:
     plan, (source,) = chain("TOY.0", name="sleep_0.01_")
     wide = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 4})])
     narrow = executor.deploy(plan, [source])
@@ -252,7 +254,7 @@ def test_streams_of_one_model_are_not_those_of_another(executor: InProcessExecut
     assert narrow.submit({"x": X}).future.result(300)
 
 
-def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
+def test_error_after_a_run_fails_the_request_only(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
@@ -276,7 +278,7 @@ def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
     assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExecutor) -> None:
+def test_values_of_running_and_ended_requests_are_freed(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(50):
         deployment.submit({"x": X}).future.result(300)

@@ -29,7 +29,7 @@ OURS = {
         ("OLD=ORT@~/old", ("OLD", "ORT", "~/old"), "OLD"),
     ],
 )
-def test_a_plugin_is_named_with_its_interpreter(text, source, label):
+def test_plugin_spec_names_its_interpreter(text, source, label):
     found = PluginSource.parse(text)
     assert (found, found.label, str(found)) == (source, label, text)
 
@@ -51,12 +51,12 @@ def interpreter(folder: Path, body: str) -> str:
         (f"echo '{json.dumps(OURS | {'ray': '2.1.0', 'hetero': None})}'", "hetero missing, not"),
     ],
 )
-def test_an_interpreter_that_cannot_serve_says_why(tmp_path, body, says):
+def test_unusable_interpreter_error_names_the_reason(tmp_path, body, says):
     with pytest.raises(PluginLoadError, match=says):
         interpreters._interpreter(interpreter(tmp_path, body))
 
 
-def test_an_environment_is_its_interpreter(tmp_path, monkeypatch):
+def test_environment_folder_stands_for_its_interpreter(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     minor = ".".join(OURS["Python"].split(".")[:2])
@@ -67,7 +67,7 @@ def test_an_environment_is_its_interpreter(tmp_path, monkeypatch):
     assert interpreters._interpreter(f"~/{tmp_path.name}") == str(python)
 
 
-def test_in_this_process_such_a_plugin_is_a_row_that_names_ray():
+def test_plugin_with_interpreter_needs_ray_in_process():
     with hetero.Core("inprocess", plugins=[f"CPU@{sys.executable}"]) as core:
         (row,) = (row for row in core.device_descriptors if row.name == "CPU")
         assert "executor='ray'" in row.error

@@ -89,7 +89,7 @@ assert (num_open(), list(folder.iterdir())) == (before, [])
 """
 
 
-def test_a_process_without_descriptors_has_no_channel_and_goes_on(folder: Path) -> None:
+def test_process_without_descriptors_continues_without_channel(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DESCRIPTORS, folder],
         cwd=Path(__file__).parents[2],
@@ -124,7 +124,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     return Threads(monkeypatch)
 
 
-def test_a_channel_without_threads_is_refused_and_leaves_nothing(
+def test_channel_without_threads_is_refused_and_leaves_nothing(
     folder: Path, threads: Threads
 ) -> None:
     Party(folder, host="127.0.0.1").channel.close()
@@ -137,7 +137,7 @@ def test_a_channel_without_threads_is_refused_and_leaves_nothing(
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_a_device_without_more_threads_goes_on_with_those_that_it_has(
+def test_device_without_new_threads_continues_with_existing_ones(
     threads: Threads, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Idle:
@@ -166,7 +166,7 @@ def test_a_device_without_more_threads_goes_on_with_those_that_it_has(
     workers.stop()
 
 
-def test_a_user_without_threads_hears_of_it_in_a_typed_error(threads: Threads) -> None:
+def test_user_without_threads_gets_a_typed_error(threads: Threads) -> None:
     model = parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
     )

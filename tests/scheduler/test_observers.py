@@ -84,7 +84,7 @@ def answer(values: Values) -> Outputs:
     return Outputs(values.task, tensors, runs)
 
 
-def test_times_of_a_device_with_another_clock_are_told_by_ours() -> None:
+def test_device_times_are_converted_to_the_clients_clock() -> None:
     notes = Notes()
     offsets = {"near": 0.0, "far": 1000.0}
     deployment = deployed(notes, answer, Limits(), clock_offset_s=offsets.__getitem__)
@@ -94,7 +94,7 @@ def test_times_of_a_device_with_another_clock_are_told_by_ours() -> None:
     assert [request.runs for request in notes.requests] == [runs]
 
 
-def test_every_request_that_ends_is_told_of_once_however_few_are_remembered() -> None:
+def test_every_ended_request_is_observed_once() -> None:
     notes = Notes()
     kept: list[Request] = []
 
@@ -122,7 +122,7 @@ def test_every_request_that_ends_is_told_of_once_however_few_are_remembered() ->
         assert record.submitted.now_s <= record.admitted_s <= record.ended_s
 
 
-def test_requests_that_end_together_are_all_told_of() -> None:
+def test_requests_that_end_together_are_all_observed() -> None:
     notes = Notes()
     deployment = deployed(notes, lambda values: Outputs(values.task, {}), Limits(remembered=1))
     submitted = [deployment.submit(X) for _ in range(3)]

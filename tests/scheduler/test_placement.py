@@ -34,7 +34,7 @@ def chain(*devices: str) -> Plan:
     return Plan("m", (X,), (Y,), tuple(stages))
 
 
-def test_one_plan_is_one_route() -> None:
+def test_single_plan_has_one_route() -> None:
     placed = alone(chain("A", "B"))
     assert placed.stages == chain("A", "B").stages
     assert [r.stages for r in placed.routes] == [(0, 1)]
@@ -43,7 +43,7 @@ def test_one_plan_is_one_route() -> None:
     assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()})
 
 
-def test_what_plans_do_alike_is_one_stage_and_the_rest_their_own() -> None:
+def test_equal_parts_of_plans_are_one_stage() -> None:
     placed = share([chain("A", "B"), chain("A", "C"), chain("C", "B")], [1, 1, 1])
     assert [(s.index, s.device) for s in placed.stages] == [
         *((0, "A"), (1, "B"), (2, "C"), (3, "C")),
@@ -51,14 +51,14 @@ def test_what_plans_do_alike_is_one_stage_and_the_rest_their_own() -> None:
     assert [r.stages for r in placed.routes] == [(0, 1), (0, 2), (3, 1)]
 
 
-def test_plans_that_share_requests_have_stages_of_their_own() -> None:
+def test_plans_that_share_requests_have_separate_stages() -> None:
     placed = share([chain("A", "B"), chain("C")], [3, 1])
     assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C")]
     assert [(r.stages, r.share) for r in placed.routes] == [((0, 1), 3), ((2,), 1)]
     assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()}, {1: ()})
 
 
-def test_a_stage_on_several_devices_has_a_route_through_each() -> None:
+def test_replicated_stage_has_a_route_per_device() -> None:
     placed = replicate(chain("A", "B", "C"), {1: {"B": 2 / 3, "D": 1 / 3}})
     assert [(s.index, s.device) for s in placed.stages] == [
         *((0, "A"), (1, "B"), (2, "C"), (3, "D")),
@@ -71,13 +71,13 @@ def test_a_stage_on_several_devices_has_a_route_through_each() -> None:
     assert placed.sends[3] == {1: ((2, ("t1",)),)}
 
 
-def test_a_placement_is_extended_by_what_it_has_not_got() -> None:
+def test_placement_is_extended_by_missing_stages() -> None:
     placed = alone(chain("A", "B", "C")).extended(alone(chain("A", "C", "C")))
     assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C"), (3, "C")]
     assert [r.stages for r in placed.routes] == [(0, 1, 2), (0, 3, 2)]
 
 
-def test_placements_that_make_no_sense_are_refused() -> None:
+def test_invalid_placements_are_refused() -> None:
     with pytest.raises(PlanError, match="no route"):
         Placement((), ())
     with pytest.raises(PlanError, match="ports"):
@@ -105,7 +105,7 @@ def test_idle_routes_get_their_shares(shares: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_route_that_is_due_first_is_chosen(seed: int) -> None:
+def test_route_that_is_due_first_is_chosen(seed: int) -> None:
     """As found by looking at the credit of each, in whole numbers; the last route is stuck."""
     random = Random(seed)
     shares = [random.choice((1, 2, 4)) for _ in range(random.randint(2, 6))]
@@ -151,18 +151,18 @@ def calls_of_choices(count: int) -> int:
     return calls["call"] + calls["c_call"]
 
 
-def test_a_choice_among_a_thousand_routes_makes_no_more_calls_than_among_ten() -> None:
+def test_choice_of_route_has_constant_cost() -> None:
     assert calls_of_choices(1000) < 1.5 * calls_of_choices(10)
 
 
-def test_a_route_on_which_requests_pile_up_is_passed_by() -> None:
+def test_congested_route_is_avoided() -> None:
     routes = Routes([route("A"), route("B")])
     for _ in range(4):
         routes.begin(0)
     assert [routes.choose() for _ in range(4)] == [1] * 4
 
 
-def test_a_device_that_is_back_and_not_steady_is_used_where_no_other_is() -> None:
+def test_device_on_probation_is_used_as_last_choice() -> None:
     routes = Routes([route("A"), route("B")])
 
     def chosen() -> set[int | None]:
@@ -185,7 +185,7 @@ def test_a_device_that_is_back_and_not_steady_is_used_where_no_other_is() -> Non
     assert chosen() == {0, 1}
 
 
-def test_a_slow_route_gets_what_it_can_do_in_the_time() -> None:
+def test_slow_route_gets_requests_by_its_speed() -> None:
     """A runs a request in 1 s, B in 4 s, and 5 are always in flight: B does a fifth."""
     routes = Routes([route("A", share=4), route("B", share=1)])
     takes_s, ends, done = (1, 4), [0, 0], Counter[int]()
@@ -206,7 +206,7 @@ def test_a_slow_route_gets_what_it_can_do_in_the_time() -> None:
     assert done[1] == pytest.approx(40, abs=3)
 
 
-def test_requests_go_where_their_inputs_are_kept() -> None:
+def test_requests_run_on_the_device_of_their_inputs() -> None:
     routes = Routes([route("A", "B", "C"), route("A", "C"), route("D")])
     near = frozenset("AC")
     assert [routes.choose(near=near) for _ in range(3)] == [1] * 3
@@ -217,7 +217,7 @@ def test_requests_go_where_their_inputs_are_kept() -> None:
     assert {routes.choose() for _ in range(3)} == {0, 1, 2}
 
 
-def test_routes_with_a_device_away_are_not_taken() -> None:
+def test_routes_with_a_lost_device_are_not_used() -> None:
     routes = Routes([route("A"), route("A", "B"), route("C")])
     routes.lose(ev.DeviceLost(0.0, "A", "n", "x"))
     assert [routes.choose(), routes.choose([2])] == [2, None]

@@ -37,7 +37,7 @@ def test_derived_facts_of_a_diamond() -> None:
     assert plan.output_names == ("y", "x", "w")
 
 
-def test_bytes_round_trip_and_equal_plans_give_equal_bytes() -> None:
+def test_equal_plans_have_equal_bytes_and_round_trip() -> None:
     plan = diamond_plan()
     assert Plan.from_bytes(plan.to_bytes()) == plan
     assert diamond_plan().to_bytes() == plan.to_bytes()
@@ -63,14 +63,12 @@ def test_golden_plan_is_read_and_written_the_same() -> None:
         ((Stage(0, "A", ("x",), ("z",), ()),), r"\['y'\] have no source"),
     ],
 )
-def test_an_impossible_plan_names_the_stage_and_the_tensor(
-    stages: tuple[Stage, ...], message: str
-) -> None:
+def test_invalid_plan_error_names_stage_and_tensor(stages: tuple[Stage, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         Plan("m", (X,), (Y,), stages)
 
 
-def test_passthrough_and_constant_outputs_must_be_what_they_say() -> None:
+def test_invalid_passthrough_and_constant_outputs_are_refused() -> None:
     plan = diamond_plan()
     with pytest.raises(PlanError, match="passthrough"):
         replace(plan, passthrough=("a",))
@@ -94,7 +92,7 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
         Plan.from_bytes(data)
 
 
-def test_another_version_is_refused_by_its_number() -> None:
+def test_plan_of_another_version_is_refused_by_number() -> None:
     form, _, body = msgpack.unpackb(diamond_plan().to_bytes())
     with pytest.raises(BlobError, match="version 7"):
         Plan.from_bytes(msgpack.packb([form, 7, body]))

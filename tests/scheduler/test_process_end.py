@@ -33,12 +33,12 @@ COMMAND = [sys.executable, "-c", PROGRAM]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
-def test_exit_handlers_run_what_was_printed_is_there_and_modules_stay() -> None:
+def test_exit_handlers_run_and_output_is_complete() -> None:
     ended = subprocess.run(COMMAND, env=BUFFERED, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (3, "done\nhandled\n")
 
 
-def test_a_reader_that_has_gone_is_no_error() -> None:
+def test_closed_reader_causes_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run(
@@ -48,7 +48,7 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (3, b"")
 
 
-def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(
+def test_uninspectable_process_counts_as_alive(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     me = Process(os.getpid(), process_start(os.getpid()))

@@ -91,7 +91,7 @@ def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
 
 
 @pytest.mark.parametrize("request_", [WAITS, STARTS])
-def test_a_short_request_is_answered_by_its_callers_thread(
+def test_short_request_runs_on_its_callers_thread(
     executor: InProcessExecutor, request_: Request
 ) -> None:
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
@@ -120,9 +120,7 @@ def test_a_short_request_is_answered_by_its_callers_thread(
     ],
     ids=["its caller goes on", "own deadline", "profile", "kept output"],
 )
-def test_a_request_that_asks_for_more_is_submitted(
-    executor: InProcessExecutor, request_: Request
-) -> None:
+def test_request_with_options_is_submitted(executor: InProcessExecutor, request_: Request) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
     made = deployment.submit({"x": X}, request_)
     assert isinstance(made, Submission)
@@ -132,14 +130,14 @@ def test_a_request_that_asks_for_more_is_submitted(
 @pytest.mark.parametrize(
     "limits", [Limits(in_order=True), Limits(timeout_s=300)], ids=["in order", "model's time-out"]
 )
-def test_a_deployment_whose_limits_need_the_machine_has_no_program(
+def test_deployment_with_special_limits_has_no_program(
     executor: InProcessExecutor, limits: Limits
 ) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0"), limits=limits))
     assert isinstance(deployment.submit({"x": X}, WAITS), Submission)
 
 
-def test_a_deployment_that_answers_with_an_input_or_a_constant_has_no_program(
+def test_deployment_with_passthrough_or_constant_output_has_no_program(
     executor: InProcessExecutor,
 ) -> None:
     model = build(
@@ -152,7 +150,7 @@ def test_a_deployment_that_answers_with_an_input_or_a_constant_has_no_program(
     assert made.future.result(PATIENCE_S).outputs.keys() == {"x", "y", "c"}
 
 
-def test_a_request_of_other_values_than_arrays_or_other_names_is_submitted(
+def test_request_with_other_values_or_names_is_submitted(
     executor: InProcessExecutor,
 ) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
@@ -164,7 +162,7 @@ def test_a_request_of_other_values_than_arrays_or_other_names_is_submitted(
     assert held_nothing(executor, deployment)
 
 
-def test_a_started_request_is_submitted_while_workers_are_busy_or_if_it_is_larger(
+def test_started_request_is_submitted_if_workers_are_busy(
     executor: InProcessExecutor, gate: threading.Event
 ) -> None:
     gate.set()
@@ -183,7 +181,7 @@ def test_a_started_request_is_submitted_while_workers_are_busy_or_if_it_is_large
     assert waits.future.result(PATIENCE_S)
 
 
-def test_observers_are_told_of_what_callers_run() -> None:
+def test_observers_receive_requests_run_by_callers() -> None:
     notes = Notes()
     observed = create_executor(
         "inprocess", devices={"TOY": 1}, plugins=(ToyPlugin,), observers=[notes]
@@ -197,7 +195,7 @@ def test_observers_are_told_of_what_callers_run() -> None:
     observed.close()
 
 
-def test_inputs_are_read_only_to_stages_and_outputs_are_the_callers(
+def test_inputs_are_read_only_and_outputs_are_writable(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
@@ -247,7 +245,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.parametrize("busy", ["TOY.0", "TOY.1", "TOY.2"])
-def test_a_request_that_comes_to_a_busy_device_is_adopted_there(
+def test_request_at_a_busy_device_is_adopted(
     executor: InProcessExecutor, busy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
@@ -278,7 +276,7 @@ def test_a_request_that_comes_to_a_busy_device_is_adopted_there(
     assert held_nothing(executor, deployment)
 
 
-def test_a_task_that_waits_for_a_callers_stream_runs_once_the_caller_leaves(
+def test_waiting_task_runs_once_the_caller_frees_its_stream(
     executor: InProcessExecutor, gate: threading.Event
 ) -> None:
     gate.set()
@@ -298,7 +296,7 @@ def test_a_task_that_waits_for_a_callers_stream_runs_once_the_caller_leaves(
     assert held_nothing(executor, deployment)
 
 
-def test_a_request_that_waits_for_a_callers_room_is_admitted_once_the_caller_leaves(
+def test_waiting_request_is_admitted_once_the_caller_leaves(
     executor: InProcessExecutor, gate: threading.Event
 ) -> None:
     gate.set()
@@ -317,7 +315,7 @@ def test_a_request_that_waits_for_a_callers_room_is_admitted_once_the_caller_lea
 
 
 @pytest.mark.parametrize("kind", ["fail", "full", "refuse", "exit", "odd"])
-def test_a_stage_that_raises_gives_the_error_of_a_submitted_request(
+def test_raising_stage_gives_the_error_of_a_submission(
     executor: InProcessExecutor, kind: str
 ) -> None:
     told = []
@@ -337,7 +335,7 @@ def test_a_stage_that_raises_gives_the_error_of_a_submitted_request(
     assert told[0] == told[1]
 
 
-def test_a_stage_that_finds_no_memory_is_run_on_another_route(executor: InProcessExecutor) -> None:
+def test_stage_without_memory_runs_on_another_route(executor: InProcessExecutor) -> None:
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     learn_that_it_is_short(deployment)
@@ -351,7 +349,7 @@ def test_a_stage_that_finds_no_memory_is_run_on_another_route(executor: InProces
         alone.submit({"x": X}, WAITS).future.result(PATIENCE_S)
 
 
-def test_an_error_does_not_hold_the_inputs(executor: InProcessExecutor) -> None:
+def test_error_keeps_no_inputs_alive(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="refuse"))
     learn_that_it_is_short(deployment)
     mine = X.copy()
@@ -363,7 +361,7 @@ def test_an_error_does_not_hold_the_inputs(executor: InProcessExecutor) -> None:
     assert gone() is None
 
 
-def test_closing_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) -> None:
+def test_close_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_60_"))
     learn_that_it_is_short(deployment)
     errors: list[BaseException | None] = []
@@ -405,7 +403,7 @@ def ways_to_run(executor: InProcessExecutor) -> Iterator[InProcessDeployment]:
 
 
 @pytest.mark.parametrize("number_of_way", [0, 1])
-def test_ctrl_c_at_any_call_leaves_nothing_reserved(
+def test_ctrl_c_during_a_run_leaves_nothing_reserved(
     executor: InProcessExecutor, number_of_way: int
 ) -> None:
     deployment = warm([*ways_to_run(executor)][number_of_way])
@@ -498,7 +496,7 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_direct_and_submitted_requests_have_the_same_lives(seed: int) -> None:
+def test_direct_and_submitted_requests_have_equal_records(seed: int) -> None:
     usual, direct = ([*lives(seed, is_direct=is_direct)] for is_direct in (False, True))
     kinds = [one.pop("kind") for one in direct if isinstance(one, dict)]
     assert {one.pop("kind") for one in usual if isinstance(one, dict)} == {Submission}
@@ -506,14 +504,16 @@ def test_direct_and_submitted_requests_have_the_same_lives(seed: int) -> None:
     assert usual == direct
 
 
-def test_a_fork_is_refused(executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_process_is_refused(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
     monkeypatch.setattr(deployment._runner.home, "_id", -1)
     with pytest.raises(UnsupportedOperationError, match="fork"):
         deployment.submit({"x": X}, WAITS)
 
 
-def test_requests_are_run_as_they_start_once_many_were_short_until_two_take_longer(
+def test_starts_run_directly_after_many_short_requests(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployment_module, "_TINY_S", 0.5)

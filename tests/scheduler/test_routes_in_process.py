@@ -37,7 +37,7 @@ def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], .
     return found
 
 
-def test_plans_share_requests_and_stages_are_numbered_through(
+def test_plans_share_requests_and_number_stages_consecutively(
     executor: InProcessExecutor,
 ) -> None:
     (one, sources), (other, more) = chain("TOY.0", "TOY.1"), chain("TOY.2", "TOY.2")
@@ -49,7 +49,7 @@ def test_plans_share_requests_and_stages_are_numbered_through(
     deployment.close()
 
 
-def test_a_stage_on_several_devices_takes_turns(executor: InProcessExecutor) -> None:
+def test_replicated_stage_alternates_between_devices(executor: InProcessExecutor) -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     placed = replicate(plan, {1: {"TOY.1": 1.0, "TOY.2": 1.0}})
     deployment = executor.deploy(placed, [*sources, sources[1]])
@@ -58,7 +58,7 @@ def test_a_stage_on_several_devices_takes_turns(executor: InProcessExecutor) -> 
     deployment.close()
 
 
-def test_a_request_finds_its_branches_on_every_route(executor: InProcessExecutor) -> None:
+def test_branches_of_a_request_run_on_one_route(executor: InProcessExecutor) -> None:
     plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     both = {"TOY.1": 1.0, "TOY.2": 1.0}
     placed = replicate(plan, {1: both, 2: both})
@@ -85,7 +85,7 @@ def test_routes_have_one_admission(executor: InProcessExecutor) -> None:
     deployment.close()
 
 
-def test_answers_come_in_order_where_that_is_asked_for(executor: InProcessExecutor) -> None:
+def test_results_are_delivered_in_order_if_configured(executor: InProcessExecutor) -> None:
     (one, sources), (other, more) = chain("TOY.0", name="sleep_0.05_"), chain("TOY.1")
     placed = share([one, other], [1, 1])
     deployment = executor.deploy(placed, [*sources, *more], limits=Limits(in_order=True))
@@ -100,7 +100,7 @@ def test_answers_come_in_order_where_that_is_asked_for(executor: InProcessExecut
     deployment.close()
 
 
-def test_what_does_not_fit_into_a_device_is_run_on_another_route(
+def test_request_beyond_device_memory_runs_on_another_route(
     executor: InProcessExecutor,
 ) -> None:
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")

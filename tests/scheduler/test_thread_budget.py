@@ -29,19 +29,19 @@ def device(name: str, cores: int, node: str = "n") -> DeviceDescriptor:
         (2, ["ORT"], {"ORT": 5}, [5]),
     ],
 )
-def test_shares_add_up_to_the_nodes_cores_and_what_the_user_gave_stays(
+def test_budgets_add_up_to_cores_and_respect_user_values(
     cores: int, names: list[str], given: dict[str, int], shares: list[int]
 ) -> None:
     rows = [device(name, cores) for name in names]
     assert list(thread_shares(rows, given).values()) == shares
 
 
-def test_each_node_has_its_own_cores_and_a_device_that_computes_elsewhere_takes_none() -> None:
+def test_each_node_divides_its_own_cores() -> None:
     rows = [device("ORT.0", 8), device("GPU", 1), device("ORT.1", 4, "m"), device("CPU", 4, "m")]
     assert thread_shares(rows, {}) == {"ORT.0": 8, "GPU": 1, "ORT.1": 2, "CPU": 2}
 
 
-def test_a_device_that_has_left_since_it_was_placed_has_a_share_all_the_same() -> None:
+def test_removed_device_keeps_its_budget() -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     shares = plan_shares(alone(plan), sources, [device("TOY.0", 8)], ())
     assert shares == {"TOY.0": 8, "TOY.1": 1}

@@ -31,7 +31,7 @@ def sent(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_tensors_of_every_element_type(dtype: np.dtype) -> None:
+def test_tensors_of_every_element_type_survive(dtype: np.dtype) -> None:
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     for case in (array, array.T, array[:, ::2], array[:0], array[0, 0], np.array(array[0, 0])):
         assert_identical(sent(case), case)
@@ -42,13 +42,13 @@ def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
     assert_identical(sent(bits.view(np.float32)), bits.view(np.float32))
 
 
-def test_strings_of_numpys_in_a_tensor_of_objects_are_strings() -> None:
+def test_numpy_strings_in_object_tensors_become_strings() -> None:
     got = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
     assert [*map(type, got)] == [str, bytes, str]
     assert_identical(got, np.array(["a", b"b", "c"], object))
 
 
-def test_big_endian_tensors_arrive_as_native_ones() -> None:
+def test_big_endian_tensors_become_native() -> None:
     got = sent(np.arange(3, dtype=">i4"))
     assert_identical(got, np.arange(3, dtype=np.int32))
 
@@ -82,7 +82,7 @@ def test_models_keep_content_names_and_types() -> None:
     assert {v: got.spec(v) for v in "xyzw"} == {v: model.spec(v) for v in "xyzw"}
 
 
-def test_a_part_of_a_model_keeps_types_that_it_could_not_infer_alone() -> None:
+def test_part_of_a_model_keeps_types_from_the_whole() -> None:
     name = light_model_names()[0]
     model = read_model(f"light:{name}")
     middle = len(model.nodes) // 2
@@ -113,7 +113,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_any_nesting_survives(value: Any) -> None:
+def test_nested_values_survive(value: Any) -> None:
     assert_identical(sent(value), value)
 
 
@@ -122,12 +122,12 @@ def test_any_nesting_survives(value: Any) -> None:
     [object(), {1.5: 2}, np.array([object()]), np.zeros(2, "M8[s]"), {1, 2}],
     ids=["object", "float key", "objects", "dates", "set"],
 )
-def test_what_is_no_value_of_onnx_is_refused(value: Any) -> None:
+def test_value_outside_onnx_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         sent(value)
 
 
-def test_depth_is_bounded() -> None:
+def test_deep_nesting_is_refused() -> None:
     nested: Any = 1
     for _ in range(40):
         nested = [nested]

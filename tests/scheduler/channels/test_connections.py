@@ -80,7 +80,7 @@ def slow_link(
     link.close()
 
 
-def test_a_slow_link_loses_nothing_and_nobody_is_suspected(
+def test_slow_link_loses_no_message_and_suspects_no_peer(
     slow_link: tuple[Party, Party, SlowLink, str],
 ) -> None:
     first, second, _, address = slow_link
@@ -94,7 +94,7 @@ def test_a_slow_link_loses_nothing_and_nobody_is_suspected(
     assert first.suspected.empty()
 
 
-def test_a_connection_that_breaks_is_reported_as_a_loss_and_the_next_messages_come(
+def test_broken_connection_is_reported_and_replaced(
     slow_link: tuple[Party, Party, SlowLink, str],
 ) -> None:
     first, second, link, address = slow_link
@@ -107,7 +107,7 @@ def test_a_connection_that_breaks_is_reported_as_a_loss_and_the_next_messages_co
     assert first.lost.empty()
 
 
-def test_over_a_link_that_breaks_again_and_again_all_come_at_most_once_and_losses_are_reported(
+def test_unstable_link_delivers_at_most_once_and_reports_losses(
     slow_link: tuple[Party, Party, SlowLink, str],
 ) -> None:
     first, second, link, address = slow_link
@@ -135,7 +135,7 @@ def test_over_a_link_that_breaks_again_and_again_all_come_at_most_once_and_losse
     assert len(came) == len(set(came))
 
 
-def test_a_loss_between_two_parties_is_reported_to_a_third_that_watches_one(
+def test_loss_between_endpoints_is_reported_to_an_observer(
     slow_link: tuple[Party, Party, SlowLink, str], party: Callable[..., Party]
 ) -> None:
     first, second, link, address = slow_link
@@ -156,7 +156,7 @@ def test_a_loss_between_two_parties_is_reported_to_a_third_that_watches_one(
     assert client.lost.empty()
 
 
-def test_control_messages_go_on_while_a_tensor_is_on_its_way_into_a_channel(
+def test_control_messages_continue_during_a_tensor_transfer(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"host": "127.0.0.1", "heartbeat_s": 0.02, "timeout_s": 2 * LONG_S}
@@ -202,7 +202,7 @@ def test_every_dropped_request_arrives(
     ]
 
 
-def test_a_client_whose_key_is_not_the_clusters_is_refused(
+def test_client_with_another_key_is_refused(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = zmq.curve_keypair()[1]
@@ -220,7 +220,7 @@ def test_a_client_whose_key_is_not_the_clusters_is_refused(
     assert one.channel.is_suspected(stranger.address)
 
 
-def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
+def test_oversized_frame_is_refused_and_the_next_arrives(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetero.scheduler.channels.sockets.MAX_FRAME_NBYTES", 10_000)
@@ -239,7 +239,7 @@ def test_a_frame_that_is_too_large_is_refused_and_the_next_one_comes(
         two.channel.send(one.address, values(3, 100_000))
 
 
-def test_thousands_of_parties_are_watched(party: Callable[..., Party]) -> None:
+def test_thousands_of_endpoints_are_observed(party: Callable[..., Party]) -> None:
     one = party(host="127.0.0.1", curve=False, heartbeat_s=1.0, timeout_s=3.0)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(1100):  # more than libzmq's sockets by default
@@ -290,7 +290,7 @@ class OneWayLink:
 
 
 @pytest.mark.parametrize("is_deaf", [True, False])
-def test_a_party_that_is_half_cut_off_is_suspected_and_live_once_it_is_not(
+def test_endpoint_cut_off_in_one_direction_is_suspected(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, is_deaf: bool
 ) -> None:
     one, other = (party(host="127.0.0.1", heartbeat_s=0.05, timeout_s=1.0) for _ in range(2))
@@ -308,7 +308,7 @@ def test_a_party_that_is_half_cut_off_is_suspected_and_live_once_it_is_not(
     link.close()
 
 
-def test_a_party_that_closes_its_channel_has_ended_for_those_of_other_nodes(
+def test_closed_channel_is_reported_to_other_nodes(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (party(host="127.0.0.1") for _ in range(2))
@@ -324,7 +324,7 @@ def test_a_party_that_closes_its_channel_has_ended_for_those_of_other_nodes(
     wait_for(lambda: other.address not in one.channel._peers.by_address)
 
 
-def test_a_party_that_was_stopped_itself_suspects_nobody(party: Callable[..., Party]) -> None:
+def test_suspended_endpoint_suspects_no_peer(party: Callable[..., Party]) -> None:
     one, two = party(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), party()
     one.channel.watch(two.address)
     (peer,) = one.channel._peers
@@ -340,7 +340,7 @@ def test_a_party_that_was_stopped_itself_suspects_nobody(party: Callable[..., Pa
     assert one.suspected.empty()
 
 
-def test_a_party_whose_port_another_has_now_has_ended(
+def test_endpoint_whose_port_was_taken_over_has_ended(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, new = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
@@ -353,7 +353,7 @@ def test_a_party_whose_port_another_has_now_has_ended(
     assert not one.channel.is_suspected(new.address)
 
 
-def test_a_party_is_suspected_once_another_is_met_at_its_port(
+def test_endpoint_is_suspected_if_another_uses_its_port(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, old = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))

@@ -39,9 +39,7 @@ def pair(
 
 @pytest.mark.parametrize("size", [4, 10_000, 1_000_000])
 @pytest.mark.parametrize("count", [1, 15])
-def test_messages_arrive_once_and_are_answered(
-    pair: tuple[Party, Party], size: int, count: int
-) -> None:
+def test_messages_and_replies_arrive_once(pair: tuple[Party, Party], size: int, count: int) -> None:
     first, second = pair
     for number in range(count):
         first.channel.send(second.address, values(number, size))
@@ -52,7 +50,7 @@ def test_messages_arrive_once_and_are_answered(
     check(first.next(), 7, size)
 
 
-def test_what_finds_no_room_in_the_kernel_waits_and_arrives_in_order(
+def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
@@ -62,7 +60,7 @@ def test_what_finds_no_room_in_the_kernel_waits_and_arrives_in_order(
     assert [number_of(second.next()) for _ in range(count)] == list(range(count))
 
 
-def test_large_and_small_messages_that_find_no_room_arrive_whole_and_in_order(
+def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(shared_nbytes=None), party()
@@ -74,7 +72,7 @@ def test_large_and_small_messages_that_find_no_room_arrive_whole_and_in_order(
     assert not second.channel._inbox.losses
 
 
-def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
+def test_corked_messages_are_sent_together_others_at_once(
     party: Callable[..., Party],
 ) -> None:
     first, second, third = party(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), party(), party()
@@ -101,7 +99,7 @@ def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
     check(second.next(), 100)
 
 
-def test_what_is_held_and_has_no_room_beside_others_is_sent_whole(
+def test_corked_messages_without_room_are_sent_whole(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
@@ -114,7 +112,7 @@ def test_what_is_held_and_has_no_room_beside_others_is_sent_whole(
     assert not second.channel._inbox.losses
 
 
-def test_what_a_stuck_thread_holds_goes_with_the_next_heartbeat(
+def test_messages_corked_by_a_stuck_thread_follow_a_heartbeat(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
@@ -123,7 +121,7 @@ def test_what_a_stuck_thread_holds_goes_with_the_next_heartbeat(
     check(second.next(), 1)
 
 
-def test_what_is_held_and_finds_no_room_waits(party: Callable[..., Party]) -> None:
+def test_corked_messages_beyond_kernel_buffers_wait(party: Callable[..., Party]) -> None:
     first, second = party(), party()
     for number in range(0, 2000, 2):
         first.channel.cork()
@@ -133,7 +131,7 @@ def test_what_is_held_and_finds_no_room_waits(party: Callable[..., Party]) -> No
     assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
 
 
-def test_local_messages_without_end_do_not_starve_those_of_other_nodes_nor_the_other_way_round(
+def test_local_and_remote_messages_do_not_starve_each_other(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, remote, receiver = (party(host="127.0.0.1", curve=False) for _ in range(3))
@@ -154,7 +152,7 @@ def test_local_messages_without_end_do_not_starve_those_of_other_nodes_nor_the_o
             receiver.next()
 
 
-def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> None:
+def test_process_that_ends_without_close_leaves_no_files(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from hetero.scheduler.channels.direct import DirectChannel\n"
@@ -169,13 +167,13 @@ def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> Non
     assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
 
 
-def test_a_dropped_attempt_arrives_though_nobody_pumps(pair: tuple[Party, Party]) -> None:
+def test_drop_notice_arrives_without_a_pump(pair: tuple[Party, Party]) -> None:
     first, second = pair
     first.channel.send(second.address, Dropped(TASK.request))
     assert second.came.get(timeout=LONG_S) == Dropped(TASK.request)
 
 
-def test_a_watched_party_reports_its_status_and_its_clock(
+def test_observed_endpoint_reports_status_and_clock(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = count()
@@ -194,7 +192,7 @@ def test_a_watched_party_reports_its_status_and_its_clock(
     assert first.channel.silent_s(second.address) == 0.0
 
 
-def test_a_status_with_too_much_in_it_is_empty(party: Callable[..., Party]) -> None:
+def test_oversized_status_is_empty(party: Callable[..., Party]) -> None:
     first = party()
     second = party(status=lambda: {f"{i}" * 1000: 1.0 for i in range(64)})
     first.channel.watch(second.address)
@@ -202,7 +200,7 @@ def test_a_status_with_too_much_in_it_is_empty(party: Callable[..., Party]) -> N
     assert first.channel.status_of(second.address) == {}
 
 
-def test_a_pump_is_woken_and_one_of_a_closed_channel_returns(party: Callable[..., Party]) -> None:
+def test_pump_returns_after_wake_or_close(party: Callable[..., Party]) -> None:
     one = party()
     one.channel.wake()
     assert one.channel.pump(LONG_S) == 0
@@ -220,7 +218,7 @@ def test_a_pump_is_woken_and_one_of_a_closed_channel_returns(party: Callable[...
     one.channel.close()
 
 
-def test_several_threads_pump_and_each_message_is_handed_in_once(
+def test_concurrent_pumps_deliver_each_message_once(
     party: Callable[..., Party],
 ) -> None:
     first, second = party(), party()
@@ -271,7 +269,7 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
         left.unlink(missing_ok=True)  # the other party removes them as well
 
 
-def test_a_process_that_is_stopped_is_suspected_then_live_and_misses_what_was_sent(
+def test_suspended_process_is_suspected_then_live_and_loses_messages(
     other: tuple[Party, Any, str], party: Callable[..., Party]
 ) -> None:
     one, process, address = other
@@ -298,7 +296,7 @@ def test_a_process_that_is_stopped_is_suspected_then_live_and_misses_what_was_se
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_process_that_stops_is_suspected_within_the_timeout_and_one_that_ends_at_once(
+def test_suspended_process_is_suspected_and_ended_one_reported(
     other: tuple[Party, Any, str], party: Callable[..., Party], number: signal.Signals
 ) -> None:
     one, (_, process, address) = party(), other
@@ -332,7 +330,7 @@ while True:
 
 
 @pytest.mark.parametrize("patience_s", ["any", "0.2"])
-def test_a_process_that_keeps_the_interpreter_is_suspected_only_after_its_patience(
+def test_process_that_holds_the_gil_is_suspected_later(
     folder: Path, party: Callable[..., Party], patience_s: str
 ) -> None:
     one = party(heartbeat_s=0.05, timeout_s=0.4)
@@ -356,7 +354,7 @@ def test_a_process_that_keeps_the_interpreter_is_suspected_only_after_its_patien
         left.unlink(missing_ok=True)
 
 
-def test_the_end_of_a_process_on_the_node_is_reported_and_its_files_removed(
+def test_ended_local_process_is_reported_and_its_files_removed(
     other: tuple[Party, Any, str], folder: Path
 ) -> None:
     one, process, address = other
@@ -369,7 +367,7 @@ def test_the_end_of_a_process_on_the_node_is_reported_and_its_files_removed(
     one.channel.send(address, values(2))  # goes nowhere, and raises nothing
 
 
-def test_sockets_of_a_killed_process_are_removed_by_the_next(
+def test_sockets_of_killed_process_are_removed_by_the_next(
     folder: Path, other: tuple[Party, Any, str], party: Callable[..., Party]
 ) -> None:
     _, process, _ = other
@@ -381,12 +379,12 @@ def test_sockets_of_a_killed_process_are_removed_by_the_next(
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero2:", "hetero2:!!", "hetero2:kwECAw=="])
-def test_an_address_that_is_none_is_refused(address: str, party: Callable[..., Party]) -> None:
+def test_invalid_address_is_refused(address: str, party: Callable[..., Party]) -> None:
     with pytest.raises(BlobError, match="address"):
         party().channel.send(address, values(1))
 
 
-def test_a_party_that_listens_on_its_own_node_only_is_not_reached_from_another(
+def test_local_endpoint_is_unreachable_from_other_nodes(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = party(), party()
@@ -395,7 +393,7 @@ def test_a_party_that_listens_on_its_own_node_only_is_not_reached_from_another(
         one.channel.watch(two.address)
 
 
-def test_a_key_other_than_the_address_says_reaches_nobody(
+def test_wrong_key_reaches_no_endpoint(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = party(host="127.0.0.1"), party(host="127.0.0.1")
@@ -408,7 +406,7 @@ def test_a_key_other_than_the_address_says_reaches_nobody(
     assert two.channel.pump(0.2) == 0
 
 
-def test_a_folder_that_others_can_open_is_refused(folder: Path) -> None:
+def test_folder_open_to_other_users_is_refused(folder: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(ClusterError, match="chmod 700"):
         Party(folder)
@@ -419,13 +417,13 @@ def test_a_folder_that_others_can_open_is_refused(folder: Path) -> None:
         Party(folder / "file")
 
 
-def test_a_new_folder_is_private(folder: Path) -> None:
+def test_new_folder_is_private(folder: Path) -> None:
     one = Party(folder / "new")
     assert (folder / "new").stat().st_mode & 0o777 == 0o700
     one.channel.close()
 
 
-def test_a_host_that_is_not_this_nodes_is_refused(folder: Path) -> None:
+def test_address_with_another_nodes_host_is_refused(folder: Path) -> None:
     with pytest.raises(ClusterError, match="listen"):
         Party(folder, host="192.0.2.1")
 
@@ -448,7 +446,7 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
     wait_for(lambda: count() <= before)
 
 
-def test_to_close_waits_for_no_heartbeat(folder: Path) -> None:
+def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
     began_s = time.monotonic()
     for _ in range(10):
         first, second = (Party(folder, heartbeat_s=LONG_S, timeout_s=3 * LONG_S) for _ in range(2))
@@ -459,7 +457,7 @@ def test_to_close_waits_for_no_heartbeat(folder: Path) -> None:
     assert time.monotonic() - began_s < LONG_S
 
 
-def test_to_close_waits_for_no_thread_that_has_ended(folder: Path) -> None:
+def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
     channel = Party(folder).channel
     control = channel._control
     control._closed = True  # it may see so at its next look, before it is woken
@@ -470,7 +468,7 @@ def test_to_close_waits_for_no_thread_that_has_ended(folder: Path) -> None:
     assert not closing.is_alive()
 
 
-def test_callbacks_that_raise_do_not_end_the_control_thread(
+def test_raising_callbacks_do_not_end_the_control_thread(
     folder: Path, party: Callable[..., Party]
 ) -> None:
     told: Queue[str] = Queue()
@@ -511,7 +509,7 @@ input()
 """
 
 
-def test_clients_that_come_and_go_leave_no_descriptors(
+def test_short_lived_clients_leave_no_descriptors(
     folder: Path, party: Callable[..., Party]
 ) -> None:
     one = party(heartbeat_s=0.02, timeout_s=0.2)

@@ -71,7 +71,7 @@ def check_tensors(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Values, Outputs])
-def test_values_of_every_kind(kind: type) -> None:
+def test_values_of_every_kind_survive(kind: type) -> None:
     tensors = {
         "x": np.arange(6, dtype=np.float32).reshape(2, 3),
         "y": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
@@ -88,14 +88,14 @@ def test_values_of_every_kind(kind: type) -> None:
 
 @pytest.mark.parametrize("size", [1, INLINE_NBYTES])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_tensors_of_every_element_type_small_and_large(dtype: np.dtype, size: int) -> None:
+def test_tensors_of_every_element_type_survive(dtype: np.dtype, size: int) -> None:
     array = (np.arange(2 * size) % 2).astype(dtype).reshape(2, size)
     for case in (array, array.T, array[:, ::-1], array[:0], array[0, 0]):
         message = Values(TASK, {"x": case})
         check_tensors(arrived(message), message)
 
 
-def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
+def test_numpy_numbers_in_requests_and_timings_survive() -> None:
     request = Request(np.float64(2), id=np.int64(5), deployment="d")  # type: ignore[arg-type]
     run = StageTiming(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
     got = arrived(Values(Task(request, 0), {}, (run,)))
@@ -117,13 +117,13 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
         Free(("key/1", "key/2")),
     ],
 )
-def test_messages_without_tensors(message: Message) -> None:
+def test_messages_without_tensors_survive(message: Message) -> None:
     got = arrived(message)
     assert type(got) is type(message)
     assert got == message
 
 
-def test_a_request_that_keeps_outputs_is_found_again() -> None:
+def test_request_with_resident_outputs_survives() -> None:
     request = REQUEST._replace(resident_outputs=("y", "z"))
     assert {request: 1}[arrived(Dropped(request)).request] == 1
 
@@ -156,7 +156,7 @@ def test_damaged_message_fails_no_task() -> None:
     assert envelope.unreadable_task(parts, refused.value) is None
 
 
-def test_tensors_to_be_kept() -> None:
+def test_resident_tensors_survive() -> None:
     message = Keep(TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)})
     check_tensors(arrived(message), message)
 
@@ -172,7 +172,7 @@ def test_large_tensors_are_frames_without_a_copy() -> None:
     assert not got.tensors["x"].flags.writeable
 
 
-def test_tensors_in_memory_that_is_not_aligned_become_aligned() -> None:
+def test_unaligned_tensors_become_aligned() -> None:
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
     head, segment = to_frames(Values(TASK, {"x": array}))
     moved = memoryview(b"x" + bytes(segment))[1:]
@@ -182,7 +182,7 @@ def test_tensors_in_memory_that_is_not_aligned_become_aligned() -> None:
     np.testing.assert_array_equal(got.tensors["x"], array)
 
 
-def test_what_a_store_takes_is_found_again() -> None:
+def test_tensors_in_a_store_are_found() -> None:
     store: list[np.ndarray] = []
 
     def put(flat: np.ndarray) -> Sequence[int] | None:
@@ -201,12 +201,12 @@ def test_what_a_store_takes_is_found_again() -> None:
     check_tensors(got, Values(TASK, tensors))
 
 
-def test_values_that_cannot_be_sent_are_refused() -> None:
+def test_unserializable_values_are_refused() -> None:
     with pytest.raises(TypeError, match="not an ONNX value"):
         to_frames(Values(TASK, {"x": object()}))
 
 
-def test_an_error_keeps_its_class_message_data_and_cause() -> None:
+def test_error_keeps_class_message_data_and_cause() -> None:
     error = DeviceLostError("gone", device="ORT.0", node="n", attempt=2, shape=(1, 2))
     error.__cause__ = TensorShapeError("wrong", port="x")
     got = arrived(Failure(TASK, error)).error
@@ -228,18 +228,18 @@ class OwnError(TensorShapeError):
         (SystemExit(3), InferenceError),
     ],
 )
-def test_errors_of_others_become_the_nearest_of_ours(error: Any, kind: type) -> None:
+def test_foreign_errors_become_the_nearest_known_class(error: Any, kind: type) -> None:
     got = arrived(Failure(TASK, error)).error
     assert type(got) is kind
     assert str(error) in str(got)
 
 
-def test_data_of_an_error_that_is_no_value_is_told_in_words() -> None:
+def test_unserializable_error_data_become_text() -> None:
     got = arrived(Failure(TASK, HeteroError("x", what=slice(1)))).error
     assert got.what == "slice(None, 1, None)"
 
 
-def test_a_long_chain_of_causes_is_cut() -> None:
+def test_long_chain_of_causes_is_truncated() -> None:
     error = HeteroError("0")
     for i in range(1, 2000):
         outer = HeteroError(str(i))
@@ -248,7 +248,7 @@ def test_a_long_chain_of_causes_is_cut() -> None:
     assert str(arrived(Failure(TASK, error)).error.__cause__) == "1998"
 
 
-def test_another_version_is_refused_by_name() -> None:
+def test_message_of_another_version_is_refused_by_name() -> None:
     head = bytearray(to_frames(Dropped(REQUEST))[0])
     head[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}"):
@@ -324,13 +324,13 @@ def test_damaged_fields_are_refused(change: Any) -> None:
         b"HTE" + bytes([VERSION, 8]) + b"\x90",
     ],
 )
-def test_what_is_no_message_is_refused(head: bytes) -> None:
+def test_other_bytes_are_refused(head: bytes) -> None:
     with pytest.raises(BlobError):
         envelope.from_frames([head])
 
 
 @pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xc6", b"\xdb"])
-def test_no_room_is_made_for_what_is_only_claimed(claim: bytes) -> None:
+def test_claimed_sizes_allocate_no_memory(claim: bytes) -> None:
     head = to_frames(Values(TASK, {}))[0]
     assert head.endswith(b"\x80\x90")  # no tensors, no runs
     tracemalloc.start()
@@ -343,7 +343,7 @@ def test_no_room_is_made_for_what_is_only_claimed(claim: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_a_frame_of_another_length_is_refused() -> None:
+def test_frame_of_another_length_is_refused() -> None:
     head, segment = to_frames(Values(TASK, {"x": np.zeros(INLINE_NBYTES)}))
     for parts in ([head], [head, segment[:-8]], [head, bytes(segment) + b"x"]):
         with pytest.raises(BlobError):
@@ -385,7 +385,7 @@ def test_mutated_bytes_are_read_or_refused(head: bytes, changes: list[tuple[int,
     assert isinstance(message, Message)
 
 
-def test_the_loopback_channel_hands_in_what_is_read_from_bytes() -> None:
+def test_loopback_channel_delivers_parsed_copies() -> None:
     came: list[Message] = []
     parties = Switchboard(LoopbackChannel)
     parties.connect("b", came.append)

@@ -94,7 +94,7 @@ def contents(arrival: Arrival) -> tuple[bytes, list[bytes]]:
         st.lists(st.integers(0, 3 * local.MAX_PACKET_NBYTES), min_size=1, max_size=4), max_size=4
     )
 )
-def test_messages_of_any_sizes_arrive_whole_and_in_order(sizes: list[list[int]]) -> None:
+def test_messages_of_all_sizes_arrive_in_order(sizes: list[list[int]]) -> None:
     with tempfile.TemporaryDirectory(prefix="het") as folder:
         path = str(Path(folder) / "local")
         listening, links = Listening(path), LocalLinks()
@@ -119,7 +119,7 @@ def test_small_messages_are_sent_together(
     assert list(map(contents, listening.receive())) == [(SENDER, [b"one"]), (SENDER, [b"two"])]
 
 
-def test_a_message_that_may_not_wait_is_not_sent_while_others_do(
+def test_urgent_message_is_not_sent_while_others_wait(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
 ) -> None:
     one = link()
@@ -139,7 +139,7 @@ def test_a_message_that_may_not_wait_is_not_sent_while_others_do(
     assert one.try_send([b"in time"])
 
 
-def test_the_end_of_the_receiver_is_reported_once_and_what_follows_is_dropped(
+def test_receiver_end_is_reported_once_and_drops_later_messages(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
 ) -> None:
     ended: list[str] = []
@@ -158,7 +158,7 @@ def test_the_end_of_the_receiver_is_reported_once_and_what_follows_is_dropped(
     assert ended == ["ended"]
 
 
-def test_an_end_that_a_sender_finds_first_is_reported_once(
+def test_end_noticed_by_a_sender_is_reported_once(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
 ) -> None:
     ended: list[str] = []
@@ -171,9 +171,7 @@ def test_an_end_that_a_sender_finds_first_is_reported_once(
 
 
 @pytest.mark.parametrize("is_left", [True, False])
-def test_where_nobody_listens_the_end_is_reported_at_once(
-    path: str, links: LocalLinks, is_left: bool
-) -> None:
+def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_left: bool) -> None:
     if is_left:  # by a process that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
             left.bind(path)
@@ -182,7 +180,7 @@ def test_where_nobody_listens_the_end_is_reported_at_once(
     assert ended == ["ended"]
 
 
-def test_an_event_of_an_earlier_connection_with_its_descriptor_does_not_end_a_link(
+def test_reused_descriptor_does_not_end_a_link(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
     ended: list[str] = []
@@ -193,7 +191,7 @@ def test_an_event_of_an_earlier_connection_with_its_descriptor_does_not_end_a_li
     assert len(listening.receive()) == 1
 
 
-def test_a_connection_that_is_not_accepted_yet_is_made_later(
+def test_connection_before_accept_is_made_later(
     path: str, links: LocalLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_BACKLOG", 0)  # of which the kernel makes one
@@ -216,7 +214,7 @@ def test_a_connection_that_is_not_accepted_yet_is_made_later(
 @pytest.mark.parametrize(
     "first", [b"", b"HTS\xff", hello(b"somebody", SENDER), hello(RECEIVER, b"")]
 )
-def test_a_connection_with_another_greeting_is_closed(
+def test_connection_with_another_greeting_is_closed(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks, first: bytes
 ) -> None:
     ended: list[str] = []
@@ -227,7 +225,7 @@ def test_a_connection_with_another_greeting_is_closed(
     assert ended == ["ended"]
 
 
-def test_a_large_message_that_is_interrupted_is_reported_and_the_next_arrives(
+def test_interrupted_large_message_is_reported_and_next_arrives(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
     one = link()
@@ -239,7 +237,7 @@ def test_a_large_message_that_is_interrupted_is_reported_and_the_next_arrives(
         listening.receive()
 
 
-def test_a_packet_that_is_sent_twice_spoils_its_message_alone(
+def test_duplicate_packet_damages_its_message_alone(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
     one = link()

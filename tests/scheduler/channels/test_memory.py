@@ -12,7 +12,7 @@ from hetero.scheduler.types.messages import Dropped, Message, Outputs, Task, Val
 TASK = Task(Request(id=1, attempt=1), 0)
 
 
-def test_values_go_by_reference_and_cannot_be_written_to() -> None:
+def test_values_are_passed_by_reference_and_read_only() -> None:
     switchboard = Switchboard()
     came: list[Message] = []
     switchboard.connect("device", came.append)
@@ -32,7 +32,7 @@ def test_values_go_by_reference_and_cannot_be_written_to() -> None:
     assert came[1].tensors["y"] is x
 
 
-def test_nobody_at_an_address_hears_nothing() -> None:
+def test_message_to_an_unknown_address_is_dropped() -> None:
     switchboard = Switchboard()
     came: list[Message] = []
     device = switchboard.connect("device", came.append)

@@ -69,7 +69,7 @@ def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
     sender.close()
 
 
-def test_what_is_damaged_or_foreign_is_passed_over_and_reported(
+def test_damaged_or_foreign_frames_are_skipped_and_reported(
     foreign: tuple[Party, Foreign],
 ) -> None:
     one, sender = foreign
@@ -169,7 +169,7 @@ def test_control_messages_of_another_form_are_refused(tree: Any, why: str) -> No
         protocol.read_control(start + msgpack.packb(tree))
 
 
-def test_a_control_message_of_another_version_is_refused_by_name() -> None:
+def test_control_message_of_another_version_is_refused_by_name() -> None:
     data = bytearray(protocol.pack_control(protocol.Leave(), b"receiver", b"a sender"))
     data[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}; expected version {VERSION}"):
@@ -206,7 +206,7 @@ def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -
     two.channel.close()
 
 
-def test_what_is_sent_unasked_in_anothers_name_changes_nothing(
+def test_unsolicited_message_in_anothers_name_is_ignored(
     party: Callable[..., Party],
 ) -> None:
     one, two = party(host="127.0.0.1", curve=False), party()
@@ -225,7 +225,7 @@ def test_what_is_sent_unasked_in_anothers_name_changes_nothing(
 
 
 @pytest.mark.parametrize("curve", [True, False])
-def test_strangers_at_the_network_ports_change_nothing(
+def test_strangers_at_network_ports_change_nothing(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, curve: bool
 ) -> None:
     one, friend = (party(host="127.0.0.1", curve=curve, heartbeat_s=0.05) for _ in range(2))
@@ -259,7 +259,7 @@ def test_strangers_at_the_network_ports_change_nothing(
     assert one.lost.empty()
 
 
-def test_a_control_message_that_is_too_large_ends_its_connection(
+def test_oversized_control_message_closes_its_connection(
     party: Callable[..., Party], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = party(host="127.0.0.1", curve=False)

@@ -49,9 +49,7 @@ def contents(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 4097, 1_000_000, 10_000_000])
-def test_what_is_filled_is_read_without_a_copy(
-    pool: SlotPool, reader: SlotReader, nbytes: int
-) -> None:
+def test_slot_is_read_without_a_copy(pool: SlotPool, reader: SlotReader, nbytes: int) -> None:
     data = contents(nbytes)
     slot = pool.fill(data, READER)
     assert slot is not None
@@ -62,7 +60,7 @@ def test_what_is_filled_is_read_without_a_copy(
     assert slot.data.nbytes <= max(PAGE, 1.25 * nbytes + PAGE)
 
 
-def test_what_is_read_cannot_be_written(pool: SlotPool, reader: SlotReader) -> None:
+def test_views_of_a_slot_are_read_only(pool: SlotPool, reader: SlotReader) -> None:
     slot = pool.fill(contents(100), READER)
     assert slot is not None
     got = reader.view(list(slot.place), 100)
@@ -80,7 +78,7 @@ def test_what_is_read_cannot_be_written(pool: SlotPool, reader: SlotReader) -> N
         lambda flat: np.lib.stride_tricks.as_strided(flat, (3, 3), (2, 1)),
     ],
 )
-def test_a_slot_is_free_when_its_last_view_is_garbage(
+def test_slot_is_free_after_its_last_view(
     pool: SlotPool, reader: SlotReader, derive: Callable[[np.ndarray], Any]
 ) -> None:
     slot = pool.fill(contents(100), READER)
@@ -93,7 +91,7 @@ def test_a_slot_is_free_when_its_last_view_is_garbage(
     assert slot.is_free
 
 
-def test_slots_that_come_back_are_used_again(pool: SlotPool, reader: SlotReader) -> None:
+def test_freed_slots_are_reused(pool: SlotPool, reader: SlotReader) -> None:
     for seed in range(300):
         data = contents(100_000, seed)
         slot = pool.fill(data, READER)
@@ -102,7 +100,7 @@ def test_slots_that_come_back_are_used_again(pool: SlotPool, reader: SlotReader)
     assert len(files()) == 1
 
 
-def test_what_is_held_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
+def test_slot_with_a_view_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
     held = []
     for seed in range(200):
         slot = pool.fill(contents(60_000, seed), READER)
@@ -114,7 +112,7 @@ def test_what_is_held_is_never_overwritten(pool: SlotPool, reader: SlotReader) -
         np.testing.assert_array_equal(view, contents(60_000, seed))
 
 
-def test_a_full_pool_declines_until_slots_come_back(reader: SlotReader) -> None:
+def test_full_pool_declines_until_slots_are_freed(reader: SlotReader) -> None:
     pool = SlotPool(nbytes=20_000_000)
     slots = [pool.fill(contents(8_000_000), READER) for _ in range(3)]
     assert slots[0] is not None
@@ -130,9 +128,7 @@ def test_a_full_pool_declines_until_slots_come_back(reader: SlotReader) -> None:
     assert files() == set()
 
 
-def test_a_full_disk_makes_the_pool_decline(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_makes_the_pool_decline(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -152,7 +148,7 @@ def test_half_of_the_file_system_stays_free(
     assert files() == set()
 
 
-def test_slots_that_a_closed_channel_has_not_taken_and_those_of_the_dead_are_free(
+def test_slots_of_closed_channels_and_ended_processes_are_free(
     pool: SlotPool, reader: SlotReader
 ) -> None:
     slots = []
@@ -178,7 +174,7 @@ def test_slots_that_a_closed_channel_has_not_taken_and_those_of_the_dead_are_fre
     assert slots[0].is_free
 
 
-def test_a_closed_reader_takes_nothing(pool: SlotPool, reader: SlotReader) -> None:
+def test_closed_reader_takes_no_slot(pool: SlotPool, reader: SlotReader) -> None:
     slot = pool.fill(contents(100), READER, b"closed")
     assert slot is not None
     reader.view(list(slot.place), 100)  # and has mapped it
@@ -191,7 +187,7 @@ def test_a_closed_reader_takes_nothing(pool: SlotPool, reader: SlotReader) -> No
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_slot_that_is_filled_while_others_are_freed_stays_its_readers(
+def test_slot_filled_during_frees_keeps_its_reader(
     pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, is_closed: bool
 ) -> None:
     dead = Process(1, "1")
@@ -241,7 +237,7 @@ def test_a_slot_that_is_filled_while_others_are_freed_stays_its_readers(
         (4, 1.5),
     ],
 )
-def test_a_place_that_is_none_is_refused(
+def test_invalid_slot_position_is_refused(
     pool: SlotPool, reader: SlotReader, position: int, value: Any
 ) -> None:
     slot = pool.fill(contents(100), READER)
@@ -253,7 +249,7 @@ def test_a_place_that_is_none_is_refused(
             reader.view(bad, 100)
 
 
-def test_a_file_of_another_form_is_refused(reader: SlotReader) -> None:
+def test_file_of_another_format_is_refused(reader: SlotReader) -> None:
     owner = "1-1-1-1"
     path = FOLDER / f"hetero-{owner}.1"
     path.symlink_to("/etc/passwd")
@@ -268,7 +264,7 @@ def test_a_file_of_another_form_is_refused(reader: SlotReader) -> None:
         path.unlink()
 
 
-def test_a_reader_lets_go_of_files_that_are_gone(pool: SlotPool, reader: SlotReader) -> None:
+def test_reader_closes_deleted_files(pool: SlotPool, reader: SlotReader) -> None:
     other = SlotPool()
     slot = other.fill(contents(100), READER)
     assert slot is not None
@@ -314,7 +310,7 @@ def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
     process.stdout.close()
 
 
-def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
+def test_large_tensors_survive_the_end_of_reader_and_owner(
     relay: tuple[Party, Any, str], folder: Path
 ) -> None:
     one, process, address = relay
@@ -339,7 +335,7 @@ def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
         left.unlink()
 
 
-def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> None:
+def test_next_pool_removes_files_of_killed_owner(folder: Path) -> None:
     code = (
         "import numpy as np\n"
         "from hetero.scheduler.channels.shared_memory import SlotPool\n"
@@ -362,7 +358,7 @@ def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> N
         assert files(owner.pid) == set()
 
 
-def test_a_party_that_closes_frees_what_it_has_not_received(
+def test_close_frees_slots_of_unreceived_messages(
     party: Callable[..., Party], folder: Path
 ) -> None:
     one, two = party(timeout_s=2 * LONG_S), Party(folder)
@@ -380,7 +376,7 @@ def test_a_party_that_closes_frees_what_it_has_not_received(
     wait_for(lambda: busy[0].is_free)
 
 
-def test_what_does_not_fit_the_pool_goes_over_the_sockets(party: Callable[..., Party]) -> None:
+def test_tensors_beyond_the_pool_use_sockets(party: Callable[..., Party]) -> None:
     one, two = party(pool_nbytes=0), party(shared_nbytes=None)
     for first, second in ((one, two), (two, one)):
         first.channel.send(second.address, values(1, LARGE))
@@ -388,7 +384,7 @@ def test_what_does_not_fit_the_pool_goes_over_the_sockets(party: Callable[..., P
     assert files() == set()
 
 
-def test_a_message_that_cannot_be_sent_takes_no_slot(party: Callable[..., Party]) -> None:
+def test_unsendable_message_takes_no_slot(party: Callable[..., Party]) -> None:
     one, two = party(), party()
     message = values(1, LARGE)
     bad = message._replace(tensors={**message.tensors, "y": object()})
@@ -397,7 +393,7 @@ def test_a_message_that_cannot_be_sent_takes_no_slot(party: Callable[..., Party]
     assert all(slot.is_free for slot in one.channel._pool._filled())
 
 
-def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[..., Party]) -> None:
+def test_message_to_itself_is_passed_by_reference(party: Callable[..., Party]) -> None:
     one = party()
     message = values(1, LARGE)
     one.channel.send(one.address, message)
@@ -406,7 +402,7 @@ def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[...
     assert np.shares_memory(got.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
 
 
-def test_what_a_burst_took_is_given_back(pool: SlotPool, reader: SlotReader) -> None:
+def test_memory_of_a_burst_is_returned(pool: SlotPool, reader: SlotReader) -> None:
     slots = [pool.fill(contents(2_000_000), READER) for _ in range(10)]
     held = slots[0]
     assert held is not None

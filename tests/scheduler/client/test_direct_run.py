@@ -43,7 +43,7 @@ def submitted(m: ClientMachine, number: int, now_s: float, nbytes: int = 1) -> e
     return ev.Submitted(now_s, number, nbytes, m.limits.deadline_s(now_s, None))
 
 
-def test_a_direct_run_leaves_the_record_of_a_submitted_request() -> None:
+def test_direct_run_leaves_the_record_of_a_submission() -> None:
     usual, direct = (ClientMachine(LIMITS, [route("A")]) for _ in range(2))
     usual.handle(submitted(usual, 1, 1.0))
     run = direct_run(direct, 1, 1.0)
@@ -57,7 +57,7 @@ def test_a_direct_run_leaves_the_record_of_a_submitted_request() -> None:
     assert direct.num_in_flight == direct.nbytes_in_flight == 0
 
 
-def test_a_direct_run_is_refused_while_others_wait_or_all_slots_are_taken() -> None:
+def test_direct_run_is_refused_while_others_wait() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     runs = [direct_run(m, number, 1.0) for number in (1, 2)]
     assert all(runs)
@@ -69,14 +69,14 @@ def test_a_direct_run_is_refused_while_others_wait_or_all_slots_are_taken() -> N
     assert m.handle(ev.TimePassed(2.0)) == [ev.StartAttempt(3, 1)]
 
 
-def test_a_direct_run_is_refused_if_its_bytes_have_no_room() -> None:
+def test_direct_run_beyond_byte_limit_is_refused() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0, nbytes=15)
     assert direct_run(m, 2, 1.0, nbytes=6) is None
     assert direct_run(m, 2, 1.0, nbytes=5)
 
 
-def test_a_direct_run_is_refused_without_a_route_and_after_a_close() -> None:
+def test_direct_run_without_route_or_deployment_is_refused() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     m.handle(ev.DeviceLost(0.0, "A", "node", "pulled"))
     assert direct_run(m, 1, 1.0) is None
@@ -86,7 +86,7 @@ def test_a_direct_run_is_refused_without_a_route_and_after_a_close() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_a_direct_run_that_outlives_a_close_is_cancelled_as_it_is_adopted() -> None:
+def test_direct_run_adopted_after_close_is_cancelled() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     run = direct_run(m, 1, 1.0)
     assert run is not None
@@ -99,7 +99,7 @@ def test_a_direct_run_that_outlives_a_close_is_cancelled_as_it_is_adopted() -> N
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_an_adopted_request_expires_with_its_own_deadline() -> None:
+def test_adopted_request_expires_at_its_own_deadline() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0)
     assert m.handle(ev.TimePassed(200.0)) == []  # its thread cannot be told

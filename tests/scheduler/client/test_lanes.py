@@ -169,7 +169,7 @@ def test_request_with_options_uses_messages(client: Client, request_: Request) -
     assert client.devices.messages
 
 
-def test_request_with_own_deadline_has_a_record_and_uses_lanes(client: Client) -> None:
+def test_request_with_own_deadline_has_record_and_uses_lanes(client: Client) -> None:
     made = client.deployment.submit({"x": X}, Request(timeout_s=0.05))
     assert client.machine.state(made.request_id) is RequestState.RUNNING
     assert len(client.devices.packed) == 1
@@ -306,7 +306,7 @@ def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
     return profile
 
 
-def test_ctrl_c_at_any_call_of_submit_leaves_nothing_reserved(client: Client) -> None:
+def test_ctrl_c_during_submit_leaves_nothing_reserved(client: Client) -> None:
     client.answer(client.deployment.submit({"x": X}).request_id, [X])
     before = sys.getprofile()
     for number in itertools.count(1):

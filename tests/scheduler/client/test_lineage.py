@@ -35,7 +35,7 @@ class Forgetful:
 
 @pytest.mark.parametrize("made_by", CUTS)
 @pytest.mark.parametrize("again_by", CUTS)
-def test_a_run_takes_as_long_again_by_another_plan(made_by: str, again_by: str) -> None:
+def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) -> None:
     model = build(LINES, ["present"], inputs=["x", "past"])
     plans = {name: cut(model, *(("A", part) for part in parts))[0] for name, parts in CUTS.items()}
     took = enumerate(CUTS[made_by].values())

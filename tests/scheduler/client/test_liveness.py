@@ -31,7 +31,7 @@ def live(**options: Any) -> Liveness:
     return made
 
 
-def test_a_suspected_device_is_lost_and_returns_when_it_answers() -> None:
+def test_suspected_device_is_lost_until_it_responds() -> None:
     m = live()
     lost = DeviceLost(
         1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
@@ -48,14 +48,14 @@ def test_a_suspected_device_is_lost_and_returns_when_it_answers() -> None:
     assert m.tick(50.0) == []
 
 
-def test_probation_has_a_longest_time() -> None:
+def test_probation_has_a_maximum_duration() -> None:
     m = live(device_timeout_s=500.0)
     m.suspected(1.0, "a0", 2.0)
     m.answered(100.0, "a0")
     assert m.tick(110.0) == [DeviceSteady(110.0, "A")]
 
 
-def test_a_device_that_is_suspected_on_probation_is_excluded() -> None:
+def test_device_suspected_on_probation_is_excluded() -> None:
     m = live()
     m.suspected(2.0, "a0", 2.0)
     m.answered(3.0, "a0")
@@ -68,7 +68,7 @@ def test_a_device_that_is_suspected_on_probation_is_excluded() -> None:
     assert [type(order) for order in told] == [DeviceLost]
 
 
-def test_a_device_that_stays_suspected_is_restarted_at_another_address() -> None:
+def test_device_that_remains_suspected_is_restarted() -> None:
     m = live(device_timeout_s=2.0)
     m.suspected(1.0, "a0", 2.0)
     assert m.next_time_s == 3.0
@@ -82,7 +82,7 @@ def test_a_device_that_stays_suspected_is_restarted_at_another_address() -> None
     assert m.state("A") is DeviceState.LIVE
 
 
-def test_a_device_that_is_cut_off_is_excluded_at_once_and_restarted_once_it_is_reached() -> None:
+def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
     m = live(device_timeout_s=2.0)
     assert m.cut_off(0.5, "a0") == []  # it answers all the same
     m.suspected(1.0, "a0", 2.0)
@@ -94,7 +94,7 @@ def test_a_device_that_is_cut_off_is_excluded_at_once_and_restarted_once_it_is_r
     assert [type(order) for order in m.tick(5.9)] == [DeviceEnded, Restart]
 
 
-def test_a_device_that_was_cut_off_returns_when_it_answers() -> None:
+def test_cut_off_device_returns_when_it_responds() -> None:
     m = live()
     m.suspected(1.0, "a0", 2.0)
     m.cut_off(2.0, "a0")
@@ -114,7 +114,7 @@ def test_lost_messages_lose_and_return_their_device() -> None:
     assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
 
 
-def test_a_process_that_ends_is_restarted_at_once_and_then_after_growing_pauses() -> None:
+def test_ended_process_is_restarted_with_growing_pauses() -> None:
     m = live()
     told = m.ended(1.0, "a0", "killed")
     assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
@@ -131,7 +131,7 @@ def test_a_process_that_ends_is_restarted_at_once_and_then_after_growing_pauses(
     assert [type(order) for order in told] == [DeviceLost, Restart]  # it had lived long
 
 
-def test_a_process_with_a_hanging_stage_is_restarted() -> None:
+def test_process_with_a_hanging_stage_is_restarted() -> None:
     m = live()
     lost, restart = m.overdue(5.2, "a0", 5.1)
     assert isinstance(lost, DeviceLost)
@@ -140,7 +140,7 @@ def test_a_process_with_a_hanging_stage_is_restarted() -> None:
     assert m.overdue(5.4, "a0", 5.3) == []
 
 
-def test_a_device_that_takes_long_to_restart_is_excluded_once() -> None:
+def test_slowly_restarting_device_is_excluded_once() -> None:
     m = live()
     m.ended(1.0, "a0", "killed")
     assert m.tick(4.9) == []
@@ -150,7 +150,7 @@ def test_a_device_that_takes_long_to_restart_is_excluded_once() -> None:
     assert m.started(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
 
 
-def test_a_device_whose_node_has_left_is_removed_until_it_starts_again() -> None:
+def test_device_of_a_removed_node_returns_after_restart() -> None:
     m = live()
     m.ended(1.0, "a0", "killed")
     assert m.removed(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
@@ -166,7 +166,7 @@ sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floa
 
 
 @given(sights)
-def test_each_loss_and_return_is_ordered_once_and_each_loss_ends(
+def test_each_loss_is_reported_once_and_ends(
     life: list[tuple[str, str, bool, float]],
 ) -> None:
     m = live()
@@ -238,7 +238,7 @@ def test_each_loss_and_return_is_ordered_once_and_each_loss_ends(
                 assert back.is_steady or m.next_time_s < inf
 
 
-def test_a_device_that_has_unloaded_our_stages_loads_them_again_in_its_process() -> None:
+def test_device_that_unloaded_stages_reloads_them() -> None:
     liveness = live()
     cause = "it could not reach this client for long"
     assert liveness.unloaded(50.0, "a0") == [
@@ -252,7 +252,7 @@ def test_a_device_that_has_unloaded_our_stages_loads_them_again_in_its_process()
     ]
 
 
-def test_a_pools_client_excludes_a_suspected_device_and_does_not_restart_it() -> None:
+def test_client_of_pool_excludes_suspected_device_without_restart() -> None:
     m = live(of_pool=True, restarts=False)
     assert [type(order) for order in m.suspected(1.0, "a0", 2.0)] == [DeviceLost]
     assert m.tick(6.9) == []
@@ -264,7 +264,7 @@ def test_a_pools_client_excludes_a_suspected_device_and_does_not_restart_it() ->
     assert [type(order) for order in m.tick(3000.0)] == [DeviceSteady]
 
 
-def test_a_stage_of_a_pools_device_has_a_least_timeout() -> None:
+def test_stage_timeout_on_pool_device_has_a_minimum() -> None:
     m = live(of_pool=True)
     assert m.overdue(1.0, "a0", 0.1) == []
     assert isinstance(m.overdue(11.0, "a0", 10.1)[-1], Restart)

@@ -13,7 +13,7 @@ from hetero.scheduler.client.outbox import Outbox
 _WAIT_S = 30.0
 
 
-def test_an_order_decided_later_waits_for_one_that_another_thread_is_at() -> None:
+def test_order_waits_for_an_earlier_order_of_another_thread() -> None:
     outbox, done = Outbox(lambda order: None), []
     began, goes_on = threading.Event(), threading.Event()
 
@@ -34,7 +34,7 @@ def test_an_order_decided_later_waits_for_one_that_another_thread_is_at() -> Non
     assert done == [1, 2]
 
 
-def test_an_order_that_leads_to_others_ends_before_they_begin() -> None:
+def test_order_ends_before_orders_that_it_creates() -> None:
     outbox, done = Outbox(lambda order: None), []
 
     def first() -> None:
@@ -47,7 +47,7 @@ def test_an_order_that_leads_to_others_ends_before_they_begin() -> None:
     assert done == ["first", "second"]
 
 
-def test_what_raises_keeps_nothing_behind_it_and_an_interrupt_hands_all_over() -> None:
+def test_raising_or_interrupted_order_does_not_block_others() -> None:
     left: SimpleQueue[Any] = SimpleQueue()
     outbox, done = Outbox(left.put), []
     interrupts = iter([KeyboardInterrupt()])
@@ -69,7 +69,7 @@ def test_what_raises_keeps_nothing_behind_it_and_an_interrupt_hands_all_over() -
     assert done == ["again", "last"]
 
 
-def test_orders_of_many_threads_are_each_carried_out_once() -> None:
+def test_orders_of_many_threads_run_once_each() -> None:
     outbox, done, lock = Outbox(lambda order: None), [], threading.Lock()
     given: list[int] = []
 

@@ -70,7 +70,7 @@ class _Failing(_Nowhere):
         raise TensorLostError("an input is gone", port="x", device="A")
 
 
-def test_the_error_of_an_attempt_that_could_not_start_does_not_hold_its_inputs(
+def test_error_of_failed_start_keeps_no_inputs_alive(
     clock: Clock,
 ) -> None:
     runner = _runner(clock)
@@ -97,7 +97,7 @@ class _Answered(_Nowhere):
 
 
 @pytest.mark.parametrize("is_soon", [True, False])
-def test_what_an_answered_request_was_to_make_is_not_to_come(clock: Clock, is_soon: bool) -> None:
+def test_finished_request_awaits_no_more_outputs(clock: Clock, is_soon: bool) -> None:
     """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
     runner = _runner(clock)
     runner.attempts = _Answered(runner, is_soon)
@@ -117,7 +117,7 @@ def _run(runner: RequestRunner, clock: Clock) -> None:
         assert came_by.wait(_WAIT_S)
 
 
-def test_requests_after_the_first_do_not_wake_the_clock(
+def test_later_requests_do_not_wake_the_clock(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets: list[float] = []
@@ -130,7 +130,7 @@ def test_requests_after_the_first_do_not_wake_the_clock(
     runner.close()
 
 
-def test_a_request_after_others_ends_at_its_own_earlier_deadline(clock: Clock) -> None:
+def test_later_request_ends_at_its_earlier_deadline(clock: Clock) -> None:
     runner = _runner(clock)
     _run(runner, clock)
     early = runner.submit({}, Request(timeout_s=0.02))
@@ -139,7 +139,7 @@ def test_a_request_after_others_ends_at_its_own_earlier_deadline(clock: Clock) -
     runner.close()
 
 
-def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept(clock: Clock) -> None:
+def test_deadlines_hold_after_a_raising_callback_or_order(clock: Clock) -> None:
     def fail(_: object = None) -> None:
         raise RuntimeError("of whoever embeds it")
 
@@ -155,7 +155,7 @@ def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept(clock: Clock) 
     runner.close()
 
 
-def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
+def test_bytes_freed_by_a_deployment_admit_anothers_request(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,7 +177,7 @@ def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
         runner.close()
 
 
-def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock) -> None:
+def test_attempt_dropped_at_its_start_is_not_awaited(clock: Clock) -> None:
     runner = _runner(clock)
     real = runner.attempts.start
 
@@ -194,7 +194,7 @@ def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock
     runner.close()
 
 
-def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock: Clock) -> None:
+def test_interrupt_during_completion_leaves_no_caller_waiting(clock: Clock) -> None:
     runner = _runner(clock)
     others = [runner.submit({}, Request(timeout_s=_WAIT_S)) for _ in range(3)]
 
@@ -210,7 +210,7 @@ def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock
             other.future.result(_WAIT_S)
 
 
-def test_an_answer_that_cannot_be_made_fails_its_request(clock: Clock) -> None:
+def test_unbuildable_result_fails_its_request(clock: Clock) -> None:
     runner = _runner(clock)
 
     def answer(*of: Any) -> Response:

@@ -43,7 +43,7 @@ def failure(instruction: ev.ClientInstruction) -> BaseException:
     return instruction.error
 
 
-def test_a_request_is_started_and_answered() -> None:
+def test_request_starts_and_finishes() -> None:
     m = machine()
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
     assert m.handle(answered(1.0, 1, 1, "y")) == [delivered(1, "y")]
@@ -52,7 +52,7 @@ def test_a_request_is_started_and_answered() -> None:
     assert [line.attempt for line in m.story(1)] == [0, 1, 1]
 
 
-def test_what_is_remembered_of_a_request_is_not_its_error() -> None:
+def test_record_of_a_request_keeps_no_error() -> None:
     """It leads to what its callers had on their stacks, tensors that devices keep included."""
     m = machine()
     m.handle(submitted(1))
@@ -62,7 +62,7 @@ def test_what_is_remembered_of_a_request_is_not_its_error() -> None:
     assert record.error is None
 
 
-def test_requests_over_the_count_wait_in_order() -> None:
+def test_requests_beyond_the_limit_wait_in_order() -> None:
     m = machine(requests=1)
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
     assert m.handle(submitted(2)) == []
@@ -72,14 +72,14 @@ def test_requests_over_the_count_wait_in_order() -> None:
     assert m.handle(answer) == [delivered(1, "y"), ev.StartAttempt(2, 1)]
 
 
-def test_requests_over_the_bytes_wait_and_one_alone_never_does() -> None:
+def test_request_beyond_byte_limit_waits_unless_alone() -> None:
     m = machine(nbytes=10)
     assert m.handle(submitted(1, nbytes=25)) == [ev.StartAttempt(1, 1)]
     assert m.handle(submitted(2, nbytes=1)) == []
     assert m.handle(ev.CancelAsked(1.0, 1))[-1] == ev.StartAttempt(2, 1)
 
 
-def test_what_stages_made_before_counts_for_later_requests() -> None:
+def test_earlier_output_sizes_count_for_later_requests() -> None:
     m = machine(nbytes=100)
     m.handle(submitted(1))
     m.handle(answered(1.0, 1, 1, "y", 60))
@@ -93,14 +93,14 @@ def answer(m: ClientMachine, request_id: int, made_nbytes: int, *, nbytes: int =
     m.handle(answered(1.0, request_id, 1, "y", made_nbytes))
 
 
-def test_a_request_that_made_much_does_not_slow_smaller_ones() -> None:
+def test_request_with_large_outputs_does_not_delay_smaller_ones() -> None:
     m = machine(nbytes=1000)
     answer(m, 1, 10)
     answer(m, 2, 900, nbytes=64)
     assert [len(m.handle(submitted(3 + i))) for i in range(32)] == [1] * 32
 
 
-def test_a_request_that_made_much_once_is_forgotten() -> None:
+def test_single_large_output_size_is_forgotten() -> None:
     m = machine(nbytes=1000)
     answer(m, 1, 900)
     for request_id in range(2, 40):
@@ -108,7 +108,7 @@ def test_a_request_that_made_much_once_is_forgotten() -> None:
     assert [len(m.handle(submitted(40 + i))) for i in range(32)] == [1] * 32
 
 
-def test_a_size_not_seen_yet_is_expected_to_make_what_the_next_smaller_one_did() -> None:
+def test_unknown_input_size_uses_next_smaller_output_size() -> None:
     m = machine(nbytes=1000)
     answer(m, 1, 10)
     answer(m, 2, 500, nbytes=16)
@@ -117,7 +117,7 @@ def test_a_size_not_seen_yet_is_expected_to_make_what_the_next_smaller_one_did()
     assert m.handle(submitted(4, nbytes=100)) == []
 
 
-def test_machines_that_share_a_count_share_the_bytes_and_none_starves() -> None:
+def test_state_machines_share_bytes_without_starvation() -> None:
     shared = BytesInFlight()
     one, other = (
         ClientMachine(Limits(nbytes=100), (route("A"),), in_flight=shared) for _ in range(2)
@@ -133,7 +133,7 @@ def test_machines_that_share_a_count_share_the_bytes_and_none_starves() -> None:
     assert shared.nbytes == 0
 
 
-def test_a_small_request_does_not_overtake_a_big_one() -> None:
+def test_small_request_does_not_overtake_a_large_one() -> None:
     m = machine(nbytes=10)
     m.handle(submitted(1, nbytes=6))
     assert m.handle(submitted(2, nbytes=9)) == []
@@ -149,14 +149,14 @@ def test_too_many_waiting_callers_are_refused() -> None:
     assert "1 of 1 requests" in str(error)
 
 
-def test_a_request_that_does_not_wait_is_refused_where_there_is_no_room() -> None:
+def test_nonwaiting_request_without_room_is_refused() -> None:
     m = machine(requests=1)
     assert m.handle(ev.Submitted(0.0, 1, 1, 9.0, waits=False)) == [ev.StartAttempt(1, 1)]
     refused = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
     assert isinstance(failure(refused[0]), OverloadedError)
 
 
-def test_a_request_without_any_time_left_never_starts() -> None:
+def test_expired_request_never_starts() -> None:
     m = machine()
     for request_id, deadline_s in ((1, 0.0), (2, -1.0)):
         (fail,) = m.handle(submitted(request_id, deadline_s=deadline_s))
@@ -178,13 +178,13 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert m.next_deadline_s is None
 
 
-def test_time_that_passes_early_ends_nothing() -> None:
+def test_early_clock_event_ends_no_request() -> None:
     m = machine()
     m.handle(submitted(1, deadline_s=3.0))
     assert m.handle(ev.TimePassed(2.9)) == []
 
 
-def test_cancelling_drops_the_attempt_and_admits_the_next() -> None:
+def test_cancellation_drops_the_attempt_and_admits_the_next() -> None:
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -194,7 +194,7 @@ def test_cancelling_drops_the_attempt_and_admits_the_next() -> None:
     assert m.handle(ev.CancelAsked(2.0, 1)) == []
 
 
-def test_answers_of_ended_requests_are_dropped_and_told() -> None:
+def test_results_of_ended_requests_are_dropped_and_reported() -> None:
     m = machine()
     m.handle(submitted(1))
     m.handle(ev.CancelAsked(1.0, 1))
@@ -202,7 +202,7 @@ def test_answers_of_ended_requests_are_dropped_and_told() -> None:
     assert "came late" in m.story(1)[-1].event
 
 
-def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_dropped() -> None:
+def test_retry_starts_an_attempt_and_drops_earlier_results() -> None:
     m = machine(route("A"), route("B"))
     m.handle(submitted(1))
     again = m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x")))
@@ -219,7 +219,7 @@ GONE = ev.DeviceRemoved(2.0, "A", "node-7", "unplugged")
 BACK = ev.DeviceReturned(3.0, "A")
 
 
-def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> None:
+def test_requests_of_lost_device_are_replayed_after_its_return() -> None:
     m = machine(requests=2)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -244,7 +244,7 @@ def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> 
     ]
 
 
-def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
+def test_request_waits_for_its_lost_device() -> None:
     m = machine()
     m.handle(LOST)
     assert m.handle(submitted(1)) == []
@@ -255,7 +255,7 @@ def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
     assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
 
 
-def test_a_device_that_is_gone_for_good_ends_what_waits_for_it_at_once() -> None:
+def test_removed_device_ends_its_waiting_requests() -> None:
     m = machine(requests=1)
     for request_id in (1, 2):
         m.handle(submitted(request_id))
@@ -270,7 +270,7 @@ def test_a_device_that_is_gone_for_good_ends_what_waits_for_it_at_once() -> None
     assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
 
 
-def test_a_device_of_another_route_costs_nothing_and_a_live_route_takes_over() -> None:
+def test_loss_on_one_route_moves_its_requests_only() -> None:
     m = machine(route("A", "C"), route("B", "C"))
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1, 0)]
     assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1, 1)]
@@ -283,7 +283,7 @@ def test_a_device_of_another_route_costs_nothing_and_a_live_route_takes_over() -
     assert back == [ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1), ev.StartAttempt(1, 3, 1)]
 
 
-def test_routes_that_are_added_take_parked_requests_over() -> None:
+def test_added_routes_take_parked_requests() -> None:
     m = machine()
     m.handle(submitted(1))
     m.handle(LOST)
@@ -291,7 +291,7 @@ def test_routes_that_are_added_take_parked_requests_over() -> None:
     assert m.handle(GONE) == []
 
 
-def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> None:
+def test_request_with_too_many_attempts_raises_with_its_story() -> None:
     m = machine(attempts=2)
     m.handle(submitted(1))
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> Non
 
 
 @pytest.mark.parametrize("is_silent_first", [False, True])
-def test_a_request_that_ends_its_device_fails_alone(is_silent_first: bool) -> None:
+def test_poison_request_fails_alone(is_silent_first: bool) -> None:
     m = machine(attempts=2)
     running = {i for i in range(8) if m.handle(submitted(i))}
     poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
@@ -340,7 +340,7 @@ def test_a_request_that_ends_its_device_fails_alone(is_silent_first: bool) -> No
     assert num_lost == 4  # twice with all, which is free, and twice alone
 
 
-def test_suspects_are_tried_one_by_one_though_other_routes_are_there() -> None:
+def test_suspects_run_one_by_one_despite_other_routes() -> None:
     m = machine(route("A"), route("B"))
     for i in range(4):
         m.handle(submitted(i))
@@ -360,7 +360,7 @@ def test_suspects_are_tried_one_by_one_though_other_routes_are_there() -> None:
         assert sum(record.num_failed for record in records) == num_lost + 1
 
 
-def test_a_device_that_is_silent_again_and_again_costs_no_attempt() -> None:
+def test_repeatedly_silent_device_costs_no_attempt() -> None:
     m = machine(attempts=2)
     for i in (1, 2):
         m.handle(submitted(i))
@@ -373,7 +373,7 @@ def test_a_device_that_is_silent_again_and_again_costs_no_attempt() -> None:
     assert (record.num_failed, record.num_lost, record.is_suspect) == (0, 0, False)
 
 
-def test_messages_lost_on_the_way_count_and_make_no_suspects() -> None:
+def test_lost_messages_cost_attempts_without_suspicion() -> None:
     m = machine(attempts=2)
     lost = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
     for i in (1, 2):
@@ -383,7 +383,7 @@ def test_messages_lost_on_the_way_count_and_make_no_suspects() -> None:
     assert [type(o) for o in m.handle(lost)] == [ev.DropAttempt, ev.Fail] * 2
 
 
-def test_what_was_lost_by_a_device_that_is_there_is_sent_again_after_a_pause() -> None:
+def test_messages_lost_by_a_live_device_are_resent() -> None:
     m = machine()
     m.handle(submitted(1))
     assert m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x"))) == [ev.DropAttempt(1, 1)]
@@ -393,7 +393,7 @@ def test_what_was_lost_by_a_device_that_is_there_is_sent_again_after_a_pause() -
     assert m.handle(ev.TimePassed(resume_s)) == [ev.StartAttempt(1, 2)]
 
 
-def test_a_full_memory_is_tried_on_another_route_and_a_plugins_error_is_not() -> None:
+def test_memory_error_is_retried_on_another_route() -> None:
     m = machine(route("A"), route("B"))
     m.handle(submitted(1))
     full = MemoryError("full")
@@ -405,7 +405,7 @@ def test_a_full_memory_is_tried_on_another_route_and_a_plugins_error_is_not() ->
     assert failure(m.handle(ev.AttemptFailed(3.0, 2, 1, HeteroError("bad")))[-1]).args == ("bad",)
 
 
-def test_parked_requests_expire_are_cancelled_and_end_with_the_deployment_or_the_cluster() -> None:
+def test_parked_requests_end_by_deadline_cancellation_or_close() -> None:
     m = machine()
     for request_id, deadline_s in ((1, 3.0), (2, 9.0), (3, 9.0), (4, 9.0)):
         m.handle(submitted(request_id, deadline_s=deadline_s))
@@ -422,7 +422,7 @@ def test_parked_requests_expire_are_cancelled_and_end_with_the_deployment_or_the
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_waiting_for_admission_has_a_time_out_of_its_own() -> None:
+def test_admission_has_its_own_timeout() -> None:
     m = machine(requests=1, admission_timeout_s=2.0)
     m.handle(submitted(1))
     m.handle(submitted(2, now_s=1.0))
@@ -449,7 +449,7 @@ def test_greater_priority_is_admitted_first() -> None:
     assert order == [3, 4, 2]
 
 
-def test_answers_come_in_order_where_that_is_asked_for() -> None:
+def test_results_are_delivered_in_order_if_configured() -> None:
     m = machine(in_order=True, requests=3)
     for request_id in (1, 2, 3, 4):
         m.handle(submitted(request_id))
@@ -460,7 +460,7 @@ def test_answers_come_in_order_where_that_is_asked_for() -> None:
     assert told[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
 
 
-def test_requests_that_ended_leave_nothing_behind() -> None:
+def test_ended_requests_leave_no_state() -> None:
     m = machine(remembered=10)
     for request_id in range(5000):
         m.handle(submitted(request_id, deadline_s=1e6))
@@ -468,7 +468,7 @@ def test_requests_that_ended_leave_nothing_behind() -> None:
     assert len(m.due.entries) < 200
 
 
-def test_closing_cancels_all_and_those_to_come() -> None:
+def test_close_cancels_current_and_later_requests() -> None:
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -477,7 +477,7 @@ def test_closing_cancels_all_and_those_to_come() -> None:
     assert isinstance(failure(m.handle(submitted(3))[0]), RequestCancelledError)
 
 
-def test_impossible_events_are_faults() -> None:
+def test_impossible_events_raise() -> None:
     m = machine(requests=1)
     m.handle(submitted(1))
     with pytest.raises(InvalidTransitionError, match="twice"):
@@ -487,7 +487,7 @@ def test_impossible_events_are_faults() -> None:
         m.handle(answered(1.0, 2, 1, "y"))
 
 
-def test_the_table_is_closed() -> None:
+def test_transition_table_is_complete() -> None:
     reached = {RequestState.NEW, RequestState.DIRECT} | {
         state for row in TRANSITIONS.values() for state in row.to
     }

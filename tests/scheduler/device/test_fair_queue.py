@@ -58,7 +58,7 @@ one = st.tuples(st.integers(2, 9), st.integers(0, LEVELS - 1), st.integers(0, 1)
 
 
 @given(st.lists(one, max_size=12, unique_by=lambda t: t[:2]))
-def test_one_clients_tasks_run_by_request_and_level_then_priority(
+def test_tasks_run_by_request_level_and_priority(
     tasks: list[tuple[int, int, int]],
 ) -> None:
     m = machine("AB")
@@ -72,7 +72,7 @@ def test_one_clients_tasks_run_by_request_and_level_then_priority(
     assert order == [t[:2] for t in wanted]
 
 
-def test_a_clients_flood_does_not_delay_anothers_request() -> None:
+def test_flood_of_a_client_does_not_delay_anothers_request() -> None:
     m = machine("AB")
     started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(10):
@@ -85,7 +85,7 @@ def test_a_clients_flood_does_not_delay_anothers_request() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 10**6])
-def test_a_client_that_asks_one_by_one_gets_half_beside_a_flood_and_not_more(first: int) -> None:
+def test_sequential_client_gets_half_of_a_flooded_device(first: int) -> None:
     m = machine("AB")
     started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     count = Counter[str]()
@@ -98,7 +98,7 @@ def test_a_client_that_asks_one_by_one_gets_half_beside_a_flood_and_not_more(fir
 
 
 @pytest.mark.parametrize("in_flight", [8, 64])
-def test_beside_a_flood_of_chains_each_stage_of_anothers_waits_for_one_task(in_flight: int) -> None:
+def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
     m = machine("AB")
     started = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
     newest = Counter(A=in_flight, B=1)
@@ -118,7 +118,7 @@ def test_beside_a_flood_of_chains_each_stage_of_anothers_waits_for_one_task(in_f
     assert "AA" not in order[10 * in_flight + 2 :]
 
 
-def test_a_long_idle_client_saves_up_no_turns() -> None:
+def test_idle_client_saves_no_turns() -> None:
     m = machine("AB")
     for _ in drain(m, arrive(m, "B", 1)):
         pass
@@ -132,9 +132,7 @@ def test_a_long_idle_client_saves_up_no_turns() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 3))
-def test_clients_that_keep_a_device_busy_get_equal_turns_whatever_they_count(
-    gaps: list[int], levels: int
-) -> None:
+def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels: int) -> None:
     """Numbers of a client's requests on this device may have gaps: others went elsewhere."""
     clients = "ABCD"[: len(gaps)]
     m = machine(clients)

@@ -29,7 +29,7 @@ def loaded(*stages: str) -> DeviceHost:
     return host
 
 
-def test_a_stage_is_not_closed_between_being_found_and_being_run(
+def test_stage_is_not_closed_between_lookup_and_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host = loaded("add")
@@ -58,7 +58,7 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
     assert ran_at_close == [0]
 
 
-def test_a_program_that_cannot_close_does_not_keep_the_others(
+def test_failing_close_does_not_keep_other_programs_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = loaded("add", "mul")

@@ -296,7 +296,7 @@ def test_stage_with_a_time_limit_has_a_record() -> None:
     assert [to for to, _ in device.channel.messages] == ["next", "other"]
 
 
-def test_message_for_a_closed_deployment_is_a_lost_device() -> None:
+def test_message_for_closed_deployment_reports_lost_device() -> None:
     device = Device()
     device.loop.close_deployment(KEY)
     device.receive([X, X])
@@ -308,7 +308,7 @@ def test_message_for_a_closed_deployment_is_a_lost_device() -> None:
     assert len(device.channel.messages) == 1
 
 
-def test_message_for_an_unknown_stage_is_a_lost_device() -> None:
+def test_message_for_unknown_stage_reports_lost_device() -> None:
     device = Device()
     device.receive([X, X], stage=9)
     ((_, failure),) = device.channel.messages
@@ -367,7 +367,7 @@ def test_damaged_bytes_run_or_raise_or_fail(data: st.DataObject) -> None:
     assert device.is_idle
 
 
-def test_task_of_an_unloaded_stage_is_a_lost_device(
+def test_task_of_unloaded_stage_reports_lost_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device = Device()

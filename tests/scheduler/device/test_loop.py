@@ -48,7 +48,7 @@ def opened(loop: DeviceLoop, client: str) -> StageOpened:
 
 
 @pytest.mark.parametrize("end", ["closed", "client gone"])
-def test_values_for_a_stage_that_was_let_go_come_back_as_a_lost_device(
+def test_values_for_an_unloaded_stage_report_lost_device(
     end: str, device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
 ) -> None:
     loop, channel = device
@@ -86,7 +86,7 @@ def test_ill_typed_message_is_a_typed_error(
     assert "int" in str(told.error)
 
 
-def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the_models() -> None:
+def test_outputs_follow_the_route_of_their_attempt() -> None:
     came: dict[str, list[Any]] = {name: [] for name in ("client", "near", "moved", "far")}
     board = Switchboard()
     for name, messages in came.items():
@@ -116,7 +116,7 @@ def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the
     loop.close()
 
 
-def test_a_task_that_no_thread_takes_is_told_of_and_holds_no_stream() -> None:
+def test_task_without_thread_is_reported_and_frees_stream() -> None:
     def refuse(loop: DeviceLoop, due: object) -> None:
         raise RuntimeError("can't start new thread")
 

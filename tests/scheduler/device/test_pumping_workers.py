@@ -64,22 +64,22 @@ class Script:
         self.done.append("]")
 
 
-def test_a_task_that_comes_alone_is_sent_on_at_once() -> None:
+def test_outputs_of_a_single_task_are_sent_at_once() -> None:
     assert Script("a", "b", "c").play() == "abc"
 
 
-def test_after_several_came_at_once_what_comes_then_is_sent_on_together() -> None:
+def test_outputs_after_concurrent_tasks_are_sent_together() -> None:
     assert Script("abc", "def", "g", "h").play() == "abc[def][g]h"
 
 
-def test_no_task_waits_for_more_than_a_few() -> None:
+def test_task_waits_for_few_others() -> None:
     done = Script("ab", "x" * 40).play()
     assert done.startswith("ab[x")
     assert max(map(len, done.replace("[", "]").split("]"))) <= 16
     assert done.count("x") == 40
 
 
-def test_what_fails_lets_go_of_what_is_held() -> None:
+def test_failing_task_uncorks_its_channel() -> None:
     def fail(task: str) -> None:
         if task == "!":
             raise RuntimeError
@@ -87,14 +87,14 @@ def test_what_fails_lets_go_of_what_is_held() -> None:
     assert Script("ab", "c!d", runs=fail).play() == "ab[c!d]"
 
 
-def test_long_tasks_are_sent_on_one_by_one() -> None:
+def test_outputs_of_long_tasks_are_sent_one_by_one() -> None:
     script = Script("ab", "cd")
     script.workers._usual_s = LONG_S  # as if the last ones had been
     assert script.play() == "abcd"
 
 
 @pytest.mark.parametrize("when_s", [_LOOK_S, 0])
-def test_an_unexpected_error_leaves_the_device_receiving(when_s: float) -> None:
+def test_unexpected_error_leaves_the_device_receiving(when_s: float) -> None:
     def fail(task: str) -> None:
         if task == "!":
             raise RuntimeError("of a task")
@@ -114,7 +114,7 @@ def test_an_unexpected_error_leaves_the_device_receiving(when_s: float) -> None:
     assert damaged.num_damaged
 
 
-def test_streams_asked_for_while_tasks_turn_out_long_are_kept() -> None:
+def test_streams_added_during_long_tasks_remain() -> None:
     script = Script()
     workers = script.workers
     workers.serve(script)  # type: ignore[arg-type]  # of a channel it only receives

@@ -54,7 +54,7 @@ class Told:
         """Have nothing to let go of."""
 
 
-def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
+def test_tensors_are_counted_shared_and_freed_by_key() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
         kept.answer(Keep(TASK, client, key, {"t": X[:2]}), told.send)
@@ -76,7 +76,7 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     assert failure.error.data["port"] == "x"
 
 
-def test_what_awaits_a_bundle_is_sent_once_it_is_kept_and_forgotten_with_either_attempt() -> None:
+def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     made = Task(Request(deployment="m", id=1, attempt=1, resident_outputs=("t",)), 2)
     reader = Task(Request(deployment="m", id=2, attempt=1, resident_outputs=("t",)), 2)
@@ -103,7 +103,7 @@ def test_what_awaits_a_bundle_is_sent_once_it_is_kept_and_forgotten_with_either_
     assert told.sent[-1][0] == "other"
 
 
-def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
+def test_rows_of_resident_tensors_are_joined_in_place() -> None:
     kept, told = KeptTensors(replace(TOY, memory_nbytes=300), lambda value: value), Told()
     a, b = np.arange(12.0).reshape(2, 3, 2), np.arange(100.0, 102).reshape(1, 1, 2)
     kept.answer(Keep(TASK, "a", "1", {"a": a, "b": b}), told.send)
@@ -129,14 +129,14 @@ def test_rows_of_kept_tensors_are_joined_where_they_are() -> None:
     assert kept.nbytes == a.nbytes + b.nbytes + 96
 
 
-def test_a_device_whose_memory_clients_cannot_have_keeps_tensors_on_the_host() -> None:
+def test_device_without_shareable_memory_stores_tensors_on_host() -> None:
     class Leaving(ToyPlugin):
         leaves_outputs = True
 
     assert DeviceHost(TOY, Leaving()).place(X) is X
 
 
-def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
+def test_tensors_beyond_memory_are_refused_without_effect() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     kept.keep("a", "1", {"t": X})
     with pytest.raises(DeviceMemoryError, match="TOY on node here stores 16 bytes"):
@@ -160,7 +160,9 @@ def loop() -> Any:
 
 
 @pytest.mark.parametrize("dropped", ["before", "while it runs", "after", None])
-def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: str | None) -> None:
+def test_output_stays_resident_unless_its_attempt_was_dropped(
+    loop: Any, dropped: str | None
+) -> None:
     made, told, started, name = loop
     request = Request(deployment="d", id=1, attempt=1, resident_outputs=(name,))
     if dropped == "before":
@@ -187,7 +189,7 @@ def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: st
         assert made.status()["kept_nbytes"] == 0
 
 
-def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
+def test_error_of_vendor_reaches_the_requesting_client() -> None:
     def place(value: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
@@ -201,7 +203,7 @@ def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
     assert kept.nbytes == 0
 
 
-def test_what_a_client_keeps_is_not_anothers() -> None:
+def test_resident_tensors_belong_to_one_client() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     kept.keep("a", "1", {"t": X})
     kept.answer(Keep(TASK, "b", "1", {"t": X[:2]}), told.send)
@@ -213,7 +215,7 @@ def test_what_a_client_keeps_is_not_anothers() -> None:
     np.testing.assert_array_equal(message.tensors["x"], X)
 
 
-def test_what_was_sent_gives_way_to_what_has_to_be_kept() -> None:
+def test_sent_tensors_are_evicted_for_required_ones() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
     tasks = [Task(request, 0) for request in requests]
@@ -237,9 +239,7 @@ def test_what_was_sent_gives_way_to_what_has_to_be_kept() -> None:
 
 
 @pytest.mark.parametrize("ended", ["its attempt", "its client", None])
-def test_what_a_run_sends_is_kept_until_its_attempt_or_client_ends(
-    loop: Any, ended: str | None
-) -> None:
+def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, ended: str | None) -> None:
     made, told, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
@@ -258,7 +258,7 @@ def test_what_a_run_sends_is_kept_until_its_attempt_or_client_ends(
         np.testing.assert_array_equal(told.sent[-1][1].tensors["y"], X + 1)
 
 
-def test_what_a_run_sends_is_freed_however_soon_its_client_says_so(loop: Any) -> None:
+def test_sent_tensors_are_freed_after_an_early_drop(loop: Any) -> None:
     """Its answer may be there, and be dropped, before the device goes on."""
     made, _, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
@@ -270,7 +270,7 @@ def test_what_a_run_sends_is_freed_however_soon_its_client_says_so(loop: Any) ->
     assert made.status()["kept_nbytes"] == 0
 
 
-def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any) -> None:
+def test_replayed_stage_reports_tensors_to_its_client_only(loop: Any) -> None:
     made, told, started, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     made.open_stage(StageOpened("d", 0, ("x",), 0, sends, (name,), client="client", number=1))
@@ -285,7 +285,7 @@ def test_a_stage_that_runs_again_tells_its_client_alone_what_it_keeps(loop: Any)
     assert made.status()["kept_nbytes"] == 32  # for the next run, and for the stage after it
 
 
-def test_keep_sent_of_a_dropped_attempt_leaves_nothing_to_evict() -> None:
+def test_keep_sent_of_dropped_attempt_leaves_nothing_to_evict() -> None:
     class DroppingTensors(KeptTensors):
         """Drops the attempt as soon as its tensors are stored."""
 

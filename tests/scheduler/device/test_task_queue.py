@@ -59,7 +59,7 @@ def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
     return [i.task for i in instructions if isinstance(i, ev.Run) and i.outputs is not None]
 
 
-def test_a_task_runs_sends_on_and_reports() -> None:
+def test_task_runs_forwards_and_reports() -> None:
     m = machine()
     assert arrived(m, task(1), "x") == [run(task(1), "x")]
     assert end(m, task(1)) == [
@@ -68,7 +68,7 @@ def test_a_task_runs_sends_on_and_reports() -> None:
     assert m.num_tasks == 0
 
 
-def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
+def test_reopened_stage_keeps_its_tasks() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
@@ -80,17 +80,17 @@ def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
     ]
 
 
-def test_a_stage_waits_for_all_its_inputs_in_any_order() -> None:
+def test_stage_waits_for_all_inputs_in_any_order() -> None:
     m = machine()
     assert arrived(m, task(1, 1), "b") == []
     assert arrived(m, task(1, 1), "a") == [run(task(1, 1), "b", "a")]
 
 
-def test_a_stage_without_inputs_runs_when_told() -> None:
+def test_stage_without_inputs_runs_on_its_task_message() -> None:
     assert arrived(machine(), task(1, 2)) == [run(task(1, 2))]
 
 
-def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
+def test_older_requests_run_first_and_levels_count_as_requests() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(4), "x")
@@ -105,7 +105,7 @@ def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
     assert order == [task(3), task(4), task(3, 1)]
 
 
-def test_as_many_run_as_there_are_streams() -> None:
+def test_concurrent_runs_equal_the_streams() -> None:
     m = machine(2)
     assert arrived(m, task(1), "x")
     assert arrived(m, task(2), "x")
@@ -118,7 +118,7 @@ def other(request_id: int) -> Task:
     return Task(Request(deployment="e", id=request_id, attempt=1), 0)
 
 
-def test_each_stage_keeps_to_its_own_streams() -> None:
+def test_each_stage_uses_its_own_streams() -> None:
     m = machine(4)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
@@ -133,7 +133,7 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
     assert m.num_streams == 1
 
 
-def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
+def test_close_of_wide_stage_keeps_order_of_narrow_one() -> None:
     m = machine(2)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     for request_id in (1, 2, 3):
@@ -143,7 +143,7 @@ def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
     assert end(m, other(2))[-1] == run(other(3), "x")
 
 
-def test_a_failure_is_reported_and_nothing_sent() -> None:
+def test_failure_is_reported_without_outputs() -> None:
     m = machine()
     arrived(m, task(1), "x")
     error = ValueError()
@@ -152,7 +152,7 @@ def test_a_failure_is_reported_and_nothing_sent() -> None:
     ]
 
 
-def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
+def test_drop_cancels_running_and_discards_waiting_tasks() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(1, 1), "a")
@@ -161,14 +161,14 @@ def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
     assert m.num_tasks == 0
 
 
-def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
+def test_late_values_of_dropped_attempt_are_discarded() -> None:
     m = machine()
     m.drop(task(1).request)
     assert arrived(m, task(1), "x") == []
     assert arrived(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
 
 
-def test_a_dropped_task_in_the_queue_does_not_run() -> None:
+def test_dropped_task_in_the_queue_does_not_run() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
@@ -177,7 +177,7 @@ def test_a_dropped_task_in_the_queue_does_not_run() -> None:
     assert end(m, task(1))[-1] == run(task(3), "x")
 
 
-def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
+def test_closed_deployment_drops_its_tasks_and_later_ones() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
@@ -196,14 +196,14 @@ def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
     return told.error
 
 
-def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
+def test_values_for_unknown_stage_are_refused_by_name() -> None:
     m = machine()
     assert "is not loaded here" in str(refusal(arrived(m, task(1, 9), "x"), task(1, 9)))
     assert "['y']" in str(refusal(arrived(m, task(1), "y"), task(1)))
     assert m.num_tasks == 0
 
 
-def test_a_task_runs_at_once_where_none_waits_and_a_stream_is_free() -> None:
+def test_task_runs_at_once_if_a_stream_is_free() -> None:
     m = machine()
     m.drop(task(1).request)
     assert arrived(m, task(1), "x") == []
@@ -224,7 +224,7 @@ def test_a_task_runs_at_once_where_none_waits_and_a_stream_is_free() -> None:
     assert (wide.num_running, wide.num_tasks) == (1, 1)
 
 
-def test_values_that_come_twice_change_nothing() -> None:
+def test_duplicate_values_change_nothing() -> None:
     m = machine()
     arrived(m, task(1, 1), "a")
     assert arrived(m, task(1, 1), "a") == []
@@ -234,7 +234,7 @@ def test_values_that_come_twice_change_nothing() -> None:
     assert m.num_tasks == 0
 
 
-def test_impossible_events_are_faults() -> None:
+def test_impossible_events_raise() -> None:
     m = machine()
     arrived(m, task(1), "x")
     runs = found(m, task(1))
@@ -247,7 +247,7 @@ def test_impossible_events_are_faults() -> None:
     st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
     st.integers(1, 3),
 )
-def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
+def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
     m = machine(streams)
     sent: set[tuple[int, str]] = set()
     dropped: set[int] = set()
@@ -283,7 +283,7 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
     assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready
 
 
-def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
+def test_duplicate_values_of_finished_task_are_discarded() -> None:
     m = machine()
     arrived(m, task(1), "x")
     end(m, task(1))
@@ -291,7 +291,7 @@ def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
     assert m.num_tasks == 0
 
 
-def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
+def test_removed_client_leaves_no_state_and_others_continue() -> None:
     m = DeviceMachine()
     for deployment, client in (("d", "one"), ("e", "other")):
         m.open(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
@@ -310,7 +310,7 @@ def joining(m: DeviceMachine, request_id: int, nbytes: int = 10) -> list[ev.Devi
 
 
 @pytest.mark.parametrize("bounds", [{"max_tasks": 8}, {"max_nbytes": 80}])
-def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
+def test_client_over_its_memory_loses_its_oldest_join(
     bounds: dict[str, int],
 ) -> None:
     m = DeviceMachine(**bounds)
@@ -329,7 +329,7 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     assert joining(m, 1) == []  # late for what has ended
 
 
-def test_a_stage_number_given_again_takes_the_inputs_of_its_new_subgraph() -> None:
+def test_reused_stage_number_takes_inputs_of_new_subgraph() -> None:
     m = machine()
     m.open(ev.StageOpened("d", 0, ("z",), 0))
     assert arrived(m, task(1), "z") == [run(task(1), "z")]

@@ -55,7 +55,7 @@ def executor() -> Iterator[InProcessExecutor]:
     executor.close()
 
 
-def test_a_caller_that_waits_runs_its_own_short_request(
+def test_waiting_caller_runs_its_own_short_request(
     executor: InProcessExecutor, quick: None, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
@@ -72,7 +72,7 @@ def test_a_caller_that_waits_runs_its_own_short_request(
     assert threading.main_thread() not in threads
 
 
-def test_a_long_request_leaves_its_caller_free(
+def test_long_request_does_not_occupy_its_caller(
     executor: InProcessExecutor, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_0.1_"))
@@ -81,7 +81,7 @@ def test_a_long_request_leaves_its_caller_free(
     assert threading.main_thread() not in threads
 
 
-def test_a_request_goes_through_its_stages_in_one_thread(
+def test_request_passes_its_stages_in_one_thread(
     executor: InProcessExecutor, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
@@ -90,7 +90,7 @@ def test_a_request_goes_through_its_stages_in_one_thread(
     assert len(set(threads)) == 1
 
 
-def test_a_worker_that_goes_on_leaves_it_to_another_to_tell_the_client(
+def test_busy_worker_delegates_the_notice_to_the_client(
     executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[int, threading.Thread] = {}
@@ -110,7 +110,7 @@ def test_a_worker_that_goes_on_leaves_it_to_another_to_tell_the_client(
     assert told[1] in threads
 
 
-def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
+def test_ctrl_c_in_callers_stage_ends_its_request(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
@@ -146,7 +146,7 @@ def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_ctrl_c_after_any_call_of_a_callers_run_leaves_its_devices_free(
+def test_ctrl_c_during_a_callers_run_leaves_devices_free(
     executor: InProcessExecutor, quick: None, stages: int
 ) -> None:
     deployment = executor.deploy(*chain(*(f"TOY.{i}" for i in range(stages))))
@@ -182,7 +182,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return opened
 
 
-def test_a_caller_whose_device_is_busy_waits_its_turn(
+def test_caller_of_a_busy_device_waits_its_turn(
     executor: InProcessExecutor, gate: threading.Event, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0"))
@@ -198,9 +198,7 @@ def test_a_caller_whose_device_is_busy_waits_its_turn(
     assert threading.main_thread() not in threads
 
 
-def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
-    executor: InProcessExecutor, quick: None
-) -> None:
+def test_request_run_by_its_caller_is_observed(executor: InProcessExecutor, quick: None) -> None:
     deployment = executor.deploy(*chain("TOY.0"))
     told = []
     for request in (Request(), INLINE):
@@ -213,7 +211,7 @@ def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
     assert told[0] == told[1]
 
 
-def test_a_run_that_fails_in_its_callers_thread_is_made_again_elsewhere(
+def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(
     executor: InProcessExecutor, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [chain(name) for name in ("TOY.0", "TOY.1")]
@@ -234,7 +232,7 @@ def test_a_run_that_fails_in_its_callers_thread_is_made_again_elsewhere(
     assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
-def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
+def test_waiting_caller_lends_its_thread_after_admission(
     executor: InProcessExecutor, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"), limits=Limits(requests=1))
@@ -261,7 +259,7 @@ def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 @pytest.mark.parametrize(("usual_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
-def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_after_all(
+def test_tasks_behind_a_long_task_move_to_another_thread(
     usual_s: float,
     watch_s: float,
     executor: InProcessExecutor,
@@ -276,7 +274,7 @@ def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_aft
         np.testing.assert_array_equal(submission.future.result().outputs["t0"], X + 1)
 
 
-def test_what_is_queued_behind_short_tasks_is_run_by_their_thread(
+def test_tasks_behind_short_tasks_run_on_the_same_thread(
     executor: InProcessExecutor,
     threads: list[threading.Thread],
     gate: threading.Event,

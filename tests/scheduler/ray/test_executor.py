@@ -41,13 +41,13 @@ from hetero.scheduler.ray.session import connect
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # also run on Ray
-    test_a_plugin_that_fails_to_compile_is_named,
-    test_a_plugin_that_misbehaves_takes_nothing_with_it,
-    test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
     test_branches_of_one_request_overlap,
-    test_chain,
-    test_requests_overlap_and_each_gets_its_own_answer,
-    test_what_depends_on_no_input_is_loaded_with_its_readers,
+    test_chain_adds_once_per_device,
+    test_concurrent_requests_get_their_own_results,
+    test_constant_stages_are_folded_into_their_readers,
+    test_misbehaving_plugin_fails_its_request_only,
+    test_plugin_that_fails_to_compile_is_named,
+    test_raising_stage_is_named_and_deployment_continues,
 )
 from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin

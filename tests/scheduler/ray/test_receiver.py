@@ -56,7 +56,7 @@ def client(folder: Path, party: Callable[..., Party]) -> Iterator[Client]:
     made.close()
 
 
-def test_a_caller_that_waits_alone_receives_its_answer(
+def test_single_waiting_caller_receives_its_result(
     client: Client, party: Callable[..., Party]
 ) -> None:
     device = party()
@@ -67,7 +67,7 @@ def test_a_caller_that_waits_alone_receives_its_answer(
         assert client.next() == (number, threading.current_thread())
 
 
-def test_what_nobody_waits_for_is_received_by_the_thread(
+def test_message_without_waiting_caller_is_received_by_thread(
     client: Client, party: Callable[..., Party]
 ) -> None:
     device = party()
@@ -78,9 +78,7 @@ def test_what_nobody_waits_for_is_received_by_the_thread(
         assert client.next() == (number, client.reception._thread)
 
 
-def test_the_thread_goes_on_where_a_caller_leaves(
-    client: Client, party: Callable[..., Party]
-) -> None:
+def test_thread_receives_after_a_caller_leaves(client: Client, party: Callable[..., Party]) -> None:
     device = party()
     for number in range(0, 20, 2):
         client.ask(number)
@@ -96,7 +94,7 @@ def test_the_thread_goes_on_where_a_caller_leaves(
         assert client.next() == (number + 1, client.reception._thread)
 
 
-def test_a_second_caller_that_waits_leaves_it_to_the_first(
+def test_second_waiting_caller_leaves_receiving_to_the_first(
     client: Client, party: Callable[..., Party]
 ) -> None:
     device = party()
@@ -107,7 +105,7 @@ def test_a_second_caller_that_waits_leaves_it_to_the_first(
         assert client.next() == (number, client.reception._thread)
 
 
-def test_a_caller_that_receives_hears_that_its_request_was_dropped(client: Client) -> None:
+def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
     client.ask(1)
     looked = threading.Event()
 
@@ -124,7 +122,7 @@ def test_a_caller_that_receives_hears_that_its_request_was_dropped(client: Clien
     assert not helping.is_alive()
 
 
-def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
+def test_interrupted_caller_leaves_all_results_received(
     client: Client, party: Callable[..., Party]
 ) -> None:
     device = party()
@@ -142,7 +140,7 @@ def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
         assert client.next() == (number, client.reception._thread)
 
 
-def test_a_message_that_cannot_be_taken_in_leaves_the_others_received(
+def test_unprocessable_message_leaves_others_received(
     client: Client, party: Callable[..., Party], caplog: pytest.LogCaptureFixture
 ) -> None:
     device = party()
@@ -166,9 +164,7 @@ def test_a_message_that_cannot_be_taken_in_leaves_the_others_received(
     wait_for(lambda: caplog.text.count("RuntimeError: of a message") == 2)
 
 
-def test_ctrl_c_at_any_line_takes_nobodys_message(
-    client: Client, party: Callable[..., Party]
-) -> None:
+def test_ctrl_c_at_any_line_loses_no_message(client: Client, party: Callable[..., Party]) -> None:
     device = party()
     traced = {code.__file__ for code in (receiver, signals, direct, inbox)}
     lines = interrupted = 0
