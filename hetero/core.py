@@ -40,6 +40,7 @@ from hetero.devices.plugin.support import Refusal, Support
 from hetero.extensions import Extensions
 from hetero.measure.sample_inputs import sample_shapes
 from hetero.observe.metrics_server import MetricsServer
+from hetero.observe.spans import SpanExport
 from hetero.observe.trace import Trace
 from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Costs
@@ -113,7 +114,7 @@ class Core:
         )
         self._settings = Settings(self._devices.descriptors, self._devices.get_property)
         self._extensions = Extensions()
-        self._observers: list[Trace | MetricsServer] = []
+        self._observers: list[Trace | MetricsServer | SpanExport] = []
         self._queries = QueryCache(self._devices.query)
         self._planner = CostPlanner(self._devices.get_executor, self._queries)
         self._verifier = Verifier(self._devices.get_executor)
@@ -303,6 +304,27 @@ class Core:
         server = MetricsServer(self._devices.observers, self._devices.load, host, port)
         self._observers.append(server)
         return server
+
+    def export_spans(self, tracer_provider: Any = None) -> SpanExport:
+        """Export requests from now on as OpenTelemetry spans: ``with core.export_spans(): ...``.
+
+        Each request is a span, and each of its stages a child of it. A request that a server got
+        with a ``traceparent`` continues that trace. Without a ``with`` block, `SpanExport.close` or
+        `close` ends the export.
+
+        Parameters
+        ----------
+        tracer_provider : opentelemetry.trace.TracerProvider, optional
+            The provider that samples and sends the spans; by default the global one.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The extra ``opentelemetry`` is not installed.
+        """
+        spans = SpanExport(self._devices.observers, tracer_provider)
+        self._observers.append(spans)
+        return spans
 
     def set_property(
         self, device_name: Any = GLOBAL_SCOPE, properties: Config | tuple[str, Any] | None = None

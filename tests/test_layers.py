@@ -268,6 +268,7 @@ LIBRARY_USERS = {
             "hetero/apps/serve/statistics.py",
         ),
     ],
+    "opentelemetry": ["hetero/observe/spans.py"],
     "uvicorn": ["hetero/apps/serve/*.py"],
     "httptools": ["hetero/apps/serve/*.py"],
     "orjson": ["hetero/apps/serve/*.py"],

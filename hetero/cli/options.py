@@ -26,7 +26,7 @@ from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.planning.cost.cost_file import read_costs
 
 #: Options that observe running requests, and options that are fields of a `ModelCommand`.
-_OBSERVE_OPTIONS: Final = ("trace", "metrics_port")
+_OBSERVE_OPTIONS: Final = ("trace", "metrics_port", "opentelemetry")
 _COMMAND_FIELDS: Final = tuple(entry.name for entry in fields(ModelCommand) if entry.name != "core")
 
 
@@ -141,7 +141,13 @@ model_options: Final = combine_options(
     affinity_option,
     config_option,
 )
-#: Adds ``--trace`` and ``--metrics-port``, which `with_core` implements.
+#: Adds ``--opentelemetry``, which `with_core` implements.
+opentelemetry_option: Final = click.option(
+    "--opentelemetry",
+    is_flag=True,
+    help="Send a span for each request and stage by OTLP, to OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
+#: Adds ``--trace``, ``--metrics-port`` and ``--opentelemetry``, which `with_core` implements.
 observe_options: Final = combine_options(
     output_file(
         "--trace",
@@ -156,6 +162,7 @@ observe_options: Final = combine_options(
         help="Serve metrics for Prometheus and `hetero top` on this port of localhost while the "
         "command runs; 0 chooses a free port.",
     ),
+    opentelemetry_option,
 )
 
 
@@ -216,10 +223,18 @@ def with_core(
 
 @contextmanager
 def _observed(
-    core: Core, *, trace: Path | None = None, metrics_port: int | None = None
+    core: Core,
+    *,
+    trace: Path | None = None,
+    metrics_port: int | None = None,
+    opentelemetry: bool = False,
 ) -> Iterator[None]:
-    """Trace a Core's requests and serve its metrics within the block."""
+    """Trace a Core's requests, serve its metrics and export its spans within the block."""
     with ExitStack() as stack:
+        if opentelemetry:
+            from hetero.observe.spans import otlp_provider
+
+            stack.enter_context(core.export_spans(stack.enter_context(otlp_provider())))
         if trace is not None:
             block = core.trace(trace)
             stack.callback(lambda: print_note(f"wrote {trace}") if block.is_written else None)

@@ -128,7 +128,7 @@ def trace_events(
         yield from _Events(requests, nodes, now_s).all(devices)
 
 
-def _on_the_clock(request: ObservedRequest) -> ObservedRequest:
+def on_client_clock(request: ObservedRequest) -> ObservedRequest:
     """Return a request without the runs whose times are by an uncorrected clock."""
     first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
     last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
@@ -144,7 +144,7 @@ class _Events:
     ) -> None:
         self._origin_s = min(request.record.submitted.now_s for request in requests)
         self._now_s = now_s
-        self._requests = [_on_the_clock(request) for request in requests]
+        self._requests = [on_client_clock(request) for request in requests]
         #: Identity of a run -> the requests that were batched in it.
         self._requests_of_run: defaultdict[int, list[int]] = defaultdict(list)
         runs: dict[int, StageTiming] = {}

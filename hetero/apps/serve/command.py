@@ -19,7 +19,7 @@ from hetero.apps.serve.server import Server, require_extra
 from hetero.apps.serve.worker_link import WorkerLink
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
-from hetero.cli.options import model_options, with_core
+from hetero.cli.options import model_options, opentelemetry_option, with_core
 from hetero.cli.planning_options import replicas_option
 from hetero.cli.terminal import print_note, print_result, progress, wants_json
 from hetero.devices.errors import ArgumentError
@@ -142,6 +142,7 @@ _server_options: Final = combine_options(
 @click.command()
 @model_options
 @replicas_option
+@opentelemetry_option
 @_server_options
 @with_core
 def serve(
