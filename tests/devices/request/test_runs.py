@@ -24,11 +24,13 @@ from hetero.devices.errors import (
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode
+from hetero.devices.request import state_machine
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request, check_priority
-from hetero.devices.request.response import NodeTimes, Response, StageTiming
+from hetero.devices.request.response import NodeTimes, RequestTimes, Response, StageTiming
 from hetero.devices.request.results import ProfilingStatus
+from hetero.devices.request.run import MAX_TIMEOUT_S, Run
 from hetero.devices.request.state_machine import State
 from hetero.devices.request.story import StoryLine, format_story
 
@@ -142,36 +144,61 @@ def test_run_from_start_to_result(target: Target, request_: InferRequest) -> Non
     assert request_.get_compiled_model() == "compiled"
 
 
-@pytest.mark.parametrize(
-    "action",
-    [
-        lambda r: r.start_async(ONES),
-        lambda r: r.infer(ONES),
-        lambda r: r.results,
-        lambda r: r.times,
-        lambda r: r.profiling_info,
-        lambda r: r.get_tensor("x"),
-        lambda r: r.set_tensor("x", ONES),
-        lambda r: r.set_tensors("x", [ONES]),
-        lambda r: r.set_input_tensor(ONES),
-        lambda r: r.set_output_tensor(ONES),
-        lambda r: r.get_input_tensor(),
-        lambda r: r.get_output_tensor(),
-        lambda r: r.keep_remote("y"),
-        lambda r: r.set_callback(None),
-        lambda r: r.query_state(),
-        lambda r: r.reset_state(),
-        lambda r: r.join_states([], {}),
-        lambda r: setattr(r, "feedback", {"x": "y"}),
-    ],
-)
-def test_busy_request_refuses(action: Any, target: Target, request_: InferRequest) -> None:
+#: Name of the refused action in the message -> the action.
+ACTIONS: dict[str, Callable[[InferRequest], Any]] = {
+    "start_async": lambda r: r.start_async(ONES),
+    "infer": lambda r: r.infer(ONES),
+    "results": lambda r: r.results,
+    "times": lambda r: r.times,
+    "profiling_info": lambda r: r.profiling_info,
+    "get_tensor": lambda r: r.get_tensor("x"),
+    "set_tensor": lambda r: r.set_tensor("x", ONES),
+    "set_tensors": lambda r: r.set_tensors("x", [ONES]),
+    "set_input_tensor": lambda r: r.set_input_tensor(ONES),
+    "set_output_tensor": lambda r: r.set_output_tensor(ONES),
+    "get_input_tensor": lambda r: r.get_input_tensor(),
+    "get_output_tensor": lambda r: r.get_output_tensor(),
+    "keep_remote": lambda r: r.keep_remote("y"),
+    "set_callback": lambda r: r.set_callback(None),
+    "query_state": lambda r: r.query_state(),
+    "reset_state": lambda r: r.reset_state(),
+    "join_states": lambda r: r.join_states([], {}),
+    "feedback": lambda r: setattr(r, "feedback", {"x": "y"}),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_busy_request_refuses(name: str, target: Target, request_: InferRequest) -> None:
     request_.start_async(ONES)
-    with pytest.raises(RequestBusyError, match=r"model 'm'.* busy") as caught:
-        action(request_)
+    with pytest.raises(RequestBusyError, match=rf"^{name}: .*model 'm'.* busy") as caught:
+        ACTIONS[name](request_)
     assert caught.value.data["state"] == "busy"
     target.submissions[0].respond(y=TWOS)
     assert len(target.runs) == 1
+
+
+def test_run_before_its_submission() -> None:
+    run = Run("data", 2.0)
+    assert (run.submission, run.request_id, run.error, run.results) == (None,) * 4
+    assert (run.story(), run.stage_timings, run.futures) == ((), (), ())
+    assert (run.userdata, run.timeout_s, run.end.is_set()) == ("data", 2.0, False)
+    assert Run(None, 1e300).timeout_s == MAX_TIMEOUT_S
+    run.preprocess_s, run.admission_s, run.latency_s, run.postprocess_s = 1.0, 2.0, 7.0, 0.5
+    assert run.times == RequestTimes(1.0, 2.0, 4.0, 0.5, ())
+    run.latency_s = 2.0
+    assert run.times.in_flight_s == 0
+
+
+def test_run_that_cannot_be_cancelled_is_left(
+    target: Target, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_machine, "_STOP_S", 0.001)
+    monkeypatch.setattr(Submission, "cancel", lambda self: None)
+    with pytest.raises(DeadlineError):
+        request_.infer(ONES, timeout_s=0.001)
+    assert request_.state is State.CANCELLED
+    with pytest.raises(RequestBusyError, match="cancelled"):
+        request_.infer(ONES)
 
 
 @pytest.mark.parametrize("action", [lambda r: r.results, lambda r: r.times, lambda r: r.future()])
