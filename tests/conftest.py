@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from zlib import crc32
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
+from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
 
@@ -163,6 +165,16 @@ def _ignore_clock_and_terminal() -> Iterator[None]:
         patch.setattr("hetero.planning.solver.search.DEADLINE_FRACTIONS", (math.inf, math.inf))
         for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
             patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verify_on_request() -> Iterator[None]:
+    """Make VERIFY=NO the default: verification would run each model several times more."""
+    rows = dict(HETERO_PROPERTIES)
+    rows["VERIFY"] = replace(rows["VERIFY"], default="NO")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HETERO_PROPERTIES, "_properties", rows)
         yield
 
 

@@ -59,6 +59,11 @@ class WorkerProcess:
         with self._lock:
             self._process = self._process or self._start()
 
+    def stop(self) -> None:
+        """End the process, if it runs; a later call starts another."""
+        with self._lock:
+            self._end()
+
     def call(self, request: bytes, *, memory_nbytes: int, time_s: float) -> bytes | WorkerFailure:
         """Call the function with a request and return its response, or the failure.
 

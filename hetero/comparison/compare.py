@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -26,6 +26,9 @@ from hetero.verify.difference import ATOL, RTOL, Difference, differences_of
 if TYPE_CHECKING:
     from hetero.devices.plugin.properties import Config
 from hetero.core import Core
+
+#: Options that leave wrong nodes on their device.
+_RAW: Final = {"VERIFY": "NO"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,7 @@ class _Search:
             device_pins = pins if parse_device(device).hetero else None
             # A part may lack the end of a state, so initial states are passed as inputs.
             with self.core.compile_model(
-                part, device, self.config, affinity=device_pins, states={}
+                part, device, {**(self.config or {}), **_RAW}, affinity=device_pins, states={}
             ) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
                 results.append(compiled(values).by_name())

@@ -260,7 +260,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     Property(
         "VERIFY",
         str,
-        "NO",
+        "YES",
         mutable=True,
         doc="Whether the results of devices other than CPU are compared with CPU's on generated "
         "inputs before the first request. YES: nodes with wrong results run on other devices; "
@@ -271,7 +271,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     Property(
         "VERIFY_SECONDS",
         float,
-        2.0,
+        1.0,
         mutable=True,
         doc="Maximum estimated seconds that CPU runs for VERIFY; larger models are not verified.",
         minimum=0,

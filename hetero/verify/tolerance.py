@@ -18,6 +18,8 @@ from hetero.verify.float_values import is_float
 #: Tolerance of an element relative to the largest element of its tensor: terms of that size may
 #: have cancelled, and vendors approximate functions such as Tanh.
 _SCALE_TOLERANCE: Final = 1e-4
+#: Absolute tolerance in units in the last place of 1: operators subtract values of about 1.
+_UNITS_OF_ONE: Final = 4
 #: Multiple of the measured noise that counts as noise: the sums inside an operator also round.
 _NOISE_FACTOR: Final = 16
 #: Relative tolerance in units in the last place, for types coarser than float32.
@@ -98,7 +100,7 @@ def beyond_noise(
         scale = float(np.abs(wide[is_finite]).max(initial=0.0))
         noise = _largest(np.abs(noisy.astype(np.float64)[is_finite] - wide[is_finite]))
         rtol = max(RTOL, _UNITS * unit)
-        atol = max(_SCALE_TOLERANCE, unit) * scale + _NOISE_FACTOR * noise
+        atol = max(_SCALE_TOLERANCE, unit) * scale + _NOISE_FACTOR * noise + _UNITS_OF_ONE * unit
         # Results that are not finite, and all that follows from them, are the model's business.
         if not is_finite.all():
             actual = np.where(is_finite, actual, expected).astype(actual.dtype)

@@ -7,6 +7,7 @@ sets of inputs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pkgutil
 import sys
@@ -29,10 +30,18 @@ from hetero.scheduler.formats.value_tree import decode_extension, tree_of
 from hetero.scheduler.thread_budget import THREADS
 from hetero.scheduler.types.isolation import FailureKind, RunBounds, RunFailure, RunResult
 
+#: Seconds without a call after which the worker ends.
+_IDLE_S: Final = 30.0
+_IDLE_LOCK: Final = threading.Lock()
+#: The timer that ends the worker, if it runs.
+_IDLE_TIMERS: Final[list[threading.Timer]] = []
+
 
 def start_worker() -> None:
     """Start this process's worker in advance; return without waiting."""
-    _worker().start()
+    with contextlib.suppress(OSError):  # the call reports it
+        _worker().start()
+        _stop_when_idle()
 
 
 def run_isolated(
@@ -75,9 +84,13 @@ def _call(
         )
     except (TypeError, HeteroError) as error:
         return [RunFailure("unavailable", str(error))] * len(inputs)
-    response = _worker().call(
-        request, memory_nbytes=bounds.memory_nbytes, time_s=max(bounds.time_s, 1.0)
-    )
+    try:
+        response = _worker().call(
+            request, memory_nbytes=bounds.memory_nbytes, time_s=max(bounds.time_s, 1.0)
+        )
+    except OSError as error:
+        return [RunFailure("unavailable", f"no process could be started: {error}")] * len(inputs)
+    _stop_when_idle()
     if isinstance(response, WorkerFailure):
         # An exhausted memory limit ends the process with exit status 0.
         is_bound = "too long" in response.reason or "exit status" in response.reason
@@ -94,6 +107,17 @@ def _call(
 def _worker() -> WorkerProcess:
     """Return the worker process, which all devices of this process share."""
     return WorkerProcess(f"{__name__}:_respond", sys.path)
+
+
+def _stop_when_idle() -> None:
+    """End the worker after `_IDLE_S` without a call, to release its memory."""
+    with _IDLE_LOCK:
+        for timer in _IDLE_TIMERS:
+            timer.cancel()
+        timer = threading.Timer(_IDLE_S, _worker().stop)
+        timer.daemon = True
+        timer.start()
+        _IDLE_TIMERS[:] = [timer]
 
 
 def _tree(value: Any) -> Any:
