@@ -59,7 +59,10 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int, str], None]]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+    terminal = console(stderr=True)
+    # Without a terminal, an interrupted bar would still print an empty line.
+    disable = not terminal.is_terminal
+    with Progress(*columns, console=terminal, transient=True, disable=disable) as bar:
         task = bar.add_task(visible(text), total=None)
 
         def update(done: int, total: int, description: str) -> None:
