@@ -10,8 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from hetero.devices.gpu.convolution import register_convolution
 from hetero.devices.interpreter.backend import ArrayBackend
 from hetero.devices.kernels import ALL, Kernel, KernelRegistry, op
+from hetero.devices.kernels.index import unique
 from hetero.devices.kernels.scatter import scatter_elements_11, scatter_nd_11
 from hetero.devices.model.model import Node
 from hetero.devices.plugin.program import Value
@@ -65,6 +67,9 @@ for _op, _kernel in (("ScatterElements", scatter_elements_11), ("ScatterND", sca
         choices={"reduction": ("none", "add", "max", "min")},
         registry=GPU_KERNELS,
     )(_kernel)
+# CuPy's `unique` of slices sorts them in Python, with a launch for each comparison.
+op("Unique", since=11, host=(ALL,), registry=GPU_KERNELS)(unique)
+register_convolution(GPU_KERNELS)
 
 
 class DeviceBackend(ArrayBackend):

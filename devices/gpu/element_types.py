@@ -31,6 +31,11 @@ ELEMENT_TYPES: Final = (
     "uint64",
     "uint8",
 )
+#: Types of the atomic operations behind `ufunc.at`: https://docs.cupy.dev, `cupyx.scatter_add`.
+#: Kernels reduce float16 in float32.
+ATOMIC_TYPES: Final = ("double", "float", "float16", "int32", "uint32", "uint64")
+#: Operators that combine several updates of one element.
+_SCATTERS: Final = ("ScatterElements", "ScatterND")
 #: Attributes whose value is the element type of a computation or an output.
 _TYPE_ATTRIBUTES: Final = ("dtype", "output_datatype", "output_dtype", "softmax_precision", "to")
 
@@ -45,6 +50,15 @@ def type_refusal(node: Node, model: Model) -> Refusal | None:
                 "dtype",
                 f"{node.op_type}: {subject} is {text}; GPU arrays have the types "
                 f"{', '.join(ELEMENT_TYPES)}",
+            )
+    reduction = node.attributes.get("reduction", "none")
+    if node.op_type in _SCATTERS and reduction != "none":
+        spec = model.spec(node.inputs[0])
+        if spec.element_type not in ATOMIC_TYPES:
+            return Refusal(
+                "dtype",
+                f"{node.op_type} with reduction {reduction!r}: {spec.name!r} is {spec.type}; GPUs "
+                f"reduce {', '.join(ATOMIC_TYPES)}",
             )
     return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import onnx
@@ -52,7 +54,8 @@ class GPUPlugin(InterpreterPlugin):
             int,
             0,
             True,
-            "Largest size in bytes of this process's arrays on the device; 0: no limit.",
+            "Largest size in bytes of this process's arrays on the device; 0: no limit. The "
+            "smallest limit of the loaded models applies.",
             minimum=0,
         ),
         Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Size of the device's memory in bytes."),
@@ -69,6 +72,9 @@ class GPUPlugin(InterpreterPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.backend = self.open_backend()
+        #: Memory limits of the loaded programs, by device.
+        self._limits_nbytes: dict[str, list[int]] = {}
+        self._limits_lock = threading.Lock()
 
     @staticmethod
     def open_backend() -> DeviceBackend:
@@ -134,13 +140,14 @@ class GPUPlugin(InterpreterPlugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Compile to a program whose constants are on the device."""
-        with self._limited_memory(model, config):
-            return GPUProgram(model, **self._target(config))
+        with self._limited_memory(model, config) as release:
+            return GPUProgram(model, **self._target(config), on_close=release)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Load an exported program, whose model is already transformed."""
-        with self._limited_memory(model, config):
-            return GPUProgram.load(payload, config["EXTENSIONS"], **self._target(config))
+        with self._limited_memory(model, config) as release:
+            target = self._target(config)
+            return GPUProgram.load(payload, config["EXTENSIONS"], **target, on_close=release)
 
     def create_context(self, config: Config | None = None) -> GPUContext:
         """Return a context for the device's memory."""
@@ -177,13 +184,18 @@ class GPUPlugin(InterpreterPlugin):
         return min(total, config["GPU_MEMORY_LIMIT"] or total)
 
     @contextmanager
-    def _limited_memory(self, model: Model, config: Config) -> Iterator[None]:
-        """Limit the device's memory, and raise DeviceMemoryError if it is exhausted."""
-        device_id = config["DEVICE_ID"]
-        self.backend.limit_memory(device_id, config["GPU_MEMORY_LIMIT"])
+    def _limited_memory(self, model: Model, config: Config) -> Iterator[Callable[[], None]]:
+        """Limit the device's memory, and raise DeviceMemoryError if it is exhausted.
+
+        Yields a function that removes the model's limit; it is called if the context raises.
+        """
+        device_id, limit_nbytes = config["DEVICE_ID"], config["GPU_MEMORY_LIMIT"]
+        self._change_limits(device_id, list.append, limit_nbytes)
+        release = partial(self._change_limits, device_id, list.remove, limit_nbytes)
         try:
-            yield
+            yield release
         except MemoryError as error:
+            release()
             raise DeviceMemoryError(
                 f"{self.name}.{device_id} is out of memory for model {model.name!r}: {error}. "
                 f"Arrays take {self.backend.used_nbytes(device_id)} of "
@@ -191,3 +203,15 @@ class GPUPlugin(InterpreterPlugin):
                 "GPU_MEMORY_LIMIT, or split the model with HETERO:GPU,CPU.",
                 device=f"{self.name}.{device_id}",
             ) from error
+        except BaseException:
+            release()
+            raise
+
+    def _change_limits(
+        self, device_id: str, change: Callable[[list[int], int], None], limit_nbytes: int
+    ) -> None:
+        """Add or remove a model's limit; the smallest of a device's limits applies."""
+        with self._limits_lock:
+            limits = self._limits_nbytes.setdefault(device_id, [])
+            change(limits, limit_nbytes)
+            self.backend.limit_memory(device_id, min(filter(None, limits), default=0))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -63,15 +64,24 @@ class GPUProgram(InterpretedProgram):
     """A model whose constants are in a GPU's memory.
 
     `device` is the device's full name and `device_id` its id. Each thread runs in its own stream.
+    `on_close` is called once, when the program is closed or collected.
     """
 
-    def __init__(self, model: Model, backend: DeviceBackend, device: str, device_id: str) -> None:
+    def __init__(
+        self,
+        model: Model,
+        backend: DeviceBackend,
+        device: str,
+        device_id: str,
+        on_close: Callable[[], None],
+    ) -> None:
         self._backend = backend
         self._device_id = device_id
         self._memory = GPUContext(backend, device, device_id)
         with backend.activate(device_id):
             super().__init__(model, backend)
             backend.finish()
+        self._on_close = weakref.finalize(self, on_close)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError if a node's inputs violate its specification."""
@@ -105,5 +115,6 @@ class GPUProgram(InterpretedProgram):
         return isinstance(tensor, GPUTensor) and tensor.device == self._memory.device
 
     def close(self) -> None:
-        """Free the constants' memory."""
+        """Free the constants' memory, and remove the model's memory limit."""
         self._block.release()
+        self._on_close()

@@ -25,9 +25,10 @@ def _check_weights(x: Array, w: Array, kernel_shape: Ints | None) -> None:
         )
 
 
-def _conv_window(
+def conv_window(
     x: Array, w: Array, *, group: int = 1, kernel_shape: Ints | None = None, **sliding: Any
 ) -> Window:
+    """Return the window of a convolution; ValueError if the shapes do not fit."""
     _check_weights(x, w, kernel_shape)
     if group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
         raise ValueError(
@@ -51,7 +52,7 @@ def conv_1(
     **sliding: Any,
 ) -> Array:
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
-    window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
+    window = conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     return convolve(xp, x, w, b, window, group)
 
 
@@ -157,7 +158,7 @@ def deform_conv_19(
     if x.ndim != 4:
         raise ValueError(f"DeformConv: expected an input of shape (N, C, H, W), got {x.shape}")
     sliding = {"dilations": dilations, "pads": pads, "strides": strides}
-    window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
+    window = conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     (n, c, height, width), (oh, ow), size = x.shape, window.output, prod(window.kernel)
     if offset.shape != (n, offset_group * size * 2, oh, ow) or c % offset_group:
         raise ValueError(

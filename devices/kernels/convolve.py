@@ -49,7 +49,7 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
     width = prod(rest)
     most = max(_FEWEST_COLUMNS, _COLUMN_BYTES // max(1, depth * group * x.dtype.itemsize))
     step = max(1, most // width)
-    padded = _pad(xp, x, window)
+    padded = pad(xp, x, window)
     buffer = xp.empty(depth * group * min(step, height) * width, x.dtype)
     flat = y.reshape(group, m, height * width)
     for first in range(0, height, step):
@@ -64,14 +64,14 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
         xp.matmul(w, columns.reshape(group, depth, count * width), out=part)
 
 
-def _pad(xp: Xp, x: Array, window: Window) -> Array:
-    """Return x (C, ...) with the window's zero padding."""
+def pad(xp: Xp, x: Array, window: Window) -> Array:
+    """Return x (..., *input) with the window's zero padding."""
     if not any(window.begin) and not any(window.end):
         return x
     shape = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
-    padded = xp.zeros((x.shape[0], *shape), x.dtype)
+    padded = xp.zeros((*x.shape[: -len(shape)], *shape), x.dtype)
     inside = (slice(b, b + n) for b, n in zip(window.begin, window.input, strict=True))
-    padded[(slice(None), *inside)] = x
+    padded[(..., *inside)] = x
     return padded
 
 

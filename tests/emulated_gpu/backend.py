@@ -13,7 +13,7 @@ from hetero.devices.gpu.backend import DeviceBackend
 from hetero.devices.kernels import Kernel
 from tests.emulated_gpu.array import DTYPES, WAITS, DeviceArray, contents_of
 from tests.emulated_gpu.memory import MEMORY, TOTAL_NBYTES, Memory
-from tests.emulated_gpu.namespace import DEVICE
+from tests.emulated_gpu.namespace import DEVICE, is_atomic
 
 #: Copies of arrays: ``upload`` and ``download``.
 COPIES: Final[Counter[str]] = Counter()
@@ -69,6 +69,8 @@ def is_deterministic_on_device(
         return False
     choices = _gpu_kernel(kernel).choices
     if any(keywords.get(name, valid[0]) not in valid for name, valid in choices.items()):
+        return False
+    if keywords.get("reduction", "none") != "none" and not is_atomic(inputs[0].dtype):
         return False
     values = [*inputs, *keywords.values(), *results]
     return all(map(_is_supported, values))

@@ -12,9 +12,9 @@ CUPY_NAMES = frozenset(
     empty_like equal exp expand_dims expm1 eye fft finfo flip float16 float32 float64 floor
     floor_divide fmod frexp full full_like greater greater_equal hanning hypot iinfo inf int8 int16
     int32 int64 integer invert isfinite isinf isin isnan issubdtype ldexp left_shift less less_equal
-    linalg linspace log log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul
-    max maximum mean min minimum moveaxis multiply nan nan_to_num negative newaxis nonzero ones
-    ones_like pad partition pi power prod random ravel reciprocal remainder repeat reshape
+    lib linalg linspace log log1p log2 logaddexp logical_and logical_not logical_or logical_xor
+    matmul max maximum mean min minimum moveaxis multiply nan nan_to_num negative newaxis nonzero
+    ones ones_like pad partition pi power prod random ravel reciprocal remainder repeat reshape
     result_type right_shift rint roll searchsorted sign signbit sin sinh sort split sqrt square
     squeeze stack std subtract sum swapaxes take take_along_axis tan tanh tensordot tile trace
     transpose tril triu true_divide trunc uint8 uint16 uint32 uint64 unique unravel_index var where

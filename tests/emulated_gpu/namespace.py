@@ -16,6 +16,15 @@ from tests.emulated_gpu.cupy_names import (
 
 #: Functions that copy host arrays or numbers to the device.
 _UPLOADS: Final = frozenset({"array", "asarray"})
+#: Namespaces within the namespace.
+_NAMESPACES: Final = frozenset({"fft", "lib", "lib.stride_tricks", "linalg", "random"})
+#: Types of CuPy's atomic operations, which `at` uses.
+_ATOMIC_DTYPES: Final = frozenset({"float32", "float64", "int32", "uint32", "uint64"})
+
+
+def is_atomic(dtype: np.dtype) -> bool:
+    """Return whether a kernel can reduce arrays of this type; it reduces float16 in float32."""
+    return dtype.name in _ATOMIC_DTYPES or dtype.name == "float16"
 
 
 class DeviceNamespace:
@@ -31,8 +40,8 @@ class DeviceNamespace:
                 f"CuPy's namespace has no {name!r}; add it to CUPY_NAMES if it has"
             )
         value = getattr(self._module, name)
-        if not self._prefix and name in ("linalg", "fft", "random"):
-            return DeviceNamespace(value, f"{name}.")
+        if f"{self._prefix}{name}" in _NAMESPACES:
+            return DeviceNamespace(value, f"{self._prefix}{name}.")
         if name == "RandomState":
             return lambda *seed: _RandomState(value(*seed))
         if not callable(value) or isinstance(value, type):
@@ -68,6 +77,8 @@ class _Function:
         """Apply a ufunc at indices, also at repeated ones."""
         if self._name not in IN_PLACE_UFUNCS:
             raise NotImplementedError(f"`cupy.{self._name}.at` is not supported yet")
+        if array.dtype.name not in _ATOMIC_DTYPES:
+            raise TypeError(f"`cupy.{self._name}.at` does not support {array.dtype}")
         self._function.at(unwrap(array), unwrap(index), *map(unwrap, values))
 
     def reduce(self, array: DeviceArray, **keywords: Any) -> Any:

@@ -103,7 +103,9 @@ def run_kernel(
             on_device = run_on_device(kernel, arguments, keywords)
             for position, (actual, result) in enumerate(zip(on_device, results, strict=True)):
                 subject = f"{op_type} on the emulated GPU, output {position}"
-                assert_close(actual, result, 1e-6, 1e-6, subject)
+                # The GPU's own convolution adds products in another order.
+                tolerance = 1e-4 if op_type == "Conv" else 1e-6
+                assert_close(actual, result, tolerance, tolerance, subject)
     return results
 
 

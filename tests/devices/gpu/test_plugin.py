@@ -16,6 +16,7 @@ from onnx import helper, parser
 import hetero
 from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 from hetero.devices.errors import DeviceMemoryError
+from hetero.devices.gpu import convolution
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.registry import load_plugins
@@ -310,3 +311,73 @@ def test_onnx_backend_suite_cases_pass() -> None:
         if result == "passed" and n in expected_failures and not may_pass(expected_failures[n])
     }
     assert list(outcomes.values()).count("passed") >= MINIMUM_PASSES
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64, np.int8, np.bool_])
+def test_scatter_reduces_types_of_atomic_operations_only(
+    plugin: EmulatedGPUPlugin, dtype: type
+) -> None:
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="max")
+    x = np.arange(12).reshape(3, 4).astype(dtype)
+    inputs = {"x": x, "i": np.array([[1], [1]]), "u": x[:2]}
+    model = make_model([node], inputs, ["y"], opset=18)
+    unsupported = plugin.query_model(read_model(model)).unsupported
+    if dtype in (np.float32, np.int32):
+        (y,) = plugin.compile_model(read_model(model))(inputs).values()
+        np.testing.assert_array_equal(y, *run_onnxruntime(model, inputs))
+    else:
+        (refusal,) = unsupported["y"].values()
+        assert refusal.code == "dtype"
+        assert "reduce double, float" in refusal.message
+
+
+def test_unique_runs_on_the_host(plugin: EmulatedGPUPlugin) -> None:
+    model = parsed("agraph (float[3, 4] x) => (float[n, 4] y) { y = Unique <axis = 0> (x) }")
+    note = plugin.query_model(read_model(model)).notes["y"]
+    assert note == "runs on the host: its inputs are copied there"
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "attributes"),
+    [
+        ((2, 3, 9, 8), (4, 3, 3, 2), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+        ((2, 6, 7, 7), (4, 3, 3, 3), {"group": 2, "dilations": [2, 1]}),
+        ((1, 3, 7, 7), (4, 3, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+        ((3, 4, 5), (4, 1, 2), {"group": 4}),
+        ((1, 2, 4, 5, 6), (3, 2, 2, 2, 2), {"strides": [1, 2, 3]}),
+        ((2, 3, 5, 5), (4, 3, 1, 1), {"strides": [2, 2]}),
+        ((0, 3, 5, 5), (4, 3, 3, 3), {}),
+    ],
+)
+def test_convolution_launches_few_kernels_and_is_right(
+    plugin: EmulatedGPUPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    weights: tuple[int, ...],
+    attributes: dict[str, Any],
+) -> None:
+    random = np.random.default_rng(0)
+    inputs = {"x": random.normal(size=shape).astype(np.float32)}
+    values = {
+        "w": random.normal(size=weights).astype(np.float32),
+        "b": random.normal(size=weights[0]).astype(np.float32),
+    }
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
+    model = make_model([node], inputs, ["y"], values)
+    for column_nbytes in (1 << 29, 1):  # all images at once, and one after the other
+        monkeypatch.setattr(convolution, "_COLUMN_NBYTES", column_nbytes)
+        (y,) = plugin.compile_model(read_model(model))(inputs).values()
+        (expected,) = run_onnxruntime(model, inputs)
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_smallest_limit_of_loaded_models_applies(plugin: EmulatedGPUPlugin) -> None:
+    limit = plugin.get_property("GPU_MEMORY_USED") + (64 << 10)
+    limited = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": limit})
+    unlimited = plugin.compile_model(read_model(wide(100)))
+    inputs = [np.ones((100, 1), np.float32)]
+    with pytest.raises(DeviceMemoryError):
+        unlimited.run(inputs)
+    limited.close()
+    (z,) = unlimited.run(inputs)
+    assert z.shape == (100, 1024)
