@@ -71,7 +71,7 @@ def commands() -> list[Any]:
     Lines that install, run tests, need other machines, another interpreter or a file of an
     earlier line are omitted.
     """
-    tested = "query|check|run|generate|plan|compile|inspect|compare|bench|serve"
+    tested = "query|run|generate|plan|compile|inspect|compare|bench|serve"
     runnable = re.compile(rf"hetero ({tested})\b|python -m hetero\b")
     cases = []
     for block in BLOCKS:
