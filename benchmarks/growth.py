@@ -29,10 +29,10 @@ from hetero.scheduler.client.liveness import Liveness
 from hetero.scheduler.inprocess import InProcessExecutor
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.metrics import Metrics
-from hetero.scheduler.simulation.client import PlayedClient
-from hetero.scheduler.simulation.device import PlayedCluster, Work
+from hetero.scheduler.simulation.client import SimulatedClient
+from hetero.scheduler.simulation.device import SimulatedCluster, Work
 from hetero.scheduler.simulation.network import Link, Network
-from hetero.scheduler.simulation.world import World
+from hetero.scheduler.simulation.simulator import Simulator
 from hetero.scheduler.types.events import DeviceLost
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.placement import share
@@ -63,12 +63,12 @@ class _Nothing(Work):
 
 def measure_requests(count: int) -> Iterator[Row]:
     """Measure requests to a model with a replica on each device, with ten devices per node."""
-    world, nodes = World(), {f"D{i}": f"n{i // 10}" for i in range(count)}
-    network = Network(world, lambda sender, receiver: Link(1e-4))
+    simulator, nodes = Simulator(), {f"D{i}": f"n{i // 10}" for i in range(count)}
+    network = Network(simulator, lambda sender, receiver: Link(1e-4))
     load = Load(devices={name: DeviceLoad(node, _STATUS, 0.1) for name, node in nodes.items()})
     metrics = Metrics(lambda: load)
-    client = PlayedClient(
-        PlayedCluster(world, network, _Nothing(), nodes), "client", "n0", [metrics]
+    client = SimulatedClient(
+        SimulatedCluster(simulator, network, _Nothing(), nodes), "client", "n0", [metrics]
     )
     x, y = (TensorSpec(name, "f32", (1,)) for name in "xy")
     plans = [Plan("m", (x,), (y,), (Stage(0, name, ("x",), ("y",), ("n",)),)) for name in nodes]
@@ -82,7 +82,7 @@ def measure_requests(count: int) -> Iterator[Row]:
 
     def run_with_consequences(work: Callable[[], object], for_s: float = 1.0) -> float:
         """Return the processor time of a call and of the events that it causes."""
-        return processor_us(work) + processor_us(lambda: world.run(world.now + for_s))
+        return processor_us(work) + processor_us(lambda: simulator.run(simulator.now + for_s))
 
     deploy = run_with_consequences(lambda: deployments.append(client.deploy(placement, limits)))
     yield "deploy", deploy / count, "us a device"
@@ -91,9 +91,9 @@ def measure_requests(count: int) -> Iterator[Row]:
     flood = run_with_consequences(lambda: submit(10 * count))
     yield "request, 10 a device in flight", flood / (10 * count), "us"
     submit(10 * count)
-    world.run(world.now + 5e-4)
-    loss = DeviceLost(world.now, "D0", "n0", "it is gone")
-    yield "loss of a device: others wait", processor_us(lambda: deployments[0].tell(loss)), "us"
+    simulator.run(simulator.now + 5e-4)
+    loss = DeviceLost(simulator.now, "D0", "n0", "it is gone")
+    yield "loss of a device: others wait", processor_us(lambda: deployments[0].notify(loss)), "us"
     yield (
         "loss of a device: all after it",
         run_with_consequences(lambda: None) / (10 * count),
@@ -107,7 +107,7 @@ def measure_requests(count: int) -> Iterator[Row]:
         "us a device",
     )
     yield "close", run_with_consequences(deployments[0].close) / count, "us a device"
-    world.close()
+    simulator.close()
 
 
 def measure_supervision(count: int) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from hetero.scheduler.channels.lane import LaneHead, lane_key, read_head
-from hetero.scheduler.types.messages import Dropped, Free, Message
+from hetero.scheduler.types.messages import Dropped, FreeTensors, Message
 
 #: Callback for the messages that arrive.
 Receiver = Callable[[Message], None]
@@ -100,7 +100,7 @@ class SharedChannel:
 
     def receive(self, message: Message) -> None:
         """Deliver a message to its deployment; drop it if that is closed."""
-        if isinstance(message, Dropped | Free):  # sent to devices only
+        if isinstance(message, Dropped | FreeTensors):  # sent to devices only
             return
         receive = self._receivers.get(message.task.request.deployment)
         if receive is not None:

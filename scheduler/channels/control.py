@@ -47,7 +47,7 @@ _MAX_DROPPED_NBYTES: Final = 32 * 1024
 _MAX_LOSERS: Final = 64
 _MAX_REQUESTERS: Final = 4096
 #: Status value: time for which a peer may leave status requests unanswered.
-PATIENCE: Final = "patience_s"
+PATIENCE: Final = "stall_allowance_s"
 
 
 @dataclass(slots=True)

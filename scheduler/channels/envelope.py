@@ -22,7 +22,7 @@ from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.scheduler.formats.error_entries import ErrorEntry, error_entry, error_of
 from hetero.scheduler.formats.unpack import refuse
 from hetero.scheduler.formats.value_tree import check_nesting, decode_extension, tree_of
-from hetero.scheduler.types.messages import Failure, Keep, Message, Outputs, Task, Values
+from hetero.scheduler.types.messages import Failure, Message, Outputs, StoreTensors, Task, Values
 
 #: Increment it whenever the format changes; a peer rejects other versions.
 VERSION: Final = 8
@@ -82,7 +82,7 @@ class MessageWriter:
                 fields = (message.task, self._trees(message.tensors), message.runs)
             elif isinstance(message, Outputs):
                 fields = (_identifiers(message.task), self._trees(message.tensors), message.runs)
-            elif isinstance(message, Keep):
+            elif isinstance(message, StoreTensors):
                 fields = (*message[:-1], self._trees(message.tensors))
             elif isinstance(message, Failure):
                 fields = (_identifiers(message.task), error_entry(message.error, self._place))
@@ -123,7 +123,7 @@ def from_frames(frames: Sequence[Any], get: Get | None = None, start: int = 0) -
         fields = decode(memoryview(head)[at + 1 :])
         if kind is Failure:
             fields = (fields.task, error_of(fields.error))
-        elif kind in (Values, Outputs, Keep):
+        elif kind in (Values, Outputs, StoreTensors):
             check_nesting(fields.tensors)
         message: Message = tuple.__new__(kind, fields)
         return message

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hetero.scheduler.channels.channel import Receiver
-from hetero.scheduler.types.messages import Keep, Message, Values
+from hetero.scheduler.types.messages import Message, StoreTensors, Values
 
 
 class Switchboard:
@@ -42,7 +42,7 @@ class MemoryChannel:
         if type(message) is Values:
             task, tensors, timings = message
             message = tuple.__new__(Values, (task, read_only(tensors), timings))
-        elif isinstance(message, Keep):
+        elif isinstance(message, StoreTensors):
             message = message._replace(tensors=read_only(message.tensors))
         receive(message)
 

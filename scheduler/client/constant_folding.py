@@ -22,7 +22,7 @@ from hetero.scheduler.types.placement import Placement
 _KNOWN: Final = frozenset(["", "ai.onnx", "ai.onnx.ml", "com.microsoft"])
 
 
-class KnownStages:
+class ConstantStages:
     """Outputs of the constant stages of a placement."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver, SharedChannel, has_lanes
-from hetero.scheduler.client.constant_folding import KnownStages
+from hetero.scheduler.client.constant_folding import ConstantStages
 from hetero.scheduler.client.deployments import Deployments, observer_errors_logged
 from hetero.scheduler.client.device_tensors import (
     DeviceBundle,
@@ -36,8 +36,8 @@ from hetero.scheduler.client.device_tensors import (
 )
 from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.lanes import ClientLanes, PartialResult
-from hetero.scheduler.client.lineage import MOST_NBYTES, copied, past_nbytes
-from hetero.scheduler.client.recompute import Restorer, Way
+from hetero.scheduler.client.lineage import MOST_NBYTES, copied, lineage_nbytes
+from hetero.scheduler.client.recompute import StateRecomputer, Way
 from hetero.scheduler.client.request_runner import RequestRunner, Submission
 from hetero.scheduler.observe.load import DeploymentLoad
 from hetero.scheduler.observe.observer import ObservedRequest
@@ -101,7 +101,7 @@ class Deployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
         #: Constant stages; requests run them only for profiling.
-        self.known = KnownStages()
+        self.known = ConstantStages()
         #: Guards the placement, which may be extended while stages are loaded.
         self._taking = threading.Lock()
         self._inputs = frozenset(spec.name for spec in plan.inputs)
@@ -132,7 +132,7 @@ class Deployment(ABC):
             in_flight=deployments.in_flight,
             clock=deployments.clock,
         )
-        self._restorer = Restorer(
+        self._restorer = StateRecomputer(
             key,
             deployments.memory,
             deployments.clock,
@@ -220,7 +220,7 @@ class Deployment(ABC):
                 inputs, near = self._deployments.memory.usable(inputs)
                 break
         if request.restore_s:
-            nbytes = past_nbytes(inputs) if self._restores else None
+            nbytes = lineage_nbytes(inputs) if self._restores else None
             if nbytes is None or nbytes > MOST_NBYTES:
                 request = request._replace(restore_s=0.0)
         return self._runner.submit(inputs, request, near)
@@ -423,7 +423,7 @@ class Deployment(ABC):
     def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return references to the resident outputs that an attempt will produce."""
         outputs: dict[str, Value] = {}
-        nbytes = past_nbytes(inputs) if request.restore_s else None
+        nbytes = lineage_nbytes(inputs) if request.restore_s else None
         resident_names = {*request.resident_outputs, *request.resident_copies}
         for number in self.placement.routes[request.route].stages:
             stage = self.placement.stages[number]
@@ -451,7 +451,7 @@ class Deployment(ABC):
         if (
             not request.restore_s
             or not lost_bundles
-            or any(bundle.past is None for bundle in lost_bundles)
+            or any(bundle.lineage is None for bundle in lost_bundles)
         ):
             self._failed(request, error)
             return

@@ -74,7 +74,7 @@ class Deployments(Generic[D]):
         """Remove a deployment."""
         self._open.pop(deployment.key, None)
 
-    def tell(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
+    def notify(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
         """Notify the observers of a device event, before the deployments handle it."""
         if isinstance(event, events.DeviceEnded | events.DeviceSteady):
             return

@@ -44,7 +44,7 @@ class Memory(Protocol):
         """Build tensors from rows of other tensors."""
 
 
-class Past:
+class LineageNode:
     """Lineage node: a run or a join that produced states.
 
     `before`: the nodes that produced the states it read.
@@ -55,7 +55,7 @@ class Past:
 
     def __init__(
         self,
-        parents: Iterable[Past],
+        parents: Iterable[LineageNode],
         nbytes: int,
         restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
@@ -63,7 +63,7 @@ class Past:
         #: Ascending number: ancestors have lower ones.
         self.number = next(_numbers)
         #: Bytes retained for this node and its ancestors.
-        self.nbytes: int = nbytes + sum(past.nbytes for past in set(parents))
+        self.nbytes: int = nbytes + sum(node.nbytes for node in set(parents))
 
 
 class DeviceBundle(TensorBundle):
@@ -83,10 +83,10 @@ class DeviceBundle(TensorBundle):
         self.key = key
         self.specs = specs
         #: The lineage node that produced it; None if it cannot be recomputed.
-        self.past: Past | None = None
+        self.lineage: LineageNode | None = None
         #: Whether its device has not produced it yet, and the expected bytes of its lineage.
         self.is_awaited = False
-        self.past_nbytes: int | None = None
+        self.lineage_nbytes: int | None = None
         #: Copies of those tensors that the device also returned to the client.
         self.copies: Mapping[str, Value] = {}
 

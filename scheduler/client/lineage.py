@@ -19,7 +19,7 @@ from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.client.device_tensors import DeviceBundle, Past
+from hetero.scheduler.client.device_tensors import DeviceBundle, LineageNode
 from hetero.scheduler.types.placement import Route
 from hetero.scheduler.types.plan import Plan
 
@@ -35,11 +35,11 @@ _TURN_S: Final = 0.0005
 class Origin(NamedTuple):
     """Reference to a state: the lineage node that produced it, and its name there."""
 
-    past: Past
+    lineage: LineageNode
     name: str
 
 
-class PastRun(Past):
+class RunNode(LineageNode):
     """Lineage node of a request's run.
 
     `inputs`: the inputs by name; states refer to their own lineage.
@@ -58,7 +58,7 @@ class PastRun(Past):
         runs: Sequence[StageTiming],
         restore: Callable[[Sequence[DeviceBundle]], None],
     ) -> None:
-        parents = [value.past for value in inputs.values() if isinstance(value, Origin)]
+        parents = [value.lineage for value in inputs.values() if isinstance(value, Origin)]
         own_nbytes = nbytes_of([v for v in inputs.values() if not isinstance(v, Origin)])
         super().__init__(parents, _RUN_NBYTES + own_nbytes + transfer_nbytes, restore)
         self.inputs: Final = inputs
@@ -74,7 +74,7 @@ class PastRun(Past):
         return sum(run.run_s for run in self.runs if None in numbers or run.stage in numbers)
 
 
-class PastJoin(Past):
+class JoinNode(LineageNode):
     """Lineage node of a join: by state, the rows of other states that form it, and their layout."""
 
     __slots__ = ("parts",)
@@ -82,7 +82,7 @@ class PastJoin(Past):
     def __init__(
         self, parts: Mapping[str, tuple[Sequence[tuple[Origin, Sequence[int]]], RowLayout]]
     ) -> None:
-        parents = [origin.past for rows, _ in parts.values() for origin, _ in rows]
+        parents = [origin.lineage for rows, _ in parts.values() for origin, _ in rows]
         super().__init__(parents, _RUN_NBYTES, parents[0].restore)
         self.parts: Final = parts
 
@@ -92,14 +92,14 @@ class PastJoin(Past):
         parts: Mapping[
             str, tuple[list[tuple[ResidentTensor[DeviceBundle], Sequence[int]]], RowLayout]
         ],
-    ) -> PastJoin | None:
+    ) -> JoinNode | None:
         """Return the lineage node of a join; None if one state cannot be recomputed."""
         origins = {
             name: (
                 [
-                    (Origin(tensor.bundle.past, tensor.name), indices)
+                    (Origin(tensor.bundle.lineage, tensor.name), indices)
                     for tensor, indices in rows
-                    if tensor.bundle.past is not None
+                    if tensor.bundle.lineage is not None
                 ],
                 layout,
             )
@@ -116,7 +116,7 @@ class Step(NamedTuple):
     `stages`: the plan's stages to run, in order; none for a join.
     """
 
-    past: Past
+    lineage: LineageNode
     names: frozenset[str]
     stages: tuple[int, ...] = ()
 
@@ -132,20 +132,20 @@ def copied(value: Value) -> Value:
     return [copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def past_nbytes(inputs: Mapping[str, Value]) -> int | None:
+def lineage_nbytes(inputs: Mapping[str, Value]) -> int | None:
     """Return the size of the lineage of input states; None if one cannot be recomputed."""
-    nodes: set[Past] = set()
+    nodes: set[LineageNode] = set()
     pending_nbytes = 0
     for value in inputs.values():
         if type(value) is ResidentTensor:
             bundle: DeviceBundle = value.bundle
-            if bundle.past is not None:
-                nodes.add(bundle.past)
-            elif bundle.past_nbytes is not None:
-                pending_nbytes = max(pending_nbytes, bundle.past_nbytes)
+            if bundle.lineage is not None:
+                nodes.add(bundle.lineage)
+            elif bundle.lineage_nbytes is not None:
+                pending_nbytes = max(pending_nbytes, bundle.lineage_nbytes)
             else:
                 return None
-    return pending_nbytes + sum(past.nbytes for past in nodes)
+    return pending_nbytes + sum(node.nbytes for node in nodes)
 
 
 def steps(
@@ -163,44 +163,44 @@ def steps(
     `most_s`: maximum run time of all steps in seconds.
     Raises TensorLostError: recomputation is impossible or exceeds `most_s`.
     """
-    required_names: dict[Past, set[str]] = {}
+    required_names: dict[LineageNode, set[str]] = {}
     uses: Counter[Origin] = Counter()
-    queue: list[tuple[int, Past]] = []
+    queue: list[tuple[int, LineageNode]] = []
 
     def require(origin: Origin) -> None:
         uses[origin] += 1
-        if origin.past not in required_names:
-            required_names[origin.past] = set()
-            heappush(queue, (-origin.past.number, origin.past))
-        required_names[origin.past].add(origin.name)
+        if origin.lineage not in required_names:
+            required_names[origin.lineage] = set()
+            heappush(queue, (-origin.lineage.number, origin.lineage))
+        required_names[origin.lineage].add(origin.name)
 
     for bundle in lost_bundles:
-        if bundle.past is None:
+        if bundle.lineage is None:
             raise _recompute_error(bundle.device, "they have no lineage")
         for name in bundle.specs:
-            require(Origin(bundle.past, name))
+            require(Origin(bundle.lineage, name))
     heapify(queue)
     replay_steps: list[Step] = []
     duration_s = 0.0
     while queue:
-        _, past = heappop(queue)
-        names = frozenset(required_names[past])
-        if isinstance(past, PastJoin):
+        _, node = heappop(queue)
+        names = frozenset(required_names[node])
+        if isinstance(node, JoinNode):
             for name in names:
-                for origin, _ in past.parts[name][0]:
+                for origin, _ in node.parts[name][0]:
                     require(origin)
-            replay_steps.append(Step(past, names))
+            replay_steps.append(Step(node, names))
             continue
-        assert isinstance(past, PastRun)
+        assert isinstance(node, RunNode)
         stages: set[int] = set()
         input_origins: set[Origin] = set()
         pending_names = list(names)
         while pending_names:
             name = pending_names.pop()
-            if (value := past.inputs.get(name)) is not None:
+            if (value := node.inputs.get(name)) is not None:
                 if isinstance(value, Origin):
                     input_origins.add(value)
-            elif name not in past.transfers or is_lost(past.transfers[name].bundle.address):
+            elif name not in node.transfers or is_lost(node.transfers[name].bundle.address):
                 stage = plan.producers.get(name)
                 if stage is None:
                     raise _recompute_error("", f"no stage of the current plan produces {name!r}")
@@ -209,10 +209,10 @@ def steps(
                     pending_names += [
                         n for n in plan.stages[stage].inputs if not is_given(stage, n)
                     ]
-        duration_s += len(stages) * _TURN_S + past.took_s(plan, stages)
+        duration_s += len(stages) * _TURN_S + node.took_s(plan, stages)
         for origin in input_origins:
             require(origin)
-        replay_steps.append(Step(past, names, tuple(sorted(stages))))
+        replay_steps.append(Step(node, names, tuple(sorted(stages))))
         if duration_s > most_s:
             raise _recompute_error(
                 "", f"their runs take {duration_s:.3f} s, more than the limit of {most_s:.3f} s"

@@ -23,7 +23,7 @@ from hetero.devices.request.request import REPLAY, Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.channel import Channel
 from hetero.scheduler.client.device_tensors import DeviceBundle, lost_tensor
-from hetero.scheduler.client.lineage import Origin, PastJoin, PastRun, Step, copied, steps
+from hetero.scheduler.client.lineage import JoinNode, Origin, RunNode, Step, copied, steps
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.types.messages import Dropped, Task, Values
@@ -53,7 +53,7 @@ class Way:
     is_given: Callable[[int, str], bool]
 
 
-class Restorer:
+class StateRecomputer:
     """Recomputation of a deployment's lost states.
 
     `ids`: yields ascending request ids, shared with the deployment's requests.
@@ -110,17 +110,17 @@ class Restorer:
                 run_inputs[name] = copied(value)
             elif value.name in value.bundle.copies:
                 run_inputs[name] = value.bundle.copies[value.name]
-            elif value.bundle.past is not None:
-                run_inputs[name] = Origin(value.bundle.past, value.name)
+            elif value.bundle.lineage is not None:
+                run_inputs[name] = Origin(value.bundle.lineage, value.name)
             else:  # the run that was to produce this input ended without a lineage
                 for bundle in bundles_of_states:
-                    bundle.past_nbytes = None
+                    bundle.lineage_nbytes = None
                 return
         nbytes = sum(run.output_nbytes for run in runs) - sum(map(_size, outputs.values()))
         restore = partial(self.restore_idle, request.restore_s)
-        past = PastRun(run_inputs, transfers, max(0, nbytes), route, runs, restore)
+        node = RunNode(run_inputs, transfers, max(0, nbytes), route, runs, restore)
         for bundle in bundles_of_states:
-            bundle.past = past
+            bundle.lineage = node
 
     def begin(
         self,
@@ -254,28 +254,28 @@ class Restorer:
             return results[origin] if uses[origin] else results.pop(origin)
 
         for step in replay_steps:
-            past = step.past
-            if isinstance(past, PastJoin):
-                values = self._joined(past, step, take)
+            node = step.lineage
+            if isinstance(node, JoinNode):
+                values = self._joined(node, step, take)
             else:
-                assert isinstance(past, PastRun)
-                values = self._run(past, step, take, way, is_wanted)
-            results.update((Origin(past, name), values[name]) for name in step.names)
+                assert isinstance(node, RunNode)
+                values = self._run(node, step, take, way, is_wanted)
+            results.update((Origin(node, name), values[name]) for name in step.names)
         return results
 
     def _joined(
-        self, past: PastJoin, step: Step, take: Callable[[Origin], Value]
+        self, node: JoinNode, step: Step, take: Callable[[Origin], Value]
     ) -> Mapping[str, Value]:
         parts = {}
         for name in step.names:
-            rows, layout = past.parts[name]
+            rows, layout = node.parts[name]
             tensors = [(take(origin).tensor, indices) for origin, indices in rows]
             parts[name] = tensors, layout
         return self._memory.join(parts)
 
     def _run(
         self,
-        past: PastRun,
+        node: RunNode,
         step: Step,
         take: Callable[[Origin], Value],
         way: Way,
@@ -293,19 +293,19 @@ class Restorer:
                 if way.is_given(place, name):
                     continue
                 if name not in values:
-                    value = past.inputs[name] if name in past.inputs else past.transfers[name]
+                    value = node.inputs[name] if name in node.inputs else node.transfers[name]
                     values[name] = take(value) if isinstance(value, Origin) else value
                 inputs[name] = values[name]
             keep = tuple(name for name in stage.outputs if name in step.names)
             try:
                 outputs, bundle = self._run_stage(place, inputs, keep, way, is_wanted)
             except TensorError as error:  # the device has evicted the tensor
-                past.transfers.pop(error.data.get("port", ""), None)
+                node.transfers.pop(error.data.get("port", ""), None)
                 raise
             resident = {
                 name: ResidentTensor(bundle, name) for name in stage.outputs if name in wires
             }
-            past.transfers.update(
+            node.transfers.update(
                 (name, tensor) for name, tensor in resident.items() if name in crossing
             )
             values |= resident
@@ -375,8 +375,8 @@ def _replacement(lost_bundle: DeviceBundle, results: Mapping[Origin, Value]) -> 
 
     Raises TensorLostError: several bundles hold them.
     """
-    assert lost_bundle.past is not None
-    values = [results[Origin(lost_bundle.past, name)] for name in lost_bundle.specs]
+    assert lost_bundle.lineage is not None
+    values = [results[Origin(lost_bundle.lineage, name)] for name in lost_bundle.specs]
     bundles: set[DeviceBundle | None] = {
         value.bundle if type(value) is ResidentTensor else None for value in values
     }

@@ -36,20 +36,20 @@ from hetero.scheduler.client.device_tensors import (
     DeviceBundle,
     DeviceTensor,
     Joining,
-    Past,
+    LineageNode,
     lost_tensor,
 )
-from hetero.scheduler.client.lineage import PastJoin, copied
+from hetero.scheduler.client.lineage import JoinNode, copied
 from hetero.scheduler.clock import Clock, Timer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.types.messages import (
+    ConcatTensors,
     Failure,
-    Free,
-    Give,
-    Join,
-    Keep,
+    FetchTensors,
+    FreeTensors,
     Message,
     RowsOf,
+    StoreTensors,
     Task,
     Values,
     bundle_key,
@@ -137,11 +137,16 @@ class RemoteMemory:
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
     def pending_outputs(
-        self, device: str, address: str, task: Task, names: Iterable[str], past_nbytes: int | None
+        self,
+        device: str,
+        address: str,
+        task: Task,
+        names: Iterable[str],
+        lineage_nbytes: int | None,
     ) -> dict[str, Value]:
-        """Return references to outputs that a task will produce; `past_nbytes`: lineage size."""
+        """Return references to outputs that a task will produce; `lineage_nbytes`: lineage size."""
         bundle = self._made_by(device, address, task)
-        bundle.past_nbytes = past_nbytes
+        bundle.lineage_nbytes = lineage_nbytes
         return {name: ResidentTensor(bundle, name) for name in names}
 
     def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
@@ -167,7 +172,7 @@ class RemoteMemory:
         channel = self._connected()
         key = f"{self._name}/{next(self._numbers)}"
         copy = np.array(array)
-        message = partial(Keep, client=channel.address, key=key, tensors={_TENSOR: copy})
+        message = partial(StoreTensors, client=channel.address, key=key, tensors={_TENSOR: copy})
         self._ask(device, address, copy.nbytes, message)
         specs = {_TENSOR: (element_type_name(copy.dtype), copy.shape)}
         return ResidentTensor(DeviceBundle(self, device, address, key, specs), _TENSOR)
@@ -182,7 +187,7 @@ class RemoteMemory:
 
         def ask() -> Mapping[str, Value]:  # recomputation may have moved the bundle
             message = partial(
-                Give, client=address, address=address, wanted={bundle.key: {_TENSOR: name}}
+                FetchTensors, client=address, address=address, wanted={bundle.key: {_TENSOR: name}}
             )
             return self._ask(bundle.device, bundle.address, nbytes, message)
 
@@ -233,11 +238,11 @@ class RemoteMemory:
             tensors[name] = ResidentTensor(bundle, name)
         for bundle, parts_by_name in targets.values():
             nbytes = sum(bundle.tensor(name).nbytes for name in parts_by_name)
-            message = partial(Join, client=own, key=bundle.key, made=parts_by_name)
+            message = partial(ConcatTensors, client=own, key=bundle.key, made=parts_by_name)
             self._ask(bundle.device, bundle.address, nbytes, message)
-        past = PastJoin.of(lineage)
+        node = JoinNode.of(lineage)
         for bundle, _ in targets.values():
-            bundle.past = past
+            bundle.lineage = node
         return tensors
 
     def usable(self, inputs: Mapping[str, Value]) -> tuple[Mapping[str, Value], frozenset[str]]:
@@ -255,7 +260,7 @@ class RemoteMemory:
                 resolved[name] = value = self._kept(name, value)
             bundles[value.bundle] = name
         for bundle, name in bundles.items():
-            self._check(name, bundle, may_be_lost=bundle.past is not None)
+            self._check(name, bundle, may_be_lost=bundle.lineage is not None)
         return resolved, frozenset([bundle.device for bundle in bundles])
 
     def _kept(self, port: str, tensor: RemoteTensor) -> ResidentTensor[DeviceBundle]:
@@ -279,16 +284,16 @@ class RemoteMemory:
 
         A device that fails during `ask` starts another of `tries` attempts.
         """
-        lost_bundles: dict[Past, dict[DeviceBundle, None]] = {}
+        lost_bundles: dict[LineageNode, dict[DeviceBundle, None]] = {}
         for bundle in bundles:
-            if bundle.past is not None and self.is_lost(bundle.address):
-                lost_bundles.setdefault(bundle.past, {})[bundle] = None
-        for past, bundles_of_past in lost_bundles.items():
-            past.restore(list(bundles_of_past))
+            if bundle.lineage is not None and self.is_lost(bundle.address):
+                lost_bundles.setdefault(bundle.lineage, {})[bundle] = None
+        for node, bundles_of_past in lost_bundles.items():
+            node.restore(list(bundles_of_past))
         try:
             return ask()
         except DeviceLostError:
-            if tries == 1 or all(bundle.past is None for bundle in bundles):
+            if tries == 1 or all(bundle.lineage is None for bundle in bundles):
                 raise
         return self._with_recomputation(bundles, ask, tries - 1)
 
@@ -333,7 +338,7 @@ class RemoteMemory:
         for holder, keys in holders.items():
             free = tuple(garbage.pop(holder, ()))
             awaits = not awaited_keys.isdisjoint(keys)
-            channel.send(holder, Give(task, channel.address, address, keys, free, awaits))
+            channel.send(holder, FetchTensors(task, channel.address, address, keys, free, awaits))
         self._free(garbage)
         return others or None
 
@@ -351,7 +356,11 @@ class RemoteMemory:
             channel.close()
 
     def _ask(
-        self, device: str, address: str, nbytes: int, message: Callable[[Task], Keep | Give | Join]
+        self,
+        device: str,
+        address: str,
+        nbytes: int,
+        message: Callable[[Task], StoreTensors | FetchTensors | ConcatTensors],
     ) -> Mapping[str, Value]:
         """Send a request to a device; return its response. `nbytes` extends the time limit."""
         channel = self._connected()
@@ -430,7 +439,7 @@ class RemoteMemory:
         for address, garbage in keys.items():
             if not self.is_lost(address):
                 with suppress(HeteroError):  # a lost device holds nothing
-                    self._connected().send(address, Free(tuple(garbage)))
+                    self._connected().send(address, FreeTensors(tuple(garbage)))
                 continue
             with self._lock:
                 self._retries.setdefault(address, (now_s + _LEASE_S, []))[1].extend(garbage)

@@ -33,7 +33,7 @@ from hetero.scheduler.channels.lane import (
 )
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.task_queue import DeviceMachine, OpenStage
-from hetero.scheduler.types.events import DeviceInstruction, Run, StageOpened
+from hetero.scheduler.types.events import DeviceInstruction, StageOpened, TaskRun
 from hetero.scheduler.types.messages import Failure, Outputs, Task, Values
 
 _log = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class DeviceLanes:
             if instructions:
                 self._follow(instructions)
 
-    def forward(self, run: Run) -> bool:
+    def forward(self, run: TaskRun) -> bool:
         """Forward the outputs of a task with a record; return False if it needs messages."""
         request, stage = run.task
         lane = self._lanes.get((lane_key(request.deployment), stage))

@@ -22,18 +22,18 @@ from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.device.direct_stage import DirectStage, left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.lanes import DeviceLanes, LaneTask
-from hetero.scheduler.device.resident_tensors import KeptTensors
+from hetero.scheduler.device.resident_tensors import ResidentTensors
 from hetero.scheduler.device.task_queue import DeviceMachine, TaskState
-from hetero.scheduler.types.events import DeviceInstruction, Run, StageOpened, Stop
+from hetero.scheduler.types.events import DeviceInstruction, StageOpened, Stop, TaskRun
 from hetero.scheduler.types.messages import (
+    ConcatTensors,
     Dropped,
     Failure,
-    Free,
-    Give,
-    Join,
-    Keep,
+    FetchTensors,
+    FreeTensors,
     Message,
     Outputs,
+    StoreTensors,
     Task,
     Values,
 )
@@ -69,14 +69,14 @@ class DeviceLoop:
         self.host = host
         self._now_s = now_s
         self._leaves_outputs = host.leaves_outputs
-        self._kept = KeptTensors(host.descriptor, host.place, is_shared)
+        self._kept = ResidentTensors(host.descriptor, host.place, is_shared)
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
         #: Clients of recently closed deployments.
         self._closed: OrderedDict[str, str] = OrderedDict()
         #: The running task of each thread, with its start time.
-        self._active_runs: dict[int, tuple[Run, float]] = {}
+        self._active_runs: dict[int, tuple[TaskRun, float]] = {}
         self._channel = channel = connect(self.receive)
         self._lanes: DeviceLanes | None = None
         if has_lanes(channel):
@@ -118,7 +118,7 @@ class DeviceLoop:
                 overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
-            patience_s = self._machine.patience_s
+            stall_allowance_s = self._machine.stall_allowance_s
         return {
             "tasks": tasks,
             "running": running,
@@ -126,7 +126,7 @@ class DeviceLoop:
             "kept_nbytes": self._kept.nbytes,
             "overdue_s": overdue_s,
             # A stage may hold the interpreter lock, and so delay heartbeats, up to its time limit.
-            "patience_s": patience_s,
+            "stall_allowance_s": stall_allowance_s,
         }
 
     def open_stage(self, description: StageOpened) -> None:
@@ -186,20 +186,20 @@ class DeviceLoop:
                 self._lanes.drop(message.request)
             self._kept.free_attempt(message.request)
             self._follow(instructions)
-        elif isinstance(message, Keep | Give | Join):
+        elif isinstance(message, StoreTensors | FetchTensors | ConcatTensors):
             self._kept.answer(message, self._send)
-        elif isinstance(message, Free):
+        elif isinstance(message, FreeTensors):
             self._kept.free(message.keys)
         elif isinstance(message, Failure):  # the message was unreadable; see `envelope`
             self._tell(message)
 
-    def run(self, due: Run | LaneTask) -> None:
+    def run(self, due: TaskRun | LaneTask) -> None:
         """Run a task in the calling thread, and forward its outputs."""
         if type(due) is LaneTask:
             assert self._lanes is not None
             self._lanes.run(due)
             return
-        assert type(due) is Run
+        assert type(due) is TaskRun
         thread = threading.get_ident()
         failure: HeteroError | None = None
         try:
@@ -222,7 +222,7 @@ class DeviceLoop:
             self.give_up(due.task, error)
             raise
 
-    def _run(self, due: Run, context: RunContext) -> None:
+    def _run(self, due: TaskRun, context: RunContext) -> None:
         left = self._left(due) if self._leaves_outputs else frozenset()
         inputs = list(map(due.tensors.__getitem__, due.stage.description.inputs))
         due.outputs, went = self.host.run_stage(
@@ -260,7 +260,7 @@ class DeviceLoop:
             instructions = self._machine.end(run, failure)
         self._follow(instructions)
 
-    def _left(self, run: Run) -> frozenset[str]:
+    def _left(self, run: TaskRun) -> frozenset[str]:
         """Return the outputs of a run that no receiver needs outside the device."""
         request, stage = run.task.request, run.stage.description
         sends = stage.sends.get(request.route, ())
@@ -281,7 +281,7 @@ class DeviceLoop:
     def _follow(self, instructions: Sequence[DeviceInstruction]) -> None:
         for position, instruction in enumerate(instructions):
             try:
-                if type(instruction) is Run:
+                if type(instruction) is TaskRun:
                     if instruction.outputs is None:
                         self._start(self, instruction)
                     else:
@@ -292,7 +292,7 @@ class DeviceLoop:
                     instruction.run.context.cancel()  # without a context, `run` checks it
             except Exception as error:  # report it to the request; the thread continues
                 task = (instruction.run if isinstance(instruction, Stop) else instruction).task
-                if type(instruction) is Run and instruction.outputs is None:
+                if type(instruction) is TaskRun and instruction.outputs is None:
                     self.give_up(task, error)
                 else:
                     self._tell(Failure(task, self._failure(task, error)))
@@ -300,7 +300,7 @@ class DeviceLoop:
                 self._follow(instructions[position + 1 :])
                 raise
 
-    def _pass_on(self, run: Run) -> None:
+    def _pass_on(self, run: TaskRun) -> None:
         """Send the outputs of a run to the stages that read them, and results to the client."""
         if self._lanes is not None and self._lanes.forward(run):
             return
@@ -339,7 +339,7 @@ class DeviceLoop:
         if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was dropped meanwhile
 
-    def _sent(self, run: Run, outputs: Mapping[str, Value]) -> dict[str, Value]:
+    def _sent(self, run: TaskRun, outputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return the outputs sent to other devices; for a replay, those that any route sends."""
         description, route = run.stage.description, run.task.request.route
         every = (

@@ -19,11 +19,11 @@ from hetero.devices.request.request import Request
 from hetero.devices.request.response import ResidentOutputs
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.messages import (
+    ConcatTensors,
     Failure,
-    Give,
-    Join,
-    Keep,
+    FetchTensors,
     Message,
+    StoreTensors,
     Task,
     Values,
     bundle_key,
@@ -44,7 +44,7 @@ class _Bundle(NamedTuple):
     nbytes: int
 
 
-class KeptTensors:
+class ResidentTensors:
     """Store of clients' tensor bundles, by key, limited to the device's memory size if known.
 
     `place`: converts a client's value to the form that the device stores.
@@ -62,7 +62,7 @@ class KeptTensors:
         #: Keys of bundles that may be evicted, oldest first.
         self._evictable: dict[str, None] = {}
         #: Messages that wait for a bundle, each with the bundle's key.
-        self._deferred: list[tuple[str, Give]] = []
+        self._deferred: list[tuple[str, FetchTensors]] = []
         self._lock = threading.Lock()
         self.nbytes = 0
 
@@ -128,10 +128,14 @@ class KeptTensors:
             with suppress(DeviceMemoryError):
                 self.keep(client, key, transfers, is_evictable=True)
 
-    def answer(self, message: Keep | Give | Join, send: Callable[[str, Message], None]) -> None:
+    def answer(
+        self,
+        message: StoreTensors | FetchTensors | ConcatTensors,
+        send: Callable[[str, Message], None],
+    ) -> None:
         """Execute a message and send the result, or send its client a `Failure`."""
         try:
-            if isinstance(message, Give):  # by far the most frequent
+            if isinstance(message, FetchTensors):  # by far the most frequent
                 self.free(message.free, message.client)
                 if message.awaits and self._defer(message):
                     return
@@ -143,7 +147,7 @@ class KeptTensors:
                 }
                 send(message.address, Values(message.task, tensors))
                 return
-            values = self._join(message) if isinstance(message, Join) else message.tensors
+            values = self._join(message) if isinstance(message, ConcatTensors) else message.tensors
             resident = {name: self._place(value) for name, value in values.items()}
             self.keep(message.client, message.key, resident)
             send(message.client, Values(message.task, {}))
@@ -158,7 +162,7 @@ class KeptTensors:
             )
             send(message.client, Failure(message.task, device_error))
 
-    def take_awaited(self, task: Task) -> list[Give]:
+    def take_awaited(self, task: Task) -> list[FetchTensors]:
         """Remove and return the messages that waited for the stored outputs of a task."""
         if not self._deferred:
             return []
@@ -168,7 +172,7 @@ class KeptTensors:
             self._cancel_deferred(lambda missing, _: missing == key)
         return due
 
-    def _defer(self, message: Give) -> bool:
+    def _defer(self, message: FetchTensors) -> bool:
         """Queue a message if a bundle that it reads is missing; return whether it was queued."""
         with self._lock:
             missing = next((key for key in message.wanted if key not in self._bundles), None)
@@ -177,7 +181,7 @@ class KeptTensors:
             self._deferred.append((missing, message._replace(free=())))
         return True
 
-    def _cancel_deferred(self, is_over: Callable[[str, Give], bool]) -> None:
+    def _cancel_deferred(self, is_over: Callable[[str, FetchTensors], bool]) -> None:
         """Remove the queued messages that satisfy `is_over`. The caller holds the lock."""
         self._deferred = [entry for entry in self._deferred if not is_over(*entry)]
 
@@ -222,8 +226,8 @@ class KeptTensors:
     def _is_of(self, client: str, bundle: _Bundle) -> bool:
         return bundle.client == client or not self._is_shared
 
-    def _join(self, message: Join) -> dict[str, Value]:
-        """Build the tensors of a `Join` message."""
+    def _join(self, message: ConcatTensors) -> dict[str, Value]:
+        """Build the tensors of a `ConcatTensors` message."""
 
         def part(key: str, name: str, rows: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
             value = self._tensors(message.client, key, [name])[name]

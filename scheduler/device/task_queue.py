@@ -28,7 +28,7 @@ from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.fair_queue import FairQueue, Key, Line
 from hetero.scheduler.types import events
-from hetero.scheduler.types.events import DeviceInstruction, Run
+from hetero.scheduler.types.events import DeviceInstruction, TaskRun
 from hetero.scheduler.types.messages import Failure, Task
 
 #: Number of dropped attempts, and of ended tasks, that a deployment remembers, so that late
@@ -58,7 +58,7 @@ class InvalidTaskError(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Client(Line[Run]):
+class _Client(Line[TaskRun]):
     """Usage of a client: its tasks, and the bytes of their queued values."""
 
     name: str = ""
@@ -75,7 +75,7 @@ class _Deployment:
         self.client = client
         self.stages: dict[int, OpenStage] = {}
         #: Live tasks, by attempt and stage.
-        self.tasks: dict[tuple[int, int], dict[int, Run]] = {}
+        self.tasks: dict[tuple[int, int], dict[int, TaskRun]] = {}
         self.dropped: OrderedDict[tuple[int, int], None] = OrderedDict()
         #: Tasks that have ended, or run without a record.
         self.ended: OrderedDict[tuple[tuple[int, int], int], None] = OrderedDict()
@@ -84,21 +84,21 @@ class _Deployment:
 class OpenStage:
     """Loaded stage that accepts tasks, with the data that its tasks share."""
 
-    __slots__ = ("deployment", "description", "held", "inputs", "num_running", "usual_s")
+    __slots__ = ("deployment", "description", "ewma_s", "held", "inputs", "num_running")
 
     def __init__(self, description: events.StageOpened, deployment: _Deployment) -> None:
         self.deployment = deployment
         self.num_running = 0
         #: Ready tasks that wait for a stream of the stage; may include ended ones.
-        self.held: list[tuple[Key, Run]] = []
+        self.held: list[tuple[Key, TaskRun]] = []
         #: Moving average of the run time; infinite before the first run.
-        self.usual_s = inf
+        self.ewma_s = inf
         self.open(description)
 
     def learn(self, run_s: float) -> None:
         """Update the average run time."""
-        usual_s = self.usual_s
-        self.usual_s = run_s if usual_s == inf else usual_s + (run_s - usual_s) / 4
+        ewma_s = self.ewma_s
+        self.ewma_s = run_s if ewma_s == inf else ewma_s + (run_s - ewma_s) / 4
 
     def open(self, description: events.StageOpened) -> None:
         """Replace the description of the stage."""
@@ -128,7 +128,7 @@ class DeviceMachine:
         self._deployments: dict[str, _Deployment] = {}
         self._clients: dict[str, _Client] = {}
         #: Ready tasks; may include ended ones.
-        self._ready = FairQueue[Run]()
+        self._ready = FairQueue[TaskRun]()
         self._arrivals = 0
         #: Number of running tasks, including those of dropped attempts.
         self.num_running = 0
@@ -139,7 +139,7 @@ class DeviceMachine:
         return sum(client.num_tasks for client in self._clients.values())
 
     @property
-    def patience_s(self) -> float:
+    def stall_allowance_s(self) -> float:
         """Minimum of the stages' time limits in seconds."""
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
         limits = (stage.description.timeout_s for stage in stages)
@@ -163,7 +163,7 @@ class DeviceMachine:
         """Return an open stage."""
         return self._deployments[deployment].stages[stage]
 
-    def find(self, task: Task) -> Run | None:
+    def find(self, task: Task) -> TaskRun | None:
         """Return a live task, or None."""
         request, number = task
         deployment = self._deployments.get(request.deployment)
@@ -196,7 +196,7 @@ class DeviceMachine:
         tasks = deployment.tasks.setdefault(attempt, {})
         run, client = tasks.get(number), deployment.client
         if run is None:
-            run = tasks[number] = Run(task, tensors, runs, now_s, stage, _S.JOINING)
+            run = tasks[number] = TaskRun(task, tensors, runs, now_s, stage, _S.JOINING)
             client.num_tasks += 1
         elif run.state is not _S.JOINING or tensors.keys() <= run.tensors.keys():
             return []
@@ -223,7 +223,7 @@ class DeviceMachine:
             done += self._run_ready()
         return done
 
-    def end(self, run: Run, error: BaseException | None = None) -> list[DeviceInstruction]:
+    def end(self, run: TaskRun, error: BaseException | None = None) -> list[DeviceInstruction]:
         """End a run that returned or raised; return the instructions, in order.
 
         Raises InvalidTaskError: the task is not running.
@@ -335,7 +335,7 @@ class DeviceMachine:
         self.num_streams = max((stage.description.num_streams for stage in stages), default=1)
         return done + self._run_ready()
 
-    def _let_go(self, run: Run) -> None:
+    def _let_go(self, run: TaskRun) -> None:
         """Remove a task, and remember that it has ended."""
         run.state = _S.GONE
         request, number = run.task
@@ -348,7 +348,7 @@ class DeviceMachine:
         deployment.client.nbytes -= run.nbytes
         self._remember(deployment, attempt, number)
 
-    def _relieve(self, newest: Run) -> list[DeviceInstruction]:
+    def _relieve(self, newest: TaskRun) -> list[DeviceInstruction]:
         """Fail the excess tasks of a client: first those that wait for inputs, oldest first."""
         client = newest.stage.deployment.client
         mine = [
@@ -387,7 +387,7 @@ class DeviceMachine:
             and stage.num_running < stage.description.num_streams
         )
 
-    def _run(self, run: Run) -> Run:
+    def _run(self, run: TaskRun) -> TaskRun:
         run.state, stage = _S.RUNNING, run.stage
         if len(self._clients) > 1:  # a single client competes with none
             self._ready.ran(stage.deployment.client)

@@ -23,7 +23,7 @@ from hetero.scheduler.channels.channel import PumpedChannel, Receiver
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.processes.threads import start_thread
-from hetero.scheduler.types.events import Run
+from hetero.scheduler.types.events import TaskRun
 from hetero.scheduler.types.messages import Message
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _LOOK_S: Final = 0.5
 #: Request id of workers: they accept the tasks of every request.
 _ANY: Final = 0
 
-_Job = tuple[DeviceLoop, Run]
+_Job = tuple[DeviceLoop, TaskRun]
 
 
 class _ThreadState(threading.local):
@@ -138,7 +138,7 @@ class Workers(BaseWorkers):
         #: Wake-up calls; False ends one thread.
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    def start(self, loop: DeviceLoop, due: Run) -> None:
+    def start(self, loop: DeviceLoop, due: TaskRun) -> None:
         """Schedule a task, on the calling thread if it may run it next, otherwise on another."""
         thread_state = self._thread_state
         if thread_state.job is None and thread_state.request_id in (_ANY, due.task.request.id):
@@ -213,7 +213,7 @@ class Workers(BaseWorkers):
                 self._num_awake += 1
                 self._quick_threads.add(me)
             while job := self._take(me):
-                if job[1].stage.usual_s > _HAND_OVER_S:
+                if job[1].stage.ewma_s > _HAND_OVER_S:
                     with self._state:
                         self._quick_threads.discard(me)
                         self._wake_one()
@@ -262,7 +262,7 @@ class PumpingWorkers(BaseWorkers):
         self._num_to_end = 0
         self._num_streams = 1
         #: Moving average of the run time of tasks.
-        self._usual_s = 0.0
+        self._ewma_s = 0.0
         self._is_long = False
 
     def serve(self, channel: PumpedChannel) -> None:
@@ -276,7 +276,7 @@ class PumpingWorkers(BaseWorkers):
             self._num_streams = num_streams
             self._keep(num_streams + self._is_long)
 
-    def start(self, loop: DeviceLoop, due: Run) -> None:
+    def start(self, loop: DeviceLoop, due: TaskRun) -> None:
         """Queue a task for the next idle thread."""
         self._jobs.append((loop, due))
         one_of_us = threading.get_ident() in self._threads
@@ -297,7 +297,7 @@ class PumpingWorkers(BaseWorkers):
             if (waits := self._channel.num_waits) != num_waits:
                 num_waits = waits
                 is_many, num_run = num_run > 1, 0  # predicted from the last wake-up
-            if is_many and self.count == 1 and self._usual_s < _HAND_OVER_S:
+            if is_many and self.count == 1 and self._ewma_s < _HAND_OVER_S:
                 self._channel.cork()
                 try:
                     num_run += self._run_all(_TOGETHER)
@@ -322,8 +322,8 @@ class PumpingWorkers(BaseWorkers):
             num_run += 1
 
     def _note(self, took_s: float) -> None:
-        self._usual_s += (took_s - self._usual_s) / 8
-        is_long = self._usual_s > (_SHORT_S if self._is_long else _LONG_S)
+        self._ewma_s += (took_s - self._ewma_s) / 8
+        is_long = self._ewma_s > (_SHORT_S if self._is_long else _LONG_S)
         if self._is_long != is_long:
             with self._lock:
                 self._is_long = is_long

@@ -19,8 +19,8 @@ from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.executor import Remade, Remake
 from hetero.scheduler.formats.stage_source import StageSource
-from hetero.scheduler.ray.devices import ActorDevice
-from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.ray.devices import DeviceHandle
+from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.ray.session import RaySession
 from hetero.scheduler.types import events
 from hetero.scheduler.types.limits import Limits
@@ -50,12 +50,12 @@ class RayDeployment(Deployment):
         limits: Limits,
         deployments: Deployments[RayDeployment],
         *,
-        devices: Mapping[str, ActorDevice],
+        devices: Mapping[str, DeviceHandle],
         sources: Sequence[StageSource],
         num_threads: Mapping[str, int],
         connect: Callable[[Receiver], Channel],
         clock_offset_s: Callable[[str], float | None] | None,
-        reception: Reception,
+        receiver: MessageReceiver,
         session: RaySession,
         ask: Callable[..., Any],
         remake: Remake | None = None,
@@ -74,7 +74,7 @@ class RayDeployment(Deployment):
         #: Serializes device events, so that the last event determines the state of a device.
         self._telling = threading.RLock()
         self._num_streams: dict[int, int] = {}
-        self._reception = reception
+        self._receiver = receiver
         self._session = session
         self._ask = ask
         super().__init__(
@@ -110,13 +110,13 @@ class RayDeployment(Deployment):
         routes = self.placement.routes
         return tuple(r for r in routes if self.removed_devices.isdisjoint(r.plan.devices))
 
-    def is_loaded_on(self, device: ActorDevice) -> bool:
+    def is_loaded_on(self, device: DeviceHandle) -> bool:
         """Whether the process of a device has loaded its stages of this deployment, if any."""
         name = device.descriptor.name  # a restarted device is in `devices` before it has stages
         return name not in self.devices or self._addresses[name] == device.address
 
     def add(
-        self, replanned: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
+        self, replanned: Remade, devices: Mapping[str, DeviceHandle], num_threads: Mapping[str, int]
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
         """Add a placement; return its new stages and its routes."""
         addresses = {name: device.address for name, device in devices.items()}
@@ -142,14 +142,14 @@ class RayDeployment(Deployment):
         """Send the inputs to the stages that read them, and start receiving the result."""
         super().start(request, inputs)
         if self._may_help(request):
-            self._reception.receive_until(partial(self._runner.has_ended, request))
+            self._receiver.receive_until(partial(self._runner.has_ended, request))
         else:
-            self._reception.expect()
+            self._receiver.expect()
 
     def drop(self, request: Request) -> None:
         """Cancel the attempt on every device."""
         super().drop(request)
-        self._reception.look()
+        self._receiver.look()
 
     def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
         """Make devices accept tasks for loaded stages; `num_streams`: stage -> parallel runs."""
@@ -157,7 +157,7 @@ class RayDeployment(Deployment):
         for name in devices:
             self.open_on(name)
 
-    def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
+    def use(self, name: str, device: DeviceHandle, num_streams: Mapping[int, int]) -> None:
         """Use the new actor of a device, which has loaded its stages, from now on."""
         self._num_streams.update(num_streams)
         self.devices[name] = device
@@ -196,7 +196,7 @@ class RayDeployment(Deployment):
             if i in self._num_streams
         ]
 
-    def tell(self, event: events.ClientEvent) -> None:
+    def notify(self, event: events.ClientEvent) -> None:
         """Apply an event of a device."""
         with self._telling:
             if isinstance(event, events.DeviceLost | events.DeviceRemoved):
@@ -211,14 +211,14 @@ class RayDeployment(Deployment):
         with self._telling:
             if event.device in self.outdated_devices:
                 return False
-            self.tell(event)
+            self.notify(event)
             return True
 
     def give_up(self, removal: events.DeviceRemoved) -> None:
         """Apply the removal of a device, unless it has returned."""
         with self._telling:
             if removal.device in self.removed_devices:
-                self.tell(removal)
+                self.notify(removal)
 
     def cluster_lost(self, error: ClusterError) -> None:
         """Fail all present and future requests."""
@@ -240,7 +240,7 @@ class RayDeployment(Deployment):
         outputs: dict[str, Value] = self._ask(self.device_of(stage), "make", self.key, stage)
         return outputs
 
-    def device_of(self, stage: int) -> ActorDevice:
+    def device_of(self, stage: int) -> DeviceHandle:
         """Return the device of a stage."""
         return self.devices[self.placement.stages[stage].device]
 

@@ -17,7 +17,7 @@ from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
 from hetero.scheduler.device.discovery import PluginSpec, usable
 from hetero.scheduler.ray.actor import remote_device
 from hetero.scheduler.ray.interpreters import interpreter_options
-from hetero.scheduler.ray.node_discovery import NodeSurvey, Rows, first_line
+from hetero.scheduler.ray.node_discovery import NodeDiscovery, Rows, first_line
 from hetero.scheduler.ray.nodes import ClusterNode, cluster_secret
 from hetero.scheduler.ray.pool import Pool, end_devices
 from hetero.scheduler.ray.session import RaySession
@@ -31,7 +31,7 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(slots=True)
-class ActorDevice:
+class DeviceHandle:
     """Handle of a device: descriptor, Ray id of its node, and actor."""
 
     descriptor: DeviceDescriptor
@@ -61,7 +61,7 @@ class PoolTable:
     version: float
     nodes: Mapping[str, ClusterNode]
     rows: Rows
-    running_devices: Mapping[str, ActorDevice]
+    running_devices: Mapping[str, DeviceHandle]
 
 
 class RayDevices:
@@ -70,7 +70,7 @@ class RayDevices:
     `on_actor_end`: called with a device whose actor has ended and with Ray's error. The call runs
         in a thread of Ray and must not block.
     `pool`: the cluster's pool; its devices are used instead of new ones.
-    `keeper`: for clients of a pool, the actor of the pool supervisor, which queries nodes and
+    `supervisor`: for clients of a pool, the actor of the pool supervisor, which queries nodes and
         starts devices.
     """
 
@@ -79,14 +79,14 @@ class RayDevices:
         session: RaySession,
         specs: Sequence[PluginSpec],
         counts: Mapping[str, int],
-        on_actor_end: Callable[[ActorDevice, BaseException], None],
+        on_actor_end: Callable[[DeviceHandle, BaseException], None],
         probe_timeout_s: float,
         load_timeout_s: float = 3600.0,
         pool: Pool | None = None,
-        keeper: Any = None,
+        supervisor: Any = None,
     ) -> None:
         self._session = session
-        self._keeper = keeper
+        self._supervisor = supervisor
         #: The last table from the pool supervisor.
         self.pool_table: PoolTable | None = None
         self._on_actor_end = on_actor_end
@@ -94,13 +94,13 @@ class RayDevices:
         self._pool = pool
         if pool is not None:
             specs, counts = pool.plugins, pool.devices
-        self.survey = NodeSurvey(session, specs, counts, probe_timeout_s)
+        self.discovery = NodeDiscovery(session, specs, counts, probe_timeout_s)
         #: Shared secret of the network channels; not needed on one machine.
         self.secret = None if session.is_local else cluster_secret()
         #: Ids of actors that ended.
         self._forgotten: set[str] = set()
         #: Devices in use, by name.
-        self._actors: dict[str, ActorDevice] = {}
+        self._actors: dict[str, DeviceHandle] = {}
         self._closed = False
         #: Guards the table; never held during a blocking call.
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class RayDevices:
             have responded.
         """
         self._refresh(wait=wait)
-        return tuple(descriptor for descriptor, _ in self.survey.rows.values())
+        return tuple(descriptor for descriptor, _ in self.discovery.rows.values())
 
     def there(self) -> set[str]:
         """Return the devices of live nodes; of a pool, the devices that its supervisor started.
@@ -123,7 +123,7 @@ class RayDevices:
             return set(self.pool_table.running_devices)
         return {row.name for row in self.descriptors(wait=False)}
 
-    def device(self, name: str, *, wait: bool = True) -> ActorDevice:
+    def device(self, name: str, *, wait: bool = True) -> DeviceHandle:
         """Return a device; start its actor if it has none.
 
         `wait`: whether to wait for new nodes if no other node lists the device.
@@ -136,43 +136,43 @@ class RayDevices:
         if device is not None:
             return device
         self._refresh(wait=False)
-        if wait and name not in self.survey.rows:
+        if wait and name not in self.discovery.rows:
             self._refresh(wait=True)
-        nodes, rows = self.survey.nodes, self.survey.rows
+        nodes, rows = self.discovery.nodes, self.discovery.rows
         with self._lock:
             if self._closed:
                 raise ClusterError("the executor is closed; create a new one.")
             descriptor, node_id = rows[resolve_name(name, rows)]
             device = self._actors.get(usable(descriptor).name)
-            if device is None and self._keeper is None:
+            if device is None and self._supervisor is None:
                 node = nodes[node_id]
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
                 shared = self._pool.options(descriptor.name) if self._pool else {}
                 options = {**node.options, **shared, **interpreter_options(descriptor.source)}
                 actor = remote_device(**options).remote(
-                    descriptor, self.survey.specs, host, self.secret, self._pool is not None
+                    descriptor, self.discovery.specs, host, self.secret, self._pool is not None
                 )
-                device = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
+                device = self._actors[descriptor.name] = DeviceHandle(descriptor, node_id, actor)
                 self.watch(device)
         return device or self._of_pool(descriptor.name)
 
-    def _of_pool(self, name: str) -> ActorDevice:
+    def _of_pool(self, name: str) -> DeviceHandle:
         """Return a device of the pool; its supervisor starts the device if it is not running."""
         device = self.pool_table.running_devices.get(name) if self.pool_table else None
         if device is None or device.actor_id in self._forgotten:
-            device = self.ask_keeper("start", [name]).running_devices[name]
+            device = self.ask_supervisor("start", [name]).running_devices[name]
         with self._lock:
             if name not in self._actors:
                 self._actors[name] = device
                 self.watch(device)
             return self._actors[name]
 
-    def ask_keeper(self, method: str, *arguments: Any) -> PoolTable:
+    def ask_supervisor(self, method: str, *arguments: Any) -> PoolTable:
         """Call a method of the pool supervisor, and store the table that it returns.
 
         Raises HeteroError: the supervisor's own error; ClusterError: no response, or it has ended.
         """
-        ref = getattr(self._keeper, method).remote(*arguments)
+        ref = getattr(self._supervisor, method).remote(*arguments)
         if not self._session.wait([ref], self._load_timeout_s):
             raise ClusterError(
                 f"the pool supervisor did not respond within {self._load_timeout_s:.0f} s; `ray "
@@ -187,10 +187,10 @@ class RayDevices:
                 cause=why_lost(error),
             ) from error
         self.pool_table = table
-        self.survey.nodes, self.survey.rows = table.nodes, table.rows
+        self.discovery.nodes, self.discovery.rows = table.nodes, table.rows
         return table
 
-    def watch(self, device: ActorDevice) -> None:
+    def watch(self, device: DeviceHandle) -> None:
         """Call `on_actor_end` when the actor of a device ends."""
 
         def end(answer: Future[Any]) -> None:
@@ -205,9 +205,9 @@ class RayDevices:
         with self._lock:
             self._forgotten.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
-                self.survey.doubt(self._actors.pop(name).node_id)
+                self.discovery.doubt(self._actors.pop(name).node_id)
 
-    def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, ActorDevice]:
+    def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, DeviceHandle]:
         """Return devices by name, with the addresses of their channels.
 
         Raises the errors of `device` and `fetch`.
@@ -218,7 +218,7 @@ class RayDevices:
             device.address = self.fetch(device, ref)
         return devices
 
-    def fetch(self, device: ActorDevice, ref: Any) -> Any:
+    def fetch(self, device: DeviceHandle, ref: Any) -> Any:
         """Wait for the result of a call to a device's actor.
 
         Raises HeteroError: the actor's own error.
@@ -235,7 +235,7 @@ class RayDevices:
                     "shows whether its node can take it.",
                     device=descriptor.name,
                 )
-            if not self.survey.is_there(device.node_id):
+            if not self.discovery.is_there(device.node_id):
                 self.forget(device.actor_id)
                 raise _lost(descriptor, "its node has left the cluster")
         try:
@@ -258,22 +258,22 @@ class RayDevices:
         if self._pool is None:
             end_devices([device.actor for device in actors])
 
-    def is_reached(self, device: ActorDevice) -> bool | None:
+    def is_reached(self, device: DeviceHandle) -> bool | None:
         """Whether a device's node accepts connections now; None if it has left the cluster."""
-        return self.survey.is_reached(device.node_id, requery_head=self._keeper is None)
+        return self.discovery.is_reached(device.node_id, requery_head=self._supervisor is None)
 
     def _refresh(self, *, wait: bool) -> None:
         """Update the table; `wait`: whether to wait for new nodes."""
-        if self._keeper is not None:
-            if wait or not self.survey.rows:
-                self.ask_keeper("table", wait)
+        if self._supervisor is not None:
+            if wait or not self.discovery.rows:
+                self.ask_supervisor("table", wait)
             return
-        self.survey.look()
+        self.discovery.look()
         with self._lock:
-            present = self.survey.there
+            present = self.discovery.there
             for name in [n for n, d in self._actors.items() if d.node_id not in present]:
                 del self._actors[name]
-        self.survey.ask(wait=wait)
+        self.discovery.ask(wait=wait)
 
 
 def answer(ref: Any, where: str, **data: Any) -> Any:

@@ -34,12 +34,12 @@ from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.ray.deployment import RayDeployment
-from hetero.scheduler.ray.devices import ActorDevice, PoolTable, RayDevices
+from hetero.scheduler.ray.devices import DeviceHandle, PoolTable, RayDevices
 from hetero.scheduler.ray.loading import StageLoader
-from hetero.scheduler.ray.pool import Pool, find_pool, pool_keeper
-from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.ray.pool import Pool, find_pool, pool_supervisor
+from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.ray.session import connect
-from hetero.scheduler.ray.supervisor import DeviceKeeper
+from hetero.scheduler.ray.supervisor import DeviceSupervisor
 from hetero.scheduler.thread_budget import plan_shares
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, RoutesAdded
@@ -108,11 +108,11 @@ class RayExecutor:
                 self._session,
                 plugins,
                 devices or {},
-                lambda device, error: self._keeper.ended(device, error),
+                lambda device, error: self._supervisor.ended(device, error),
                 probe_timeout_s,
                 load_timeout_s,
                 pool,
-                pool_keeper() if is_client else None,
+                pool_supervisor() if is_client else None,
             )
             self._shared = SharedChannel()
             self._clock = Clock("clock")
@@ -120,14 +120,14 @@ class RayExecutor:
                 _key("memory"),
                 self._shared.connect,
                 self._clock,
-                lambda address: self._keeper.is_lost(address),
-                lambda: self._reception.expect(),
+                lambda address: self._supervisor.is_lost(address),
+                lambda: self._receiver.expect(),
             )
             self._deployments: Deployments[RayDeployment] = Deployments(
                 observers, memory, self._clock
             )
             self._loader = StageLoader(self._devices)
-            self._keeper = DeviceKeeper(
+            self._supervisor = DeviceSupervisor(
                 self._session,
                 self._devices,
                 self._deployments,
@@ -152,18 +152,18 @@ class RayExecutor:
                 host=host,
                 secret=self._devices.secret,
                 timeout_s=device_timeout_s,
-                status=lambda: {"version": self._keeper.num_changes},
-                on_suspected=self._keeper.suspected,
-                on_ended=self._keeper.channel_ended,
-                on_live=self._keeper.live_again,
-                on_messages_lost=self._keeper.messages_lost,
+                status=lambda: {"version": self._supervisor.num_changes},
+                on_suspected=self._supervisor.suspected,
+                on_ended=self._supervisor.channel_ended,
+                on_live=self._supervisor.live_again,
+                on_messages_lost=self._supervisor.messages_lost,
             )
             self._shared.channel = self._channel
             self._channel.receive_lane = self._shared.receive_lane
             if is_client:
-                self._channel.watch(self._devices.ask_keeper("table", False).address)
-            self._keeper.serve(self._channel)
-            self._reception = Reception(
+                self._channel.watch(self._devices.ask_supervisor("table", False).address)
+            self._supervisor.serve(self._channel)
+            self._receiver = MessageReceiver(
                 self._channel,
                 lambda: (
                     len(memory.pending)
@@ -187,15 +187,15 @@ class RayExecutor:
     def keep(self, devices: Collection[str]) -> None:
         """Start devices of a pool, wait for them, and supervise them."""
         for device in self._devices.reached(list(devices)).values():
-            self._keeper.watch(device)
+            self._supervisor.watch(device)
 
     def pool_table(self, *, wait: bool) -> PoolTable:
         """Return the device table of the pool; `wait`: whether to wait for new nodes."""
         # The version is read first: a later change is then published under a new version.
-        version, live = self._keeper.num_changes, self._keeper.live
+        version, live = self._supervisor.num_changes, self._supervisor.live
         self.devices(wait=wait)
-        survey, running = self._devices.survey, {it.descriptor.name: it for it in live}
-        return PoolTable(self._channel.address, version, survey.nodes, survey.rows, running)
+        discovery, running = self._devices.discovery, {it.descriptor.name: it for it in live}
+        return PoolTable(self._channel.address, version, discovery.nodes, discovery.rows, running)
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Query a device for the nodes of `model` that it supports."""
@@ -238,7 +238,7 @@ class RayExecutor:
                 if not again:
                     raise
                 return address(again=False)
-            self._keeper.watch(handle)
+            self._supervisor.watch(handle)
             return handle.address
 
         address()
@@ -270,7 +270,7 @@ class RayExecutor:
             num_threads=plan_shares(placement, sources, self.devices(wait=False), company),
             connect=partial(self._shared.connect, key),
             clock_offset_s=None if self._session.is_local else self._channel.clock_offset_s,
-            reception=self._reception,
+            receiver=self._receiver,
             session=self._session,
             ask=self._ask,
             remake=remake,
@@ -284,7 +284,7 @@ class RayExecutor:
             deployment.close()
             raise
         for device in deployment.devices.values():
-            self._keeper.watch(device)
+            self._supervisor.watch(device)
         return deployment
 
     def _do_without(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
@@ -293,9 +293,9 @@ class RayExecutor:
             return
         deployment.removed_devices.add(removal.device)
         if deployment.has_route or deployment.remake is None:
-            deployment.tell(removal)
+            deployment.notify(removal)
             return
-        deployment.tell(DeviceLost(removal.now_s, removal.device, removal.node, removal.cause))
+        deployment.notify(DeviceLost(removal.now_s, removal.device, removal.node, removal.cause))
         self._clock.spawn(partial(self._remake, deployment, removal), f"{deployment.key}-remake")
 
     def _remake(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
@@ -358,8 +358,8 @@ class RayExecutor:
             deployment.take_back(*before)
             raise
         for device in devices.values():
-            self._keeper.watch(device)
-        deployment.tell(RoutesAdded(time.monotonic(), routes))
+            self._supervisor.watch(device)
+        deployment.notify(RoutesAdded(time.monotonic(), routes))
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:
         """Return the requests that have not ended, with their progress."""
@@ -386,7 +386,7 @@ class RayExecutor:
         self._deployments.memory.close()
         self._clock.close()
         self._end_devices()
-        self._reception.close()
+        self._receiver.close()
         self._channel.close()
         self._loader.close()
         self._session.when_gone.remove(self._cluster_gone)
@@ -395,11 +395,11 @@ class RayExecutor:
     def _end_devices(self) -> None:
         atexit.unregister(self._end_devices)
         if self._home.is_current:
-            self._keeper.close()
+            self._supervisor.close()
             if self._session.is_ours:
                 self._devices.close()
 
-    def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
+    def _ask(self, device: DeviceHandle, method: str, *arguments: Any) -> Any:
         self._home.require(f"device {device.descriptor.name}")
         if self._closed:  # otherwise Ray would start another cluster
             raise ClusterError("the executor and its devices are closed; create a new one.")

@@ -54,7 +54,7 @@ class _Probe:
         self.failure = cause
 
 
-class NodeSurvey:
+class NodeDiscovery:
     """Live nodes and the devices that they list.
 
     `probe_timeout_s`: time limit for a node to list its devices, in seconds; the other nodes are

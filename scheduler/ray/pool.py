@@ -22,8 +22,8 @@ from hetero.scheduler.ray.private_api import ClusterStore
 
 #: Ray namespaces of the pool's devices and of its supervisor; the supervisor's actor name.
 NAMESPACE: Final = "hetero-pool"
-KEEPERS: Final = "hetero-pool-keeper"
-KEEPER: Final = "keeper"
+SUPERVISORS: Final = "hetero-pool-supervisor"
+SUPERVISOR: Final = "supervisor"
 _STORE: Final = ClusterStore(b"hetero-pool")
 _KEY: Final = b"pool"
 _VERSION: Final = 2
@@ -90,13 +90,13 @@ def find_pool() -> Pool | None:
     return Pool(devices, tuple(plugins))
 
 
-def pool_keeper() -> Any:
+def pool_supervisor() -> Any:
     """Return the actor of the pool supervisor.
 
     Raises ClusterError: it does not run.
     """
     try:
-        return ray.get_actor(KEEPER, namespace=KEEPERS)
+        return ray.get_actor(SUPERVISOR, namespace=SUPERVISORS)
     except ValueError as error:
         raise ClusterError(
             "the supervisor of the cluster's pool does not run. Bring the pool up: hetero pool up.",
@@ -120,7 +120,7 @@ def dissolve() -> list[str]:
     """End the pool's devices, even if clients use them; return their names."""
     _STORE.delete(_KEY)
     with contextlib.suppress(ClusterError):  # no supervisor runs
-        ray.kill(pool_keeper())
+        ray.kill(pool_supervisor())
     actors = pool_actors()
     end_devices(actors.values())
     return list(actors)

@@ -66,8 +66,8 @@ def bring_up(
     try:
         address = existing_address or start_head()
         with _joined(address):
-            keeper = open_pool(Pool(dict(devices or {}), tuple(plugins)))
-            answer(keeper.start_all.remote(), "the pool supervisor")
+            supervisor = open_pool(Pool(dict(devices or {}), tuple(plugins)))
+            answer(supervisor.start_all.remote(), "the pool supervisor")
             return _status(address)
     except BaseException:
         if existing_address is None:  # a local cluster without a pool has no use

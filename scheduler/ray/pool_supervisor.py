@@ -14,14 +14,14 @@ import ray
 
 from hetero.scheduler.ray.devices import PoolTable
 from hetero.scheduler.ray.executor import RayExecutor
-from hetero.scheduler.ray.pool import KEEPER, KEEPERS, Pool, announce, pool_actors
+from hetero.scheduler.ray.pool import SUPERVISOR, SUPERVISORS, Pool, announce, pool_actors
 
 #: Resources that pin the supervisor to the head node, which the cluster cannot work without.
 _AT_THE_HEAD = {"node:__internal_head__": 0.001}
 _THREADS = 16
 
 
-class PoolKeeper:
+class PoolSupervisor:
     """Actor that supervises the devices of the cluster's pool."""
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ def open_pool(pool: Pool) -> Any:
     announce(pool)
     remote: Any = ray.remote
     return (
-        remote(PoolKeeper)
+        remote(PoolSupervisor)
         .options(
-            name=KEEPER,
-            namespace=KEEPERS,
+            name=SUPERVISOR,
+            namespace=SUPERVISORS,
             lifetime="detached",
             get_if_exists=True,
             max_concurrency=_THREADS,

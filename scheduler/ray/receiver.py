@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.5
 
 
-class Reception:
+class MessageReceiver:
     """Receiver of the messages on a client's channel.
 
     A caller whose request is the only one in flight receives its result itself, because a switch

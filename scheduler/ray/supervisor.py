@@ -23,7 +23,7 @@ from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.client import liveness as see
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.ray.deployment import RayDeployment
-from hetero.scheduler.ray.devices import ActorDevice, RayDevices, why_lost
+from hetero.scheduler.ray.devices import DeviceHandle, RayDevices, why_lost
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.ray.session import RaySession
 from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, DeviceReturned
@@ -42,7 +42,7 @@ _ANOTHER_S: Final = 10.0
 _AGAIN_S: Final = 0.1
 
 
-class DeviceKeeper:
+class DeviceSupervisor:
     """Supervisor of the devices that an executor's deployments use.
 
     `spawn`: runs a function that may block in its own, named thread.
@@ -80,7 +80,7 @@ class DeviceKeeper:
         self._removed_names: set[str] = set()
         self._channel: DirectChannel  # set by `serve`
         #: Current actors of the devices in use, by address.
-        self._actors: dict[str, ActorDevice] = {}
+        self._actors: dict[str, DeviceHandle] = {}
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         #: Devices that start because their node has returned; devices that are loading stages.
@@ -93,7 +93,7 @@ class DeviceKeeper:
         #: Address -> number of client leases that the device had ended at the last check.
         self._leases_ended: dict[str, float] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
 
     def serve(self, channel: DirectChannel) -> None:
         """Start supervising, with the channel that receives heartbeats."""
@@ -107,7 +107,7 @@ class DeviceKeeper:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 
-    def watch(self, device: ActorDevice) -> None:
+    def watch(self, device: DeviceHandle) -> None:
         """Supervise a device that has loaded its stages; idempotent."""
         with self._lock:
             if device.address in self._actors:
@@ -120,7 +120,7 @@ class DeviceKeeper:
         self._channel.watch(device.address)
 
     @property
-    def live(self) -> list[ActorDevice]:
+    def live(self) -> list[DeviceHandle]:
         """The devices under supervision."""
         with self._lock:
             return list(self._actors.values())
@@ -153,7 +153,7 @@ class DeviceKeeper:
         """Handle the loss of messages from or to a peer."""
         self._note(self._liveness.messages_lost, address)
 
-    def ended(self, device: ActorDevice, error: BaseException) -> None:
+    def ended(self, device: DeviceHandle, error: BaseException) -> None:
         """Handle Ray's report on an actor; one that Ray cannot reach may still use the channel."""
         if isinstance(error, exceptions.ActorUnavailableError):
             self._orders.put(partial(self._devices.watch, device))
@@ -204,7 +204,7 @@ class DeviceKeeper:
             if isinstance(order, DeviceRemoved):
                 self._removed_names.add(order.device)
                 self.num_changes += 1
-            self._deployments.tell(order)
+            self._deployments.notify(order)
             for deployment in self._deployments:
                 used = deployment.devices.get(order.device)
                 if used is None:
@@ -216,12 +216,12 @@ class DeviceKeeper:
                 elif isinstance(order, DeviceRemoved):
                     self._do_without(deployment, order)
                 else:
-                    deployment.tell(order)
+                    deployment.notify(order)
                     if isinstance(order, DeviceLost) and not order.on_the_way:
                         self._stand_in(deployment, order)
             self._deployments.told(order)
 
-    def _reach(self, suspect: ActorDevice) -> None:
+    def _reach(self, suspect: DeviceHandle) -> None:
         """Report whether a node is cut off, while its devices are silent; runs in a thread."""
         node_id = suspect.node_id
         try:
@@ -246,7 +246,7 @@ class DeviceKeeper:
             self._polled_nodes.discard(node_id)
 
     def _welcome(
-        self, deployment: RayDeployment, device: ActorDevice, order: DeviceReturned
+        self, deployment: RayDeployment, device: DeviceHandle, order: DeviceReturned
     ) -> None:
         """Report the return of a device, after sending it the peer addresses that it missed."""
         if deployment.welcome(order):
@@ -282,14 +282,14 @@ class DeviceKeeper:
             removal = DeviceRemoved(loss.now_s, loss.device, loss.node, loss.cause)
             self._do_without(deployment, removal)
 
-    def _end(self, device: ActorDevice, cause: str) -> None:
+    def _end(self, device: DeviceHandle, cause: str) -> None:
         self._devices.forget(device.actor_id)
         self._see(partial(self._liveness.ended, time.monotonic(), device.address, cause))
 
-    def _ask_why(self, device: ActorDevice) -> None:
+    def _ask_why(self, device: DeviceHandle) -> None:
         """Handle the end of a device's process, with Ray's reason if its node responds."""
         cause = "its process has ended"
-        if self._devices.survey.answers(device.node_id):
+        if self._devices.discovery.answers(device.node_id):
             try:
                 ray.get(device.actor.ping.remote(), timeout=_REASON_S)
             except exceptions.ActorDiedError as error:
@@ -306,7 +306,7 @@ class DeviceKeeper:
         if self._keeps_pool:
             removed_names |= self._removed_names
         if (removed_names or self._is_news) and not self._is_looking.locked():
-            self._spawn(partial(self._find, removed_names), "keeper-look")
+            self._spawn(partial(self._find, removed_names), "supervisor-look")
         for address, device in list(self._actors.items()):
             status = self._channel.status_of(address)
             overdue_s, num_leases_ended = (
@@ -330,7 +330,7 @@ class DeviceKeeper:
 
     def _read_table(self) -> None:
         """Read the table of the pool supervisor, and handle the devices that it restarted."""
-        table = self._devices.ask_keeper("table", False)
+        table = self._devices.ask_supervisor("table", False)
         self._channel.watch(table.address)
         for device in self.live:
             now = table.running_devices.get(device.descriptor.name)
@@ -338,7 +338,7 @@ class DeviceKeeper:
                 cause = "the pool supervisor has restarted it"
                 self._orders.put(partial(self._end, device, cause))
 
-    def _check_stages(self, device: ActorDevice) -> None:
+    def _check_stages(self, device: DeviceHandle) -> None:
         """Check whether a device that ended a client's lease unloaded the stages of this client."""
         name = device.descriptor.name
         mine = [deployment.key for deployment in self._deployments if name in deployment.devices]
@@ -390,16 +390,16 @@ class DeviceKeeper:
             self._coming.discard(name)
             self._loading.discard(name)
 
-    def _give_up(self, device: ActorDevice) -> None:
+    def _give_up(self, device: DeviceHandle) -> None:
         """Kill an actor; skipped if its node does not respond."""
         self._channel.unwatch(device.address)
         self._devices.forget(device.actor_id)
         if not self._keeps:
             self._await_another(device)
-        elif self._devices.survey.answers(device.node_id):
+        elif self._devices.discovery.answers(device.node_id):
             ray.kill(device.actor)
 
-    def _await_another(self, device: ActorDevice) -> None:
+    def _await_another(self, device: DeviceHandle) -> None:
         """Wait until the pool supervisor has restarted a device."""
         until_s, name = time.monotonic() + _ANOTHER_S, device.descriptor.name
         while not (self._closed or self._session.is_left) and time.monotonic() < until_s:
@@ -410,7 +410,7 @@ class DeviceKeeper:
                 return
             time.sleep(_AGAIN_S)
 
-    def _start(self, name: str, *, reload: bool) -> ActorDevice:
+    def _start(self, name: str, *, reload: bool) -> DeviceHandle:
         """Start a device and load its stages; `reload`: into its process, which still runs."""
         device = self._devices.reached([name], wait=False)[name]
         self._loading.add(name)

@@ -13,17 +13,17 @@ from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.observe.observer import Observer
-from hetero.scheduler.simulation.device import PlayedCluster
-from hetero.scheduler.simulation.world import Process, WorldClock
+from hetero.scheduler.simulation.device import SimulatedCluster
+from hetero.scheduler.simulation.simulator import Process, SimClock
 from hetero.scheduler.types.events import ClientEvent, StageOpened
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.placement import Placement
 
 
-class PlayedDeployment(Deployment):
+class SimulatedDeployment(Deployment):
     """Deployment on simulated devices; `client`: its owner."""
 
-    def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
+    def __init__(self, client: SimulatedClient, key: str, placement: Placement, limits: Limits):
         self._client = client
         self.num_streams: dict[int, int] = {}
         devices = client.cluster.devices
@@ -37,7 +37,7 @@ class PlayedDeployment(Deployment):
             addresses={name: devices[name].address for name in placement.devices},
         )
 
-    def tell(self, event: ClientEvent) -> None:
+    def notify(self, event: ClientEvent) -> None:
         """Apply an event of a device."""
         self._runner.handle(event)
 
@@ -65,15 +65,15 @@ class PlayedDeployment(Deployment):
             device.process.do(0.0, 0.0, device.unload, self.key)
 
 
-class PlayedClient:
+class SimulatedClient:
     """Simulated client; `cost_s`: its processing time per received message, in seconds."""
 
     #: Class of its deployments.
-    kind: ClassVar[type[PlayedDeployment]] = PlayedDeployment
+    kind: ClassVar[type[SimulatedDeployment]] = SimulatedDeployment
 
     def __init__(
         self,
-        cluster: PlayedCluster,
+        cluster: SimulatedCluster,
         name: str,
         node: str,
         observers: Sequence[Observer] = (),
@@ -81,9 +81,9 @@ class PlayedClient:
         cost_s: float = 0.0,
     ) -> None:
         self.cluster = cluster
-        self.world = cluster.world
-        self.process = Process(self.world, name, node, cluster.cores.get(node))
-        self.clock = WorldClock(self.process)
+        self.simulator = cluster.simulator
+        self.process = Process(self.simulator, name, node, cluster.cores.get(node))
+        self.clock = SimClock(self.process)
         self.shared = SharedChannel()
         channel = cluster.network.connect(self.process, name, cost_s, self.shared.receive)
         self.shared.channel = channel
@@ -91,7 +91,7 @@ class PlayedClient:
             channel.receive_lane = self.shared.receive_lane
         self.address = channel.address
         self.memory = RemoteMemory(f"{name}-memory", self.shared.connect, self.clock, self.is_lost)
-        self.deployments: Deployments[PlayedDeployment] = Deployments(
+        self.deployments: Deployments[SimulatedDeployment] = Deployments(
             observers, self.memory, self.clock
         )
         self._count = 0
@@ -100,7 +100,7 @@ class PlayedClient:
         """Whether a device is lost: no running process has its address."""
         return self.cluster.find(address) is None
 
-    def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
+    def deploy(self, placement: Placement, limits: Limits | None = None) -> SimulatedDeployment:
         """Deploy a placement without delay."""
         self._count += 1
         key = f"{self.process.name}-{self._count}"
@@ -109,7 +109,7 @@ class PlayedClient:
         deployment.use_lanes(self.shared)
         return deployment
 
-    def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
+    def load(self, deployment: SimulatedDeployment, placement: Placement) -> None:
         """Load the stages of a deployment that are not loaded yet."""
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:

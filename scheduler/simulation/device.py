@@ -11,9 +11,9 @@ from hetero.scheduler.device.lanes import LaneTask
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.simulation.network import Network
-from hetero.scheduler.simulation.world import Cores, Process, World, WorldEvent
+from hetero.scheduler.simulation.simulator import Cores, Process, SimEvent, Simulator
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
-from hetero.scheduler.types.events import Run, StageOpened
+from hetero.scheduler.types.events import StageOpened, TaskRun
 from hetero.scheduler.types.plan import Stage
 
 
@@ -41,7 +41,7 @@ class Work:
         return 0.0
 
 
-class PlayedCluster:
+class SimulatedCluster:
     """Simulated cluster: devices by name.
 
     `nodes`: device -> its node.
@@ -51,7 +51,7 @@ class PlayedCluster:
 
     def __init__(
         self,
-        world: World,
+        simulator: Simulator,
         network: Network,
         work: Work,
         nodes: dict[str, str],
@@ -59,51 +59,53 @@ class PlayedCluster:
         cost_s: float = 0.0,
         cores: Mapping[str, Cores] = {},
     ) -> None:
-        self.world = world
+        self.simulator = simulator
         self.cores = cores
         self.network = network
         self.work = work
         self.nodes = nodes
         self.cost_s = cost_s
         #: The current process of each device.
-        self.devices: dict[str, PlayedDevice] = {}
+        self.devices: dict[str, SimulatedDevice] = {}
         #: All processes of all devices, including ended ones.
-        self.all: list[PlayedDevice] = []
+        self.all: list[SimulatedDevice] = []
         #: Called when a task starts.
-        self.on_run: Callable[[PlayedDevice, Any], None] = lambda device, run: None
+        self.on_run: Callable[[SimulatedDevice, Any], None] = lambda device, run: None
         for name in nodes:
             self._boot(name)
 
-    def _boot(self, name: str, life: int = 1) -> PlayedDevice:
-        device = self.devices[name] = PlayedDevice(self, name, life)
+    def _boot(self, name: str, life: int = 1) -> SimulatedDevice:
+        device = self.devices[name] = SimulatedDevice(self, name, life)
         self.all.append(device)
         return device
 
-    def find(self, address: str) -> PlayedDevice | None:
+    def find(self, address: str) -> SimulatedDevice | None:
         """Return the current device process with an address; None if the process has ended."""
         return next((d for d in self.devices.values() if d.address == address), None)
 
 
-class PlayedDevice:
+class SimulatedDevice:
     """Simulated process of a device, with a host and a loop; `life` counts its restarts."""
 
-    def __init__(self, cluster: PlayedCluster, name: str, life: int) -> None:
+    def __init__(self, cluster: SimulatedCluster, name: str, life: int) -> None:
         self.cluster, self.name, self.life = cluster, name, life
         self.node = cluster.nodes[name]
         self.work = cluster.work
-        self.world = world = cluster.world
+        self.simulator = simulator = cluster.simulator
         address = f"{name}/{life}"
-        self.process = process = Process(world, address, self.node, cluster.cores.get(self.node))
-        descriptor = DeviceDescriptor(name, "PLAYED", "0", self.node)
+        self.process = process = Process(
+            simulator, address, self.node, cluster.cores.get(self.node)
+        )
+        descriptor = DeviceDescriptor(name, "SIM", "0", self.node)
         plugin: Any = _Plugin(self)
-        self.host = DeviceHost(descriptor, plugin, world.now_s)
+        self.host = DeviceHost(descriptor, plugin, simulator.now_s)
         #: Loaded stages by deployment and stage number.
         self.stages: dict[tuple[str, int], Stage] = {}
         self.loop = DeviceLoop(
             self.host,
             lambda receive: cluster.network.connect(process, address, cluster.cost_s, receive),
             self._start,
-            now_s=world.now_s,
+            now_s=simulator.now_s,
         )
         self.address = self.loop.address
 
@@ -124,36 +126,36 @@ class PlayedDevice:
         for key in [key for key in self.stages if key[0] == deployment]:
             del self.stages[key]
 
-    def _start(self, loop: DeviceLoop, due: Run | LaneTask) -> None:
+    def _start(self, loop: DeviceLoop, due: TaskRun | LaneTask) -> None:
         self.cluster.on_run(self, due)
         process = self.process
-        if self.world.is_threaded:  # the program itself takes the time
+        if self.simulator.is_threaded:  # the program itself takes the time
             process.do(0.0, 0.0, loop.run, due)
             return
         stage_message = due.stage.description
         stage = self.stages[stage_message.deployment, stage_message.stage]
         took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in stage_message.inputs])
-        began_s, leave_s = self.world.now, self.work.leave_s(stage)
+        began_s, leave_s = self.simulator.now, self.work.leave_s(stage)
 
         def computed() -> None:
-            process.busy_s += self.world.now - began_s
+            process.busy_s += self.simulator.now - began_s
             process.do(0.0, leave_s, loop.run, due)
 
         process.compute(took_s, self.work.num_cores(self.name), computed)
 
     def run(self, stage: Stage, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run a stage in virtual time."""
-        if self.world.is_threaded:
+        if self.simulator.is_threaded:
             took_s = self.work.run_s(self.name, stage, inputs)
-            woken = WorldEvent(self.world)
+            woken = SimEvent(self.simulator)
             with context.on_cancel(woken.set):
                 context.check_cancelled()
                 self.process.compute(took_s, self.work.num_cores(self.name), woken.set)
                 woken.wait()
             if leave_s := self.work.leave_s(stage):
-                self.world.sleep(leave_s)
+                self.simulator.sleep(leave_s)
             while self.process.is_stopped:
-                self.world.sleep(self.process.stopped_until_s - self.world.now)
+                self.simulator.sleep(self.process.stopped_until_s - self.simulator.now)
             context.check_cancelled()
         return self.work.outputs(self.name, stage, inputs)
 
@@ -173,7 +175,7 @@ class _Plugin:
     leaves_outputs = False
     properties: Mapping[str, Any] = {}
 
-    def __init__(self, device: PlayedDevice) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
 
     def compile_model(self, model: _StageModel, config: Mapping[str, Any]) -> _Program:
@@ -185,7 +187,7 @@ class _Program:
 
     profiles = False
 
-    def __init__(self, device: PlayedDevice, stage: Stage) -> None:
+    def __init__(self, device: SimulatedDevice, stage: Stage) -> None:
         self._device = device
         self._stage = stage
         self.name = f"{device.name}:{stage.index}"

@@ -11,18 +11,18 @@ from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.channel import LaneReceiver, Receiver
 from hetero.scheduler.channels.lane import read_head
 from hetero.scheduler.channels.memory import read_only
-from hetero.scheduler.simulation.world import Process, World
-from hetero.scheduler.types.messages import Dropped, Failure, Keep, Message, Outputs, Values
+from hetero.scheduler.simulation.simulator import Process, Simulator
+from hetero.scheduler.types.messages import Dropped, Failure, Message, Outputs, StoreTensors, Values
 
 #: Approximate size of a message without its tensors, in bytes.
 _HEAD_NBYTES: Final = 200
 
 #: Network faults for a message, or a packed one: takes sender, receiver and message; returns the
 #: additional delay of each delivered copy. An empty result means that the message is lost.
-Weather = Callable[[Process, Process, Message | bytes], Sequence[float]]
+NetworkFaults = Callable[[Process, Process, Message | bytes], Sequence[float]]
 
 
-def fair(sender: Process, receiver: Process, message: Message | bytes) -> Sequence[float]:
+def no_faults(sender: Process, receiver: Process, message: Message | bytes) -> Sequence[float]:
     """Deliver each message once, without additional delay."""
     return (0.0,)
 
@@ -57,26 +57,26 @@ class Network:
     """
 
     def __init__(
-        self, world: World, link: Callable[[str, str], Link], *, is_coded: bool = True
+        self, simulator: Simulator, link: Callable[[str, str], Link], *, is_coded: bool = True
     ) -> None:
-        self._world = world
+        self._simulator = simulator
         self._link = link
         self._is_coded = is_coded
-        self.weather: Weather = fair
+        self.faults: NetworkFaults = no_faults
         self.links: dict[tuple[str, str], Link] = {}
         self._endpoints: dict[str, tuple[Process, float, Receiver]] = {}
-        self._lanes: dict[str, WorldLaneChannel] = {}
+        self._lanes: dict[str, SimLaneChannel] = {}
         #: Called with sender and receiver for each lost message.
         self.on_lost: Callable[[Process, Process], None] = lambda sender, receiver: None
 
     def connect(
         self, process: Process, address: str, cost_s: float, receive: Receiver
-    ) -> WorldChannel:
+    ) -> SimChannel:
         """Create an endpoint's channel; each received message takes `cost_s` of its process."""
         self._endpoints[address] = (process, cost_s, receive)
         if not self._is_coded:
-            return WorldChannel(self, process, address)
-        channel = self._lanes[address] = WorldLaneChannel(self, process, address)
+            return SimChannel(self, process, address)
+        channel = self._lanes[address] = SimLaneChannel(self, process, address)
         return channel
 
     def forget(self, address: str) -> None:
@@ -92,11 +92,11 @@ class Network:
         if self._is_coded:
             parts = [bytes(frame) for frame in envelope.to_frames(message)]
             message = envelope.from_frames(parts)
-            if isinstance(message, Values | Outputs | Keep):
+            if isinstance(message, Values | Outputs | StoreTensors):
                 message = message._replace(tensors=read_only(message.tensors))
-            self._world.note(f"{sender.name} > {receiver.name}: {_line(message)}")
+            self._simulator.note(f"{sender.name} > {receiver.name}: {_line(message)}")
         nbytes = _HEAD_NBYTES
-        if isinstance(message, Values | Outputs | Keep):
+        if isinstance(message, Values | Outputs | StoreTensors):
             nbytes += nbytes_of(message.tensors)
         self._deliver(sender, address, message, nbytes)
 
@@ -104,7 +104,7 @@ class Network:
         """Deliver a packed message to its receiver, if that exists by then."""
         if sender.is_alive and address in self._endpoints:
             receiver, _, _ = self._endpoints[address]
-            self._world.note(f"{sender.name} > {receiver.name}: lane {read_head(data, 0)}")
+            self._simulator.note(f"{sender.name} > {receiver.name}: lane {read_head(data, 0)}")
             self._deliver(sender, address, data, len(data))
 
     def _deliver(
@@ -115,12 +115,12 @@ class Network:
         link = self.links.get(node_pair)
         if link is None:
             link = self.links[node_pair] = self._link(*node_pair)
-        took_s = link.take_s(self._world.now, nbytes)
-        delays_s = self.weather(sender, receiver, message)
+        took_s = link.take_s(self._simulator.now, nbytes)
+        delays_s = self.faults(sender, receiver, message)
         for more_s in delays_s:
             receiver.do(took_s + more_s, cost_s, self._arrive, address, message)
         if not delays_s:
-            self._world.note("lost")
+            self._simulator.note("lost")
             self.on_lost(sender, receiver)
 
     def _arrive(self, address: str, message: Message | bytes) -> None:
@@ -132,7 +132,7 @@ class Network:
             endpoint[2](message)
 
 
-class WorldChannel:
+class SimChannel:
     """`Channel` of a simulated endpoint."""
 
     def __init__(self, network: Network, process: Process, address: str) -> None:
@@ -149,7 +149,7 @@ class WorldChannel:
         self._network.forget(self.address)
 
 
-class WorldLaneChannel(WorldChannel):
+class SimLaneChannel(SimChannel):
     """An endpoint's channel that also sends packed messages."""
 
     receive_lane: LaneReceiver | None = None

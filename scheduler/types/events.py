@@ -284,7 +284,7 @@ class StageOpened:
 
 
 @dataclass(slots=True)
-class Run:
+class TaskRun:
     """Run a task; at its end, send its outputs to the next stages and to the client.
 
     `tensors`: inputs by name, complete since `ready_s`.
@@ -307,8 +307,8 @@ class Run:
 class Stop(NamedTuple):
     """Stop a running task before its next node."""
 
-    run: Run
+    run: TaskRun
 
 
 #: A failure is sent to the client of the task.
-DeviceInstruction = Run | Failure | Stop
+DeviceInstruction = TaskRun | Failure | Stop

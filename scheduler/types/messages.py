@@ -56,7 +56,7 @@ class Dropped(NamedTuple):
     request: Request
 
 
-class Keep(NamedTuple):
+class StoreTensors(NamedTuple):
     """To a device: store a bundle of resident tensors, replacing the bundle of that key.
 
     The device replies with `Values` of the task, without tensors, or with a `Failure`.
@@ -68,7 +68,7 @@ class Keep(NamedTuple):
     tensors: Mapping[str, Value]
 
 
-class Give(NamedTuple):
+class FetchTensors(NamedTuple):
     """To a device: send resident tensors as `Values` of a task to an address.
 
     `wanted`: bundle key -> input name -> tensor of the bundle.
@@ -89,7 +89,7 @@ class Give(NamedTuple):
 RowsOf = tuple[RowLayout, tuple[tuple[str, str, tuple[int, ...]], ...]]
 
 
-class Join(NamedTuple):
+class ConcatTensors(NamedTuple):
     """To a device: build a bundle of resident tensors from rows of other resident tensors.
 
     The device replies with `Values` of the task, without tensors, or with a `Failure`.
@@ -101,13 +101,15 @@ class Join(NamedTuple):
     made: Mapping[str, RowsOf]
 
 
-class Free(NamedTuple):
+class FreeTensors(NamedTuple):
     """To a device: free resident bundles."""
 
     keys: tuple[str, ...]
 
 
-Message = Values | Outputs | Failure | Dropped | Keep | Give | Join | Free
+Message = (
+    Values | Outputs | Failure | Dropped | StoreTensors | FetchTensors | ConcatTensors | FreeTensors
+)
 
 
 def bundle_key(request: Request, stage: int | str) -> str:

@@ -256,7 +256,7 @@ def test_request_with_tensor_of_lost_device_fails(
     for device in ("CPU.0", "CPU.1"):
         assert not request.wait_for(0)
         event = DeviceLost(0.0, device, "local", "by design")
-        executor._deployments.tell(event)
+        executor._deployments.notify(event)
         executor._deployments.told(event)
     with pytest.raises(TensorError, match=r"input 'x' was lost with device CPU\.1"):
         request.wait()

@@ -151,7 +151,7 @@ def test_failing_observer_does_not_block_callers(caplog: pytest.LogCaptureFixtur
     refusing = deployed(failing, lambda values: Failure(values.task, HeteroError("no")), Limits())
     with pytest.raises(HeteroError, match="no"):
         refusing.submit(X).future.result(60)
-    refusing._deployments.tell(events.DeviceReturned(0.0, "NEAR"))
+    refusing._deployments.notify(events.DeviceReturned(0.0, "NEAR"))
     deployment.close()
     refusing.close()
     assert len(notes.requests) == len(notes.ran_stages) == 1

@@ -19,11 +19,11 @@ from hetero.devices.request.request import DEFAULT_REQUEST
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.plan_report import PlanReport, StagePrediction
 from hetero.scheduler.observe.observer import Observer
-from hetero.scheduler.simulation.client import PlayedClient
-from hetero.scheduler.simulation.device import PlayedCluster, PlayedDevice, Work
+from hetero.scheduler.simulation.client import SimulatedClient
+from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Work
 from hetero.scheduler.simulation.network import Link, Network
-from hetero.scheduler.simulation.world import Cores, World
-from hetero.scheduler.types.events import Run
+from hetero.scheduler.simulation.simulator import Cores, Simulator
+from hetero.scheduler.types.events import TaskRun
 from hetero.scheduler.types.limits import Batching, Limits
 from hetero.scheduler.types.placement import Placement, share
 from hetero.scheduler.types.plan import Plan, Stage
@@ -160,7 +160,7 @@ def place(report: PlanReport, fleet: Fleet) -> Placement:
     return share(plans, shares)
 
 
-def _shared_cores(world: World, fleet: Fleet) -> dict[str, Cores]:
+def _shared_cores(simulator: Simulator, fleet: Fleet) -> dict[str, Cores]:
     """Return the cores of nodes whose devices and clients may need more than the node has."""
     demand = defaultdict[str, float](float)
     for device in fleet.devices:
@@ -171,7 +171,7 @@ def _shared_cores(world: World, fleet: Fleet) -> dict[str, Cores]:
     for name, width in demand.items():
         node = fleet.node(name)
         if width > (node.cores if node.together == 1.0 else 1.0):
-            cores[name] = Cores(world, node.cores, node.together)
+            cores[name] = Cores(simulator, node.cores, node.together)
     return cores
 
 
@@ -189,10 +189,10 @@ class _Serving:
     ) -> None:
         # Observers need the start times of runs: programs then take their time, in threads.
         # The seed differs from that of the arrivals, so that these do not correlate with run times.
-        self.world = World(seed + 2**32, is_threaded=bool(observers))
+        self.simulator = Simulator(seed + 2**32, is_threaded=bool(observers))
         self._fleet = fleet
         self._in_flight = in_flight * batches.size
-        self._work = _PlannedWork(report, fleet, batches, self.world.random)
+        self._work = _PlannedWork(report, fleet, batches, self.simulator.random)
         program = fleet.program
         nodes = {device.name: device.node for device in fleet.devices}
 
@@ -200,11 +200,11 @@ class _Serving:
             between = fleet.link(sender, receiver)
             return Link(between.delay_s, between.nbytes_per_s)
 
-        network = Network(self.world, link, is_coded=False)
+        network = Network(self.simulator, link, is_coded=False)
         self._network = network
-        self._cores = _shared_cores(self.world, fleet)
-        self._cluster = PlayedCluster(
-            self.world,
+        self._cores = _shared_cores(self.simulator, fleet)
+        self._cluster = SimulatedCluster(
+            self.simulator,
             network,
             self._work,
             nodes,
@@ -212,7 +212,7 @@ class _Serving:
             cores=self._cores,
         )
         if program.hop_s:
-            network.weather = lambda *_: (draw(program.hop_s, self.world.random, 0.0),)
+            network.faults = lambda *_: (draw(program.hop_s, self.simulator.random, 0.0),)
         self._cluster.on_run = self._on_run
         self._queued_s = dict.fromkeys(nodes, 0.0)
         placement = place(report, fleet)
@@ -220,7 +220,7 @@ class _Serving:
         self._inputs = {spec.name: self._work.value(spec.name) for spec in inputs}
         limits = Limits(requests=in_flight, nbytes=2**62, waiting=2**30, remembered=16)
         self.clients = [
-            PlayedClient(
+            SimulatedClient(
                 self._cluster,
                 f"client {i}",
                 fleet.client_node,
@@ -242,9 +242,9 @@ class _Serving:
         self.results: list[tuple[float, float, bool]] = []
         self.on_end: Callable[[], None] = lambda: None
 
-    def _on_run(self, device: PlayedDevice, run: Run) -> None:
-        self._work.is_idle = self.world.now <= run.ready_s
-        self._queued_s[device.name] += max(0.0, self.world.now - run.ready_s)
+    def _on_run(self, device: SimulatedDevice, run: TaskRun) -> None:
+        self._work.is_idle = self.simulator.now <= run.ready_s
+        self._queued_s[device.name] += max(0.0, self.simulator.now - run.ready_s)
 
     def arrive(self) -> None:
         """Simulate a caller's request."""
@@ -252,7 +252,7 @@ class _Serving:
         self._count += 1
         process = self.clients[number].process
         call_s, half_s = self._fleet.program.call_s, self._fleet.client_s / 2
-        process.do(call_s, half_s, self._submit, number, self.world.now)
+        process.do(call_s, half_s, self._submit, number, self.simulator.now)
 
     def _submit(self, number: int, begun_s: float) -> None:
         deployment = self._deployments[number]
@@ -260,8 +260,8 @@ class _Serving:
         submit = partial(self._call, deployment, begun_s)
         # Only a caller that waits for room needs a thread of its own.
         is_full = load.num_waiting or load.num_in_flight >= self._in_flight
-        if is_full and not self.world.is_threaded:
-            self.world.enter(submit)
+        if is_full and not self.simulator.is_threaded:
+            self.simulator.enter(submit)
         else:
             submit()
 
@@ -276,7 +276,7 @@ class _Serving:
         )
 
     def _on_result(self, begun_s: float, failed: bool) -> None:
-        self.results.append((begun_s, self.world.now, failed))
+        self.results.append((begun_s, self.simulator.now, failed))
         self.on_end()
 
     def used(self, elapsed_s: float) -> tuple[Used, ...]:
@@ -319,10 +319,10 @@ def run(
     """
     in_flight = in_flight or max(32, 4 * len(fleet.devices))
     serving = _Serving(report, fleet, in_flight, batches, seed, observers)
-    world = serving.world
+    simulator = serving.simulator
     if arrivals is not None:
         for time_s in arrivals.times_s(requests, Random(seed)):
-            world.after(time_s, serving.arrive)
+            simulator.after(time_s, serving.arrive)
     else:
         remaining = [requests]
 
@@ -333,10 +333,10 @@ def run(
 
         serving.on_end = send_next
         for _ in range(min(requests, in_flight * batches.size * fleet.clients)):
-            world.after(0.0, send_next)
-    while len(serving.results) < requests and world.step():
+            simulator.after(0.0, send_next)
+    while len(serving.results) < requests and simulator.step():
         pass
-    world.close()
+    simulator.close()
     return _outcome(serving, slo_s)
 
 
@@ -360,6 +360,6 @@ def _outcome(serving: _Serving, slo_s: float) -> Outcome:
         p95_s=percentile(0.95),
         p99_s=percentile(0.99),
         goodput_per_s=num_in_time / elapsed_s,
-        used=serving.used(max(serving.world.now, 1e-12)),
-        events=serving.world.num_events,
+        used=serving.used(max(serving.simulator.now, 1e-12)),
+        events=serving.simulator.num_events,
     )

@@ -18,7 +18,7 @@ from hetero.apps.generate.generation import batcher_of
 from hetero.apps.generate.step_inputs import StepInputs
 from hetero.devices.request.request import REPLAY
 from hetero.examples.small_decoder import small_decoder
-from hetero.scheduler.client.recompute import Restorer, Way
+from hetero.scheduler.client.recompute import StateRecomputer, Way
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.types.messages import Task
@@ -40,10 +40,10 @@ class RecomputationLog:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.devices: list[str] = []
         self.sizes: list[int] = []
-        run_stage, feeds = Restorer._run_stage, StepInputs.feeds
+        run_stage, feeds = StateRecomputer._run_stage, StepInputs.feeds
 
         def record_run(
-            restorer: Restorer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
+            restorer: StateRecomputer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
         ) -> Any:
             outputs = run_stage(restorer, number, inputs, keep, way, is_wanted)
             self.devices.append(way.placement.stages[number].device)
@@ -54,7 +54,7 @@ class RecomputationLog:
             self.sizes.append(inputs["input_ids"].shape[1])
             return inputs
 
-        patch.setattr(Restorer, "_run_stage", record_run)
+        patch.setattr(StateRecomputer, "_run_stage", record_run)
         patch.setattr(StepInputs, "feeds", record_step)
 
 

@@ -115,13 +115,13 @@ def test_replan_does_not_wait_for_joining_nodes(
         )
         assert {s.device for s in compiled.subgraphs} == {remaining_name, lost_name}
         pid: int = ray.get(devices.device(lost_name).actor.ping.remote())
-        monkeypatch.setattr(devices.survey, "_probe_timeout_s", math.inf)
+        monkeypatch.setattr(devices.discovery, "_probe_timeout_s", math.inf)
         nodes[1] = joining
         os.kill(pid, signal.SIGKILL)
         result = compiled.submit({"x": X}).future.result(300)
         np.testing.assert_allclose(result.outputs["y"], branches_output(X), rtol=1e-6)
         assert {run.device for run in result.stage_timings} == {remaining_name}
-        assert "joining" in devices.survey._probes
+        assert "joining" in devices.discovery._probes
 
 
 def compile_on_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list[Any]]:
@@ -212,17 +212,17 @@ def test_added_route_sends_constants_to_earlier_stages(
 def test_devices_of_returned_node_start_concurrently(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = core.executor._keeper  # type: ignore[attr-defined]  # of the Ray executor
+    supervisor = core.executor._supervisor  # type: ignore[attr-defined]  # of the Ray executor
     barrier = threading.Barrier(3)
 
     def start(name: str, *, reload: bool) -> Any:
         barrier.wait(300)
         raise DeviceLostError(f"{name} died again")
 
-    monkeypatch.setattr(keeper, "_start", start)
-    keeper._find(["CPU.0", "CPU.1", "CPU.7"])
+    monkeypatch.setattr(supervisor, "_start", start)
+    supervisor._find(["CPU.0", "CPU.1", "CPU.7"])
     barrier.wait(300)
-    wait_for(lambda: not keeper._coming)
+    wait_for(lambda: not supervisor._coming)
 
 
 def test_starting_device_on_unreachable_host_is_lost(
@@ -247,7 +247,7 @@ def test_requests_avoid_a_device_that_starts_slowly(
 ) -> None:
     executor: Any = core.executor
     compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
-    may_start, start = threading.Event(), executor._keeper._start
+    may_start, start = threading.Event(), executor._supervisor._start
 
     def start_late(name: str, *, reload: bool) -> Any:
         may_start.wait(300)
@@ -258,7 +258,7 @@ def test_requests_avoid_a_device_that_starts_slowly(
         np.testing.assert_allclose(result.outputs["y"], branches_output(X), rtol=1e-6)
         return {run.device for run in result.stage_timings}
 
-    monkeypatch.setattr(executor._keeper, "_start", start_late)
+    monkeypatch.setattr(executor._supervisor, "_start", start_late)
     monkeypatch.setattr("hetero.scheduler.client.liveness._AWAY_S", 0.0)
     assert devices_of_a_request() == {"CPU.0", "CPU.1"}
     pid = ray.get(executor._devices.device("CPU.1").actor.ping.remote())

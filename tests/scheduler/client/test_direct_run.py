@@ -174,7 +174,7 @@ class Twins(RuleBasedStateMachine):
         #: The attempt that runs of each request.
         self.attempts: dict[int, int] = {}
 
-    def tell(self, event: ev.ClientEvent) -> None:
+    def notify(self, event: ev.ClientEvent) -> None:
         """Give both an event, and compare what they ask for."""
         self.compare(self.usual.handle(event), self.twin.handle(event))
         for number in [n for n in self.direct if n not in self.twin._direct]:
@@ -197,7 +197,7 @@ class Twins(RuleBasedStateMachine):
         if is_direct:
             run = direct_run(self.twin, self.count, self.now_s, nbytes, is_sent=self.is_sent)
         if run is None:
-            self.tell(event)
+            self.notify(event)
             return
         self.direct[self.count] = run
         # It was admitted: so is the other, at once and on the same route.
@@ -233,39 +233,39 @@ class Twins(RuleBasedStateMachine):
     @rule(data=st.data(), nbytes=st.integers(0, 15))
     def answer(self, data: st.DataObject, nbytes: int) -> None:
         number = data.draw(st.sampled_from(self.adopted()))
-        self.tell(answered(self.now_s, number, self.attempts[number], "y", nbytes))
+        self.notify(answered(self.now_s, number, self.attempts[number], "y", nbytes))
 
     @precondition(lambda self: self.adopted())
     @rule(data=st.data(), error=st.sampled_from(ERRORS))
     def fail(self, data: st.DataObject, error: BaseException) -> None:
         number = data.draw(st.sampled_from(self.adopted()))
-        self.tell(ev.AttemptFailed(self.now_s, number, self.attempts[number], error))
+        self.notify(ev.AttemptFailed(self.now_s, number, self.attempts[number], error))
 
     @precondition(lambda self: self.adopted())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.tell(ev.CancelAsked(self.now_s, data.draw(st.sampled_from(self.adopted()))))
+        self.notify(ev.CancelAsked(self.now_s, data.draw(st.sampled_from(self.adopted()))))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
         # The time limit does not interrupt a caller that runs its own request.
         if self.is_sent or not self.direct:
             self.now_s += seconds
-            self.tell(ev.TimePassed(self.now_s))
+            self.notify(ev.TimePassed(self.now_s))
 
     @precondition(lambda self: self.is_sent)
     @rule(device=st.sampled_from("AB"), cause=st.sampled_from(["pulled", "", "gone"]))
     def lose(self, device: str, cause: str) -> None:
         if cause:
             kind = ev.DeviceRemoved if cause == "gone" else ev.DeviceLost
-            self.tell(kind(self.now_s, device, "node", cause))
+            self.notify(kind(self.now_s, device, "node", cause))
         else:
-            self.tell(ev.DeviceReturned(self.now_s, device))
+            self.notify(ev.DeviceReturned(self.now_s, device))
 
     @precondition(lambda self: self.is_sent and self.count > 8)
     @rule()
     def close(self) -> None:
-        self.tell(ev.Closed(self.now_s))
+        self.notify(ev.Closed(self.now_s))
 
     @invariant()
     def both_count_alike(self) -> None:

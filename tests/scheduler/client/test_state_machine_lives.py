@@ -47,7 +47,7 @@ class ClientLives(RuleBasedStateMachine):
         self.delivered: list[int] = []
         self.admitted: list[int] = []
 
-    def tell(self, event: ev.ClientEvent) -> None:
+    def notify(self, event: ev.ClientEvent) -> None:
         for instruction in self.m.handle(event):
             match instruction:
                 case ev.StartAttempt(request, attempt, way):
@@ -80,7 +80,7 @@ class ClientLives(RuleBasedStateMachine):
     def submit(self, nbytes: int, lasts_s: int, waits: bool, priority: int) -> None:
         self.count += 1
         deadline_s = self.now_s + lasts_s
-        self.tell(ev.Submitted(self.now_s, self.count, nbytes, deadline_s, waits, priority))
+        self.notify(ev.Submitted(self.now_s, self.count, nbytes, deadline_s, waits, priority))
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), nbytes=st.integers(0, 15))
@@ -88,7 +88,7 @@ class ClientLives(RuleBasedStateMachine):
         request, attempt = data.draw(st.sampled_from(self.attempts))
         if self.is_current(request, attempt):
             self.running.pop(request)
-        self.tell(answered(self.now_s, request, attempt, (request, attempt), nbytes))
+        self.notify(answered(self.now_s, request, attempt, (request, attempt), nbytes))
 
     def is_current(self, request: int, attempt: int) -> bool:
         return self.running.get(request, (0,))[0] == attempt
@@ -102,7 +102,7 @@ class ClientLives(RuleBasedStateMachine):
     def answer_late(self, data: st.DataObject) -> None:
         request, attempt = data.draw(st.sampled_from(self.late()))
         running = dict(self.running)
-        self.tell(answered(self.now_s, request, attempt, (request, attempt), 1))
+        self.notify(answered(self.now_s, request, attempt, (request, attempt), 1))
         assert self.running == running
 
     @precondition(lambda self: self.attempts)
@@ -111,35 +111,35 @@ class ClientLives(RuleBasedStateMachine):
         request, attempt = data.draw(st.sampled_from(self.attempts))
         running = dict(self.running)
         late = not self.is_current(request, attempt)
-        self.tell(ev.AttemptFailed(self.now_s, request, attempt, error))
+        self.notify(ev.AttemptFailed(self.now_s, request, attempt, error))
         assert self.running == running or not late
 
     @precondition(lambda self: self.count)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.tell(ev.CancelAsked(self.now_s, data.draw(st.integers(1, self.count))))
+        self.notify(ev.CancelAsked(self.now_s, data.draw(st.integers(1, self.count))))
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.tell(ev.TimePassed(self.now_s))
+        self.notify(ev.TimePassed(self.now_s))
 
     @rule(device=st.sampled_from(DEVICES), forever=st.booleans())
     def lose(self, device: str, forever: bool) -> None:
         self.away.add(device)
         kind = ev.DeviceRemoved if forever else ev.DeviceLost
-        self.tell(kind(self.now_s, device, "node", "pulled"))
+        self.notify(kind(self.now_s, device, "node", "pulled"))
 
     @rule(device=st.sampled_from(DEVICES))
     def give_back(self, device: str) -> None:
         self.away.discard(device)
-        self.tell(ev.DeviceReturned(self.now_s, device))
+        self.notify(ev.DeviceReturned(self.now_s, device))
 
     @precondition(lambda self: len(self.ways) < 5)
     @rule(devices=st.sets(st.sampled_from(DEVICES), min_size=1))
     def add_route(self, devices: set[str]) -> None:
         self.ways.append(devices)
-        self.tell(ev.RoutesAdded(self.now_s, (route(*sorted(devices)),)))
+        self.notify(ev.RoutesAdded(self.now_s, (route(*sorted(devices)),)))
 
     def states(self) -> Counter[RequestState | None]:
         return Counter(self.m.state(request) for request in range(1, self.count + 1))
@@ -181,11 +181,11 @@ class ClientLives(RuleBasedStateMachine):
     def end(self, how: str) -> None:
         if how == "time":
             self.now_s += 100.0
-            self.tell(ev.TimePassed(self.now_s))
+            self.notify(ev.TimePassed(self.now_s))
         elif how == "close":
-            self.tell(ev.Closed(self.now_s))
+            self.notify(ev.Closed(self.now_s))
         else:
-            self.tell(ev.ClusterLost(self.now_s, ClusterError("gone")))
+            self.notify(ev.ClusterLost(self.now_s, ClusterError("gone")))
         assert self.ends == Counter(range(1, self.count + 1))
         assert self.m.num_in_flight == self.m.num_waiting == self.m.nbytes_in_flight == 0
 

@@ -36,7 +36,7 @@ def arrive(
 
 
 def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
-    return [i.task for i in instructions if isinstance(i, ev.Run)]
+    return [i.task for i in instructions if isinstance(i, ev.TaskRun)]
 
 
 def drain(m: DeviceMachine, started: list[Task]) -> Iterator[Task]:

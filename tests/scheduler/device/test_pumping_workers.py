@@ -89,7 +89,7 @@ def test_failing_task_uncorks_its_channel() -> None:
 
 def test_outputs_of_long_tasks_are_sent_one_by_one() -> None:
     script = Script("ab", "cd")
-    script.workers._usual_s = LONG_S  # as if the last ones had been
+    script.workers._ewma_s = LONG_S  # as if the last ones had been
     assert script.play() == "abcd"
 
 

@@ -34,11 +34,11 @@ def arrived(m: DeviceMachine, t: Task, *tensors: str) -> list[ev.DeviceInstructi
     return m.arrived(t, dict.fromkeys(tensors), (), 0.0)
 
 
-def run(t: Task, *tensors: str) -> ev.Run:
-    return ev.Run(t, dict.fromkeys(tensors))
+def run(t: Task, *tensors: str) -> ev.TaskRun:
+    return ev.TaskRun(t, dict.fromkeys(tensors))
 
 
-def found(m: DeviceMachine, t: Task) -> ev.Run:
+def found(m: DeviceMachine, t: Task) -> ev.TaskRun:
     run = m.find(t)
     assert run is not None
     return run
@@ -56,7 +56,7 @@ def nbytes_of(m: DeviceMachine, client: str) -> int:
 
 
 def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
-    return [i.task for i in instructions if isinstance(i, ev.Run) and i.outputs is not None]
+    return [i.task for i in instructions if isinstance(i, ev.TaskRun) and i.outputs is not None]
 
 
 def test_task_runs_forwards_and_reports() -> None:
@@ -256,7 +256,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
 
     def follow(instructions: list[ev.DeviceInstruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, ev.Run) and instruction.outputs is None:
+            if isinstance(instruction, ev.TaskRun) and instruction.outputs is None:
                 running.append(instruction.task)
                 runs.append(instruction.task)
         for t in passed_on(instructions):

@@ -35,7 +35,7 @@ from hetero.scheduler import Limits, StageSource, create_executor
 from hetero.scheduler.formats.model_parts import ModelParts, split_model
 from hetero.scheduler.ray.devices import RayDevices
 from hetero.scheduler.ray.executor import RayExecutor
-from hetero.scheduler.ray.node_discovery import NodeSurvey
+from hetero.scheduler.ray.node_discovery import NodeDiscovery
 from hetero.scheduler.ray.nodes import ClusterNode, alive_nodes
 from hetero.scheduler.ray.session import connect
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
@@ -227,7 +227,7 @@ def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
     device = executor._devices.device("TOY.0")
     submission = deployment.submit({"x": X})
     error = exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(device.actor_id))
-    executor._keeper.ended(device, error)
+    executor._supervisor.ended(device, error)
     assert submission.future.result(300)
     assert executor._devices.device("TOY.0") is device
     assert [line.attempt for line in deployment.story(submission.request_id)][-1] == 1
@@ -264,25 +264,25 @@ def test_slow_node_is_added_when_it_answers(
         wait_for(gate.exists)
         return results
 
-    def probe_with_gate(self: NodeSurvey, node: ClusterNode, until_s: float) -> Any:
+    def probe_with_gate(self: NodeDiscovery, node: ClusterNode, until_s: float) -> Any:
         probe = probe_node(self, node, until_s)
         if node.id == "slow":
             probe.ref = ray.remote(num_cpus=0)(wait_for_gate).remote(probe.ref)
         return probe
 
-    probe_node = NodeSurvey._ask
-    monkeypatch.setattr(NodeSurvey, "_ask", probe_with_gate)
+    probe_node = NodeDiscovery._ask
+    monkeypatch.setattr(NodeDiscovery, "_ask", probe_with_gate)
     waiting_devices = RayDevices(
-        executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=600
+        executor._session, (TOY,), {}, executor._supervisor.ended, probe_timeout_s=600
     )
     with ThreadPoolExecutor(2) as threads:
         listing = threads.submit(waiting_devices.descriptors)
-        wait_for(lambda: waiting_devices.survey._probes or listing.done())
+        wait_for(lambda: waiting_devices.discovery._probes or listing.done())
         assert not listing.done()
         threads.submit(waiting_devices.forget, "an actor").result(300)
         assert not listing.done()
         other_devices = RayDevices(
-            executor._session, (TOY,), {}, executor._keeper.ended, probe_timeout_s=0
+            executor._session, (TOY,), {}, executor._supervisor.ended, probe_timeout_s=0
         )
         wait_for(lambda: current_descriptors(other_devices))
         assert {descriptor.node for descriptor in current_descriptors(other_devices)} == {fast.name}
@@ -337,8 +337,8 @@ def test_process_that_resumes_is_kept(executor: RayExecutor) -> None:
     device = executor._devices.device("TOY.2")
     pid = ray.get(device.actor.ping.remote())
     is_suspected = threading.Event()
-    tell = deployment.tell
-    deployment.tell = lambda event: (is_suspected.set(), tell(event))  # type: ignore[method-assign, func-returns-value]
+    notify = deployment.notify
+    deployment.notify = lambda event: (is_suspected.set(), notify(event))  # type: ignore[method-assign, func-returns-value]
     os.kill(pid, signal.SIGSTOP)
     submission = deployment.submit({"x": X}, Request(timeout_s=300))
     assert is_suspected.wait(300)

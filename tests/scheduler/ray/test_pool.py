@@ -21,7 +21,7 @@ import ray
 
 from hetero.cli.help_examples import EXAMPLES
 from hetero.scheduler import create_executor
-from hetero.scheduler.ray.node_discovery import NodeSurvey
+from hetero.scheduler.ray.node_discovery import NodeDiscovery
 from hetero.scheduler.ray.pool import Pool, dissolve
 from hetero.scheduler.ray.pool_supervisor import open_pool
 from tests.scheduler.models import chain
@@ -230,7 +230,7 @@ def test_second_client_reuses_devices_without_probes(
 
     listings: list[Any] = []
     first_pid = process_id()
-    monkeypatch.setattr(NodeSurvey, "_ask", None)
+    monkeypatch.setattr(NodeDiscovery, "_ask", None)
     assert process_id() == first_pid
     assert listings[0] == listings[1]
 

@@ -59,11 +59,11 @@ try:
         model(inputs)
         (device,) = model.deployment.devices.values()
         process = ray.get(device.actor.ping.remote())
-        keeper = core.executor._keeper
+        supervisor = core.executor._supervisor
         # Simulates a client without connection for longer than a device of its own may be silent.
-        keeper.suspected(device.address, 2.0)
+        supervisor.suspected(device.address, 2.0)
         time.sleep(10)
-        keeper.live_again(device.address)
+        supervisor.live_again(device.address)
         y = model(inputs)["y"]
         (device,) = model.deployment.devices.values()
         print(y.tolist(), ray.get(device.actor.ping.remote()) == process)

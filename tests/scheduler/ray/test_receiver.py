@@ -16,19 +16,19 @@ import pytest
 from hetero.scheduler.channels import direct, inbox
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.ray import receiver, signals
-from hetero.scheduler.ray.receiver import Reception
+from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.types.messages import Message
 from tests.scheduler.parties import LONG_S, Party, number_of, values, wait_for
 
 
 class Client:
-    """A channel with a reception: what is awaited, and which thread received what."""
+    """A channel with a receiver: what is awaited, and which thread received what."""
 
     def __init__(self, folder: Path) -> None:
         self.awaited: set[int] = set()
         self.came: Queue[tuple[int, threading.Thread]] = Queue()
         self.channel = DirectChannel(self.receive, folder=folder)
-        self.reception = Reception(self.channel, lambda: len(self.awaited))
+        self.receiver = MessageReceiver(self.channel, lambda: len(self.awaited))
 
     def receive(self, message: Message) -> None:
         number = number_of(message)
@@ -39,13 +39,13 @@ class Client:
         self.awaited.update(numbers)
 
     def help(self, number: int) -> None:
-        self.reception.receive_until(lambda: number not in self.awaited)
+        self.receiver.receive_until(lambda: number not in self.awaited)
 
     def next(self) -> tuple[int, threading.Thread]:
         return self.came.get(timeout=LONG_S)
 
     def close(self) -> None:
-        self.reception.close()
+        self.receiver.close()
         self.channel.close()
 
 
@@ -73,9 +73,9 @@ def test_message_without_waiting_caller_is_received_by_thread(
     device = party()
     for number in range(20):
         client.ask(number)
-        client.reception.expect()
+        client.receiver.expect()
         device.channel.send(client.channel.address, values(number))
-        assert client.next() == (number, client.reception._thread)
+        assert client.next() == (number, client.receiver._thread)
 
 
 def test_thread_receives_after_a_caller_leaves(client: Client, party: Callable[..., Party]) -> None:
@@ -85,13 +85,13 @@ def test_thread_receives_after_a_caller_leaves(client: Client, party: Callable[.
         helping = threading.Thread(target=client.help, args=(number,))
         helping.start()
         client.ask(number + 1)  # sent while, before or after the other is helped
-        client.reception.expect()
+        client.receiver.expect()
         device.channel.send(client.channel.address, values(number))
         assert client.next()[0] == number
         helping.join(LONG_S)
         assert not helping.is_alive()
         device.channel.send(client.channel.address, values(number + 1))
-        assert client.next() == (number + 1, client.reception._thread)
+        assert client.next() == (number + 1, client.receiver._thread)
 
 
 def test_second_waiting_caller_leaves_receiving_to_the_first(
@@ -102,7 +102,7 @@ def test_second_waiting_caller_leaves_receiving_to_the_first(
     client.help(1)  # returns at once: it is not the only one
     for number in (1, 2):
         device.channel.send(client.channel.address, values(number))
-        assert client.next() == (number, client.reception._thread)
+        assert client.next() == (number, client.receiver._thread)
 
 
 def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
@@ -113,11 +113,11 @@ def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
         looked.set()
         return 1 not in client.awaited
 
-    helping = threading.Thread(target=client.reception.receive_until, args=(is_ended,))
+    helping = threading.Thread(target=client.receiver.receive_until, args=(is_ended,))
     helping.start()
     assert looked.wait(LONG_S)
     client.awaited.clear()
-    client.reception.look()
+    client.receiver.look()
     helping.join(LONG_S)
     assert not helping.is_alive()
 
@@ -132,12 +132,12 @@ def test_interrupted_caller_leaves_all_results_received(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        client.reception.receive_until(interrupted)
+        client.receiver.receive_until(interrupted)
     client.ask(2)
-    client.reception.expect()
+    client.receiver.expect()
     for number in (1, 2):
         device.channel.send(client.channel.address, values(number))
-        assert client.next() == (number, client.reception._thread)
+        assert client.next() == (number, client.receiver._thread)
 
 
 def test_unprocessable_message_leaves_others_received(
@@ -152,10 +152,10 @@ def test_unprocessable_message_leaves_others_received(
 
     client.channel._receive = receive
     client.ask(1, 2)
-    client.reception.expect()
+    client.receiver.expect()
     for number in (1, 2):  # the thread's
         device.channel.send(client.channel.address, values(number))
-    assert client.next() == (2, client.reception._thread)
+    assert client.next() == (2, client.receiver._thread)
     client.awaited = {4}
     for number in (3, 4):
         device.channel.send(client.channel.address, values(number))
@@ -191,11 +191,11 @@ def test_ctrl_c_at_any_line_loses_no_message(client: Client, party: Callable[...
 
         sys.settrace(trace)
         try:
-            client.reception.receive_until(is_ended)
+            client.receiver.receive_until(is_ended)
         except KeyboardInterrupt:
             interrupted += 1
             if client.came.empty():
-                client.reception.expect()
+                client.receiver.expect()
                 is_ended()
         finally:
             sys.settrace(None)

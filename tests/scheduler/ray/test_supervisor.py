@@ -12,7 +12,7 @@ import pytest
 from hetero.scheduler.client.liveness import Restart
 from hetero.scheduler.ray.actor import DeviceActor
 from hetero.scheduler.ray.deployment import RayDeployment
-from hetero.scheduler.ray.supervisor import DeviceKeeper
+from hetero.scheduler.ray.supervisor import DeviceSupervisor
 from hetero.scheduler.types import events
 from tests.scheduler.parties import wait_for
 
@@ -33,7 +33,7 @@ class _Deployment:
         self._is_slow = is_slow
         self._is_lost_again = is_lost_again
 
-    def tell(self, event: events.ClientEvent) -> None:
+    def notify(self, event: events.ClientEvent) -> None:
         if self._is_slow and isinstance(event, events.DeviceReturned):
             self._is_lost_again.wait(0.5)
         self.events.append(type(event).__name__)
@@ -41,15 +41,15 @@ class _Deployment:
             self._is_lost_again.set()
 
     def welcome(self, event: events.DeviceReturned) -> bool:
-        self.tell(event)
+        self.notify(event)
         return True
 
 
 class _Deployments(list[_Deployment]):
-    def tell(self, event: Any) -> None:
+    def notify(self, event: Any) -> None:
         """Ignore events for observers."""
 
-    told = tell
+    told = notify
 
 
 def _device(address: str) -> Any:
@@ -61,42 +61,42 @@ def test_device_lost_during_its_return_is_lost_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
     session: Any = SimpleNamespace(is_left=False)
-    survey = SimpleNamespace(answers=lambda node_id: False)
-    devices: Any = SimpleNamespace(forget=lambda actor_id: None, survey=survey)
+    discovery = SimpleNamespace(answers=lambda node_id: False)
+    devices: Any = SimpleNamespace(forget=lambda actor_id: None, discovery=discovery)
     deployments: Any = _Deployments([slow, other])
     unused: Any = None
-    keeper = DeviceKeeper(
+    supervisor = DeviceSupervisor(
         session, devices, deployments, unused, unused, unused, unused, device_timeout_s=_WAIT_S
     )
-    keeper._restart_soon = lambda order: None  # type: ignore[method-assign]  # the test starts it
+    supervisor._restart_soon = lambda order: None  # type: ignore[method-assign]  # the test starts it
     channel: Any = SimpleNamespace(watch=lambda address: None, status_of=lambda address: {})
-    keeper.serve(channel)
+    supervisor.serve(channel)
     first, second = _device("a1"), _device("a2")
-    keeper.watch(first)
-    keeper.channel_ended("a1")
+    supervisor.watch(first)
+    supervisor.channel_ended("a1")
     wait_for(lambda: "DeviceLost" in other.events)
     for deployment in (slow, other):
         deployment.devices["D"] = second
-    thread = threading.Thread(target=keeper.watch, args=(second,))
+    thread = threading.Thread(target=supervisor.watch, args=(second,))
     thread.start()
-    wait_for(lambda: "a2" in keeper._actors)
-    keeper.channel_ended("a2")
+    wait_for(lambda: "a2" in supervisor._actors)
+    supervisor.channel_ended("a2")
     assert is_lost_again.wait(_WAIT_S)
     thread.join(_WAIT_S)
-    keeper.close()
+    supervisor.close()
     assert slow.events == other.events == ["DeviceLost", "DeviceReturned", "DeviceLost"]
 
 
-def _keeper(**options: Any) -> DeviceKeeper:
+def _supervisor(**options: Any) -> DeviceSupervisor:
     unused: Any = None
     session: Any = SimpleNamespace(is_left=False)
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
-        survey=SimpleNamespace(answers=lambda node_id: True),
+        discovery=SimpleNamespace(answers=lambda node_id: True),
         pool_table=SimpleNamespace(rows={}, running_devices={}) if options else None,
     )
     deployments: Any = _Deployments([_Deployment(False, threading.Event())])
-    return DeviceKeeper(
+    return DeviceSupervisor(
         session,
         devices,
         deployments,
@@ -113,7 +113,7 @@ def test_device_that_ended_a_lease_reloads_stages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.get", lambda result, timeout: result)
-    keeper, device, num_leases_ended = _keeper(), _device("a1"), 0.0
+    supervisor, device, num_leases_ended = _supervisor(), _device("a1"), 0.0
     has_stages = True
 
     def has_all(deployments: list[str]) -> bool:
@@ -122,20 +122,20 @@ def test_device_that_ended_a_lease_reloads_stages(
 
     device.actor = SimpleNamespace(has_all=SimpleNamespace(remote=has_all))
     restarts: Queue[Restart] = Queue()
-    keeper._restart_soon = restarts.put  # type: ignore[method-assign]
+    supervisor._restart_soon = restarts.put  # type: ignore[method-assign]
     channel: Any = SimpleNamespace(
         watch=lambda address: None, status_of=lambda address: {"leases_ended": num_leases_ended}
     )
-    keeper.serve(channel)
-    keeper.watch(device)
-    wait_for(lambda: keeper._leases_ended.get("a1") == 0.0)
+    supervisor.serve(channel)
+    supervisor.watch(device)
+    wait_for(lambda: supervisor._leases_ended.get("a1") == 0.0)
     num_leases_ended = 1.0  # the lease of another client
-    wait_for(lambda: keeper._leases_ended.get("a1") == 1.0)
+    wait_for(lambda: supervisor._leases_ended.get("a1") == 1.0)
     assert restarts.empty()
     has_stages, num_leases_ended = False, 2.0
     restart = restarts.get(timeout=_WAIT_S)
     assert (restart.device, restart.address, restart.keep) == ("D", "a1", True)
-    keeper.close()
+    supervisor.close()
 
 
 def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,10 +144,10 @@ def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
     device = _device("a1")
     device.actor = "actor of D"
     for keeps in (False, True):
-        keeper = _keeper(of_pool=True, keeps=keeps)
+        supervisor = _supervisor(of_pool=True, keeps=keeps)
         channel: Any = SimpleNamespace(unwatch=lambda address: None)
-        keeper._channel = channel
-        keeper._give_up(device)
+        supervisor._channel = channel
+        supervisor._give_up(device)
         assert killed == ["actor of D"] * keeps
 
 

@@ -19,19 +19,19 @@ from hetero.scheduler.clock import Clock
 _DIGITS: Final = 16
 
 
-class WorldClosed(BaseException):
+class SimulationClosed(BaseException):
     """Exception that ends a waiting sim thread when the simulator is closed."""
 
 
-class Fiber:
+class SimThread:
     """Sim thread, which runs only while the simulator waits; thus only one runs at a time."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
         self._go = _thread.allocate_lock()
         self._go.acquire()
         self.work: Callable[[], None] | None = None
-        threading.Thread(target=self._live, name="fiber", daemon=True).start()
+        threading.Thread(target=self._live, name="sim_thread", daemon=True).start()
 
     def resume(self) -> None:
         """Resume the sim thread."""
@@ -46,10 +46,10 @@ class Fiber:
             self._go.acquire()
             if self.work is None:
                 return
-            self._world.live(self)
+            self._simulator.live(self)
 
 
-class World:
+class Simulator:
     """Simulator: runs events in order of time, and simultaneous events in the order of scheduling.
 
     `is_threaded`: whether all work of processes runs in sim threads and may wait; otherwise only
@@ -74,12 +74,12 @@ class World:
         self._count = 0
         self._back = _thread.allocate_lock()
         self._back.acquire()
-        self._idle: list[Fiber] = []
+        self._idle: list[SimThread] = []
         #: Waiting sim threads.
-        self._waiting: dict[Fiber, None] = {}
+        self._waiting: dict[SimThread, None] = {}
         self._is_closed = False
         #: The running sim thread.
-        self.fiber: Fiber | None = None
+        self.sim_thread: SimThread | None = None
 
     def now_s(self) -> float:
         """Return the virtual time, in seconds."""
@@ -131,9 +131,9 @@ class World:
         self._is_closed = True
         while self._waiting:
             self._resume(next(iter(self._waiting)))
-        for fiber in self._idle:
-            fiber.work = None
-            fiber.resume()
+        for sim_thread in self._idle:
+            sim_thread.work = None
+            sim_thread.resume()
         self._idle.clear()
         self._due.clear()
 
@@ -141,57 +141,57 @@ class World:
 
     def enter(self, work: Callable[[], None]) -> None:
         """Run `work` in a sim thread until it ends or waits."""
-        fiber = self._idle.pop() if self._idle else Fiber(self)
-        fiber.work = work
-        self._resume(fiber)
+        sim_thread = self._idle.pop() if self._idle else SimThread(self)
+        sim_thread.work = work
+        self._resume(sim_thread)
 
-    def live(self, fiber: Fiber) -> None:
+    def live(self, sim_thread: SimThread) -> None:
         """Run the work of a sim thread; called in that thread."""
-        work, fiber.work = fiber.work, None  # it may hold tensors
+        work, sim_thread.work = sim_thread.work, None  # it may hold tensors
         assert work is not None
         try:
             self.around(work)
         except BaseException as error:
             self.errors.append(error)
-        self._idle.append(fiber)
+        self._idle.append(sim_thread)
         self._back.release()
 
     def pause(self) -> None:
         """Make the running sim thread wait until `resume_later` resumes it."""
-        fiber = self.fiber
-        assert fiber is not None, "only a fiber may wait: spawn what does"
+        sim_thread = self.sim_thread
+        assert sim_thread is not None, "only a SimThread may wait; call spawn"
         if not self._is_closed:
-            self._waiting[fiber] = None
+            self._waiting[sim_thread] = None
             self._back.release()
-            fiber.pause()
-            del self._waiting[fiber]
+            sim_thread.pause()
+            del self._waiting[sim_thread]
         if self._is_closed:
-            raise WorldClosed
+            raise SimulationClosed
 
-    def resume_later(self, fiber: Fiber, delay_s: float = 0.0) -> None:
+    def resume_later(self, sim_thread: SimThread, delay_s: float = 0.0) -> None:
         """Schedule the resumption of a waiting sim thread."""
-        self.after(delay_s, self._resume, fiber)
+        self.after(delay_s, self._resume, sim_thread)
 
     def sleep(self, delay_s: float) -> None:
         """Make the running sim thread wait for `delay_s` seconds."""
-        assert self.fiber is not None
-        self.resume_later(self.fiber, delay_s)
+        assert self.sim_thread is not None
+        self.resume_later(self.sim_thread, delay_s)
         self.pause()
 
-    def _resume(self, fiber: Fiber) -> None:
-        self.fiber = fiber
-        fiber.resume()
+    def _resume(self, sim_thread: SimThread) -> None:
+        self.sim_thread = sim_thread
+        sim_thread.resume()
         self._back.acquire()
-        self.fiber = None
+        self.sim_thread = None
 
 
-class WorldEvent:
+class SimEvent:
     """Event for sim threads: `threading.Event` in virtual time."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator) -> None:
+        self._simulator = simulator
         self._is_set = False
-        self._waiting: list[Fiber] = []
+        self._waiting: list[SimThread] = []
 
     def is_set(self) -> bool:
         """Return whether the event is set."""
@@ -201,24 +201,24 @@ class WorldEvent:
         """Set the event and resume all sim threads that wait for it."""
         self._is_set = True
         waiting, self._waiting = self._waiting, []
-        for fiber in waiting:
-            self._world.resume_later(fiber)
+        for sim_thread in waiting:
+            self._simulator.resume_later(sim_thread)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the event, at most `timeout` seconds; return whether it is set."""
         if not self._is_set:
-            fiber = self._world.fiber
-            assert fiber is not None, "only a fiber may wait: spawn what does"
-            self._waiting.append(fiber)
+            sim_thread = self._simulator.sim_thread
+            assert sim_thread is not None, "only a SimThread may wait; call spawn"
+            self._waiting.append(sim_thread)
             if timeout is not None:
-                self._world.after(max(0.0, timeout), self._give_up, fiber)
-            self._world.pause()
+                self._simulator.after(max(0.0, timeout), self._give_up, sim_thread)
+            self._simulator.pause()
         return self._is_set
 
-    def _give_up(self, fiber: Fiber) -> None:
-        if fiber in self._waiting:
-            self._waiting.remove(fiber)
-            self._world.resume_later(fiber)
+    def _give_up(self, sim_thread: SimThread) -> None:
+        if sim_thread in self._waiting:
+            self._waiting.remove(sim_thread)
+            self._simulator.resume_later(sim_thread)
 
 
 class Cores:
@@ -228,8 +228,8 @@ class Cores:
         as memory bandwidth.
     """
 
-    def __init__(self, world: World, count: int, together: float = 1.0) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator, count: int, together: float = 1.0) -> None:
+        self._simulator = simulator
         self.count = count
         self._slowed = (1.0 - together) / max(1, count - 1)
         #: Total working time of all cores, in seconds.
@@ -257,7 +257,7 @@ class Cores:
         return (1.0 - self._slowed * max(0.0, used - 1.0)) * used / self._num_usable
 
     def _pass(self) -> None:
-        passed_s, self._until_s = self._world.now - self._until_s, self._world.now
+        passed_s, self._until_s = self._simulator.now - self._until_s, self._simulator.now
         if self._due:
             self._got_s += passed_s * self._speed
             self.busy_s += passed_s * min(self._num_usable, self.count)
@@ -265,7 +265,7 @@ class Cores:
     def _look(self) -> None:
         if self._due:
             left_s = max(0.0, self._due[0][0] - self._got_s)
-            self._world.after(left_s / self._speed, self._end, self._count)
+            self._simulator.after(left_s / self._speed, self._end, self._count)
         else:
             self._num_usable = self._got_s = 0.0
 
@@ -288,8 +288,10 @@ class Process:
     `cores`: the cores that it computes on; None: unlimited.
     """
 
-    def __init__(self, world: World, name: str, node: str, cores: Cores | None = None) -> None:
-        self.world = world
+    def __init__(
+        self, simulator: Simulator, name: str, node: str, cores: Cores | None = None
+    ) -> None:
+        self.simulator = simulator
         self.name = name
         self.node = node
         self.lane = self
@@ -306,30 +308,30 @@ class Process:
     @property
     def is_stopped(self) -> bool:
         """Whether the process is stopped now."""
-        return self.world.now < self.stopped_until_s
+        return self.simulator.now < self.stopped_until_s
 
     def do(self, delay_s: float, cost_s: float, call: Callable[..., None], *arguments: Any) -> None:
         """Schedule a task that takes `cost_s` of the process's time, after a delay."""
-        self.world.after(delay_s, self._begin, cost_s, call, arguments)
+        self.simulator.after(delay_s, self._begin, cost_s, call, arguments)
 
     def compute(self, work_s: float, width: float, call: Callable[[], None]) -> None:
         """Call `call` after `work_s` seconds of work on `width` cores; 0: without a core."""
         if self.cores is None or not width:
-            self.world.after(work_s, call)
+            self.simulator.after(work_s, call)
         else:
             self.cores.compute(work_s, width, call)
 
     def _begin(self, cost_s: float, call: Callable[..., None], arguments: Any) -> None:
-        world = self.world
+        simulator = self.simulator
         if not self.is_alive:
             return
         if self.is_stopped:
-            wait_s = self.stopped_until_s - world.now
-            world.after(wait_s, self._begin, cost_s, call, arguments)
+            wait_s = self.stopped_until_s - simulator.now
+            simulator.after(wait_s, self._begin, cost_s, call, arguments)
         elif cost_s:
             turns = self.lane._turns
             self.busy_s += cost_s
-            turns.append((self, world.now, cost_s, call, arguments))
+            turns.append((self, simulator.now, cost_s, call, arguments))
             if len(turns) == 1:
                 self.lane._take_turn()
         else:
@@ -337,7 +339,7 @@ class Process:
 
     def _take_turn(self) -> None:
         process, came_s, cost_s, _, _ = self._turns[0]
-        process.queued_s += self.world.now - came_s
+        process.queued_s += self.simulator.now - came_s
         self.compute(cost_s, 1.0, self._end_turn)
 
     def _end_turn(self) -> None:
@@ -349,28 +351,28 @@ class Process:
     def _end(self, call: Callable[..., None], arguments: Any) -> None:
         if not self.is_alive:
             return
-        if self.world.is_threaded:
-            self.world.enter(partial(call, *arguments))
+        if self.simulator.is_threaded:
+            self.simulator.enter(partial(call, *arguments))
         else:
             call(*arguments)
 
 
-class WorldClock(Clock):
+class SimClock(Clock):
     """Executor clock in virtual time; the simulator replaces its thread."""
 
     def __init__(self, process: Process) -> None:
-        super().__init__(process.name, process.world.now_s)
+        super().__init__(process.name, process.simulator.now_s)
         self._process = process
 
     def spawn(self, work: Callable[[], None], name: str) -> threading.Thread | None:
         """Run `work` in a sim thread; the clock itself needs no thread."""
         if work != self._run:
-            self._process.world.spawn(work)
+            self._process.simulator.spawn(work)
         return None
 
     def event(self) -> threading.Event:
         """Create an event that sim threads can wait for."""
-        return WorldEvent(self._process.world)  # type: ignore[return-value]  # duck-typed
+        return SimEvent(self._process.simulator)  # type: ignore[return-value]  # duck-typed
 
     def _put(self, order: Callable[[], None] | None) -> None:
         if order is not None:
