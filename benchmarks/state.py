@@ -145,8 +145,7 @@ def _nbytes(
     if way == "onnxruntime":
         return None
     plugin = devices[0].partition(".")[0]
-    # Metrics observe requests, which then use channels instead of a request program.
-    with core_on(Counting, {plugin: 2}) as core, core.serve_metrics():
+    with core_on(Counting, {plugin: 2}) as core:
         compiled(core, model, devices, caches, state=way == "state").tokens(tokens)
         return sum(nbytes for *_, nbytes in crossed()) / tokens
 
