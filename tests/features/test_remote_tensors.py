@@ -23,7 +23,7 @@ from hetero.errors import (
 )
 from hetero.scheduler.channels.memory import MemoryChannel
 from hetero.scheduler.types.events import DeviceLost
-from hetero.scheduler.types.messages import Give, Message
+from hetero.scheduler.types.messages import FetchTensors, Message
 from tests.support.remote_cores import (
     CHAIN,
     DEVICES,
@@ -241,7 +241,7 @@ class NoGiveChannel(MemoryChannel):
     """A channel that drops messages of type Give."""
 
     def send(self, address: str, message: Message) -> None:
-        if not isinstance(message, Give):
+        if not isinstance(message, FetchTensors):
             super().send(address, message)
 
 
