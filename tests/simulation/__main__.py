@@ -37,7 +37,7 @@ def main() -> int:
     for seed in seeds:
         history = history_class(seed, is_traced=is_single, num_requests=options.requests).run()
         num_requests += len(history.calls)
-        num_events += history.world.num_events
+        num_events += history.simulator.num_events
         if is_single:
             _print_stories(history, options.trace)
         if history.violations:
@@ -63,7 +63,7 @@ def _print_stories(history: History, trace: Path | None) -> None:
             print(f"call {call.number}:")
             for line in call.story():
                 print(f"  {line.time_s:.4f} attempt {line.attempt}: {line.event}")
-    print(f"hash {history.world.hash}")
+    print(f"hash {history.simulator.hash}")
     if trace is not None:
         names: dict[str, int] = {}
         rows = [
@@ -75,7 +75,7 @@ def _print_stories(history: History, trace: Path | None) -> None:
                 "pid": 0,
                 "tid": names.setdefault(line.split(" ", 1)[0].rstrip(":"), len(names)),
             }
-            for time_s, line in history.world.lines or ()
+            for time_s, line in history.simulator.lines or ()
         ]
         thread_names = [
             {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": name}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from hetero.scheduler.simulation.device import PlayedCluster, PlayedDevice, Work
+from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Work
 from hetero.scheduler.simulation.network import Network
-from hetero.scheduler.simulation.world import Process, World, WorldEvent
+from hetero.scheduler.simulation.simulator import Process, SimEvent, Simulator
 
 if TYPE_CHECKING:
     from tests.simulation.supervised_client import SupervisedClient
@@ -17,7 +17,7 @@ _END_NOTICE_S: Final = 0.05
 _HEARTBEAT_S: Final = 0.25
 
 
-class FaultyCluster(PlayedCluster):
+class FaultyCluster(SimulatedCluster):
     """Devices by name, with faults.
 
     `timeout_s`: seconds without heartbeats after which a process counts as unreachable.
@@ -26,7 +26,7 @@ class FaultyCluster(PlayedCluster):
 
     def __init__(
         self,
-        world: World,
+        simulator: Simulator,
         network: Network,
         work: Work,
         nodes: dict[str, str],
@@ -34,7 +34,7 @@ class FaultyCluster(PlayedCluster):
         timeout_s: float = 2.0,
         lease_s: float = 60.0,
     ) -> None:
-        super().__init__(world, network, work, nodes)
+        super().__init__(simulator, network, work, nodes)
         self.timeout_s = timeout_s
         self.lease_s = lease_s
         self.clients: list[SupervisedClient] = []
@@ -49,11 +49,11 @@ class FaultyCluster(PlayedCluster):
         #: Delays of a call to a device's process, one per execution, and whether the response
         #: arrives: Ray may lose either, or repeat the call while the first one runs.
         self.call_outcome: Callable[[], tuple[Sequence[float], bool]] = lambda: ((0.0,), True)
-        self._starting: dict[str, WorldEvent] = {}
+        self._starting: dict[str, SimEvent] = {}
         network.on_lost = self._lost
 
-    def restart(self, name: str, address: str, keep: bool) -> PlayedDevice | None:
-        """Restart a device, in a fiber, unless another client already has; return None if it fails.
+    def restart(self, name: str, address: str, keep: bool) -> SimulatedDevice | None:
+        """Restart a device unless another client already has; return None if it fails.
 
         `address`: address of the process to replace. `keep`: use that process if it still runs.
         """
@@ -64,13 +64,13 @@ class FaultyCluster(PlayedCluster):
         device = self.devices[name]
         if device.process.is_alive and device.address != address:
             return device
-        done = self._starting[name] = WorldEvent(self.world)
+        done = self._starting[name] = SimEvent(self.simulator)
         if device.process.is_alive:
             self._end(device, "it was started anew")
         took_s = self.start_s(name)
-        self.world.sleep(0.01 if took_s is None else took_s)
+        self.simulator.sleep(0.01 if took_s is None else took_s)
         if took_s is not None:
-            self.world.note(f"{name} starts")
+            self.simulator.note(f"{name} starts")
             device = self._boot(name, device.life + 1)
         del self._starting[name]
         done.set()
@@ -83,31 +83,31 @@ class FaultyCluster(PlayedCluster):
         device = self.devices[name]
         if not device.process.is_alive:
             return
-        self.world.note(f"{name} crashes")
+        self.simulator.note(f"{name} crashes")
         self._end(device, cause)
 
-    def _end(self, device: PlayedDevice, cause: str) -> None:
+    def _end(self, device: SimulatedDevice, cause: str) -> None:
         device.process.is_alive = False
         self.network.forget(device.address)
         for client in self.clients:
-            late_s = _END_NOTICE_S * self.world.random.random()
+            late_s = _END_NOTICE_S * self.simulator.random.random()
             if not self.is_cut(device.process, client.process):
                 client.process.do(late_s, 0.0, client.ended, device.address, cause)
         self._update_clients()
 
     def stop(self, process: Process, for_s: float) -> None:
         """Suspend a process for `for_s` seconds."""
-        self.world.note(f"{process.name} stops for {for_s:.3f} s")
-        process.stopped_until_s = max(process.stopped_until_s, self.world.now + for_s)
+        self.simulator.note(f"{process.name} stops for {for_s:.3f} s")
+        process.stopped_until_s = max(process.stopped_until_s, self.simulator.now + for_s)
         self._schedule_updates(for_s)
 
     def end_client(self, client: SupervisedClient) -> None:
         """End a client's process; devices free its tensors and tasks at the end of its lease."""
-        self.world.note(f"{client.process.name} crashes")
+        self.simulator.note(f"{client.process.name} crashes")
         client.process.is_alive = False
         self.network.forget(client.address)
         self.clients.remove(client)
-        self.world.after(self.lease_s + self.timeout_s, self._end_lease, client)
+        self.simulator.after(self.lease_s + self.timeout_s, self._end_lease, client)
 
     def _end_lease(self, client: SupervisedClient) -> None:
         for device in self.devices.values():
@@ -116,8 +116,8 @@ class FaultyCluster(PlayedCluster):
     def cut(self, sender: str, receiver: str, for_s: float) -> None:
         """Lose all messages from one node to another for `for_s` seconds."""
         if sender != receiver:
-            self.world.note(f"{sender} > {receiver} is cut for {for_s:.3f} s")
-            until_s = self.world.now + for_s
+            self.simulator.note(f"{sender} > {receiver} is cut for {for_s:.3f} s")
+            until_s = self.simulator.now + for_s
             self._cuts[sender, receiver] = max(self._cuts.get((sender, receiver), 0.0), until_s)
             self._schedule_updates(for_s)
 
@@ -127,9 +127,9 @@ class FaultyCluster(PlayedCluster):
 
     def cut_s(self, sender: Process, receiver: Process) -> float:
         """Return the remaining time of a cut, in seconds."""
-        return max(0.0, self._cuts.get((sender.node, receiver.node), 0.0) - self.world.now)
+        return max(0.0, self._cuts.get((sender.node, receiver.node), 0.0) - self.simulator.now)
 
-    def publish(self, device: PlayedDevice) -> None:
+    def publish(self, device: SimulatedDevice) -> None:
         """Notify clients, with heartbeats of the pool supervisor, of a restarted device."""
         for client in self.clients:
             assert self.keeper is not None
@@ -144,15 +144,15 @@ class FaultyCluster(PlayedCluster):
         """Schedule the updates of clients for a silence that begins now, and for its end."""
         self._update_clients()
         if for_s >= self.lease_s:
-            self.world.after(self.lease_s + self.timeout_s, self._end_leases)
-        self.world.after(for_s + 1e-6, self._update_clients)
+            self.simulator.after(self.lease_s + self.timeout_s, self._end_leases)
+        self.simulator.after(for_s + 1e-6, self._update_clients)
 
     def _update_clients(self) -> None:
         """Make clients update the reachability of devices."""
         for client in self.clients:
             if not client.process.is_stopped:
                 client.process.do(
-                    _HEARTBEAT_S * self.world.random.random(), 0.0, client.update_reachability
+                    _HEARTBEAT_S * self.simulator.random.random(), 0.0, client.update_reachability
                 )
 
     def _end_leases(self) -> None:
@@ -162,7 +162,7 @@ class FaultyCluster(PlayedCluster):
                 if device.process.is_alive and not self.is_reachable(
                     client.process, device.process
                 ):
-                    self.world.note(f"{device.name} gives {client.process.name} up")
+                    self.simulator.note(f"{device.name} gives {client.process.name} up")
                     self.given_up.add((device.address, client.address))
                     device.process.do(0.0, 0.0, device.loop.client_gone, client.address)
 
@@ -170,7 +170,7 @@ class FaultyCluster(PlayedCluster):
         """Notify clients, with a later heartbeat, of a lost message."""
         ends = {sender.name, receiver.name}
         addresses = [d.address for d in self.devices.values() if d.process.name in ends]
-        late_s = _HEARTBEAT_S * (1 + self.world.random.random())
+        late_s = _HEARTBEAT_S * (1 + self.simulator.random.random())
         cut_end_s = self.cut_s(sender, receiver)
         for client in self.clients:
             if client.process.name in ends or len(addresses) == 2:

@@ -68,7 +68,7 @@ class DecoderModel(Model):
 
     def __init__(self, history: History, client: SupervisedClient) -> None:
         random = history.random
-        self.client, self.world = client, history.world
+        self.client, self.simulator = client, history.simulator
         self.has_state, self.shape, self.width, self.batching = True, "text", 1, None
         self.limits = Limits(
             requests=random.choice((1, 2, 8)),
@@ -89,7 +89,7 @@ class DecoderModel(Model):
         layout = BatchLayout(axes, "end", joins_calls=True)
         self.batcher = Batcher(DECODER, layout, random.choice((1, 2, 100)))
         executor = SimpleNamespace(
-            submit=lambda work, *arguments: self.world.spawn(partial(work, *arguments))
+            submit=lambda work, *arguments: self.simulator.spawn(partial(work, *arguments))
         )
         states = [f"s{i}" for i in range(LAYERS)], [f"r{i}" for i in range(LAYERS)]
         ports = [[TensorSpec(n, "tensor(int64)", ("batch", 1)) for n in names] for names in states]
@@ -148,7 +148,7 @@ class GenerationHistory(History):
     def _start_call(
         self, model: Any, remaining: int, state: Any = None, *, is_last: bool = False
     ) -> None:
-        random, faults = self.world.random, Faults() if is_last else self.faults
+        random, faults = self.simulator.random, Faults() if is_last else self.faults
         if not is_last and (self.are_faults_over or model.is_closed):
             return
         number = len(self.calls) + 1
@@ -173,17 +173,19 @@ class GenerationHistory(History):
         )
         names: Mapping[str, Any] = dict.fromkeys(model.placement.plan.output_names)
         inputs = {"text": generation, "cancel": generation.cancel}
-        call = Call(number, model, inputs, {**names, "token": expected}, Request(), self.world.now)
+        call = Call(
+            number, model, inputs, {**names, "token": expected}, Request(), self.simulator.now
+        )
         call.remaining = 0  # states belong to the sequence
         self.calls.append(call)
         self._open[number] = call
-        self.world.spawn(
+        self.simulator.spawn(
             partial(self._advance, call, self._read_tokens(call, generation, expected))
         )
         if random.random() < faults.cancel:
-            self.world.after(random.choice((0.0, 0.003, 0.03, 0.3)), self._cancel, call)
+            self.simulator.after(random.choice((0.0, 0.003, 0.03, 0.3)), self._cancel, call)
         if remaining > 1:
-            self.world.after(
+            self.simulator.after(
                 model.next_call_delay_s(random), self._start_call, model, remaining - 1
             )
 
@@ -206,7 +208,7 @@ class GenerationHistory(History):
                 if isinstance(error, TensorLostError) and self.num_losses <= _MAX_LOSSES:
                     self.report_violation(f"text {call.number} ends after few losses: {error}")
                 is_over = isinstance(error, RequestCancelledError) or call.model.is_closed
-                if not is_over and self.world.random.random() < 0.5:
+                if not is_over and self.simulator.random.random() < 0.5:
                     continue
                 generation.cancel()
                 self._ended(call, error)
@@ -217,10 +219,10 @@ class GenerationHistory(History):
             return
 
     def _advance(self, call: Call, steps: Any) -> None:
-        """Advance a generation, in a fiber, until it waits for a run."""
+        """Advance a generation until it waits for a run."""
         try:
             future = steps.send(None)
         except StopIteration:
             return
         resume = partial(self._advance, call, steps)
-        future.add_done_callback(lambda _: self.world.spawn(resume))
+        future.add_done_callback(lambda _: self.simulator.spawn(resume))

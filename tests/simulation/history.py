@@ -17,8 +17,15 @@ from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.request import Request
 from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.simulation.network import Link, Network
-from hetero.scheduler.simulation.world import Process, World
-from hetero.scheduler.types.messages import Dropped, Free, Give, Keep, Message, Outputs
+from hetero.scheduler.simulation.simulator import Process, Simulator
+from hetero.scheduler.types.messages import (
+    Dropped,
+    FetchTensors,
+    FreeTensors,
+    Message,
+    Outputs,
+    StoreTensors,
+)
 from tests.simulation import models
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.invariants import Invariants
@@ -66,7 +73,7 @@ class History:
         self.faults = faults or Faults.from_random(random)
         self.violations: list[str] = []
         is_threaded = bool(self.faults.lines) or bool(self.faults.hang) or random.random() < 0.5
-        self.world = World(seed, is_threaded=is_threaded, is_traced=is_traced)
+        self.simulator = Simulator(seed, is_threaded=is_threaded, is_traced=is_traced)
         self.num_requests = num_requests or random.choice((10, 30, 60))
         self.is_long = num_requests is not None
         #: Time by which all calls must have results.
@@ -84,7 +91,7 @@ class History:
     # Structure.
 
     def _build(self) -> None:
-        random, world, faults = self.random, self.world, self.faults
+        random, simulator, faults = self.random, self.simulator, self.faults
         nodes = ["n0", "n1", "n2"][: random.randint(1, 3)]
         delay_s = random.choice((0.00005, 0.002, 0.1))
         speed = random.choice((0.0, 1e9, 1e6))
@@ -94,15 +101,19 @@ class History:
             near = sender == receiver
             return Link(0.00005) if near else Link(far.delay_s, far.nbytes_per_s)
 
-        self.network = Network(world, link)
-        self.network.weather = self._delays_of
+        self.network = Network(simulator, link)
+        self.network.faults = self._delays_of
         where = {name: random.choice(nodes) for name in self.names}
         self.cluster = FaultyCluster(
-            world, self.network, self.work_class(self), where, lease_s=random.choice((60.0, 3.0))
+            simulator,
+            self.network,
+            self.work_class(self),
+            where,
+            lease_s=random.choice((60.0, 3.0)),
         )
         self.cluster.start_s = self._start_s
         self.cluster.call_outcome = self._call_outcome
-        self.threads = Threads(world, faults.lines)
+        self.threads = Threads(simulator, faults.lines)
         num_clients = random.choice((1, 1, 2, 3))
         if num_clients > 1:
             SupervisedClient(self.cluster, "keeper", nodes[0], supervises_pool=True)
@@ -130,7 +141,7 @@ class History:
         logger.addHandler(log_handler)
         logger.propagate = False
         try:
-            with locks_of(self.world):
+            with locks_of(self.simulator):
                 self._run()
         except AssertionError as error:
             self.report_violation(f"assertion: {error!r}")
@@ -138,27 +149,29 @@ class History:
             gc.enable()
             logger.removeHandler(log_handler)
             logger.propagate = True
-            self.world.close()
+            self.simulator.close()
         return self
 
     def _run(self) -> None:
-        world, random = self.world, self.random
+        simulator, random = self.simulator, self.random
         self._build()
         share = max(1, self.num_requests // len(self.models))
         for model in self.models:
-            world.after(0.0, self._start_call, model, share)
+            simulator.after(0.0, self._start_call, model, share)
         for kind in ("crash", "stop", "cut", "client_stop"):
             if mean_s := getattr(self.faults, f"{kind}_s"):
-                world.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
+                simulator.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
         if random.random() < self.faults.client_crash and len(self.clients) > 1:
-            world.after(random.uniform(0.0, 1.0), self._end_client, random.choice(self.clients))
+            simulator.after(random.uniform(0.0, 1.0), self._end_client, random.choice(self.clients))
         heal_s = random.uniform(1.0, 6.0)
-        world.after(
+        simulator.after(
             heal_s + self.is_long * DURATION_PER_REQUEST_S * self.num_requests, self._end_faults
         )
         if random.random() < self.faults.close:
             closing = random.choice(self.models)
-            world.after(random.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
+            simulator.after(
+                random.uniform(0.0, 0.5), simulator.spawn, partial(self._close, closing)
+            )
         self._step(lambda: self.are_faults_over and not any(self.open_calls()))
         self.invariants.check_results()
         if not self.violations:
@@ -169,28 +182,28 @@ class History:
 
     def _step(self, is_done: Any) -> None:
         """Simulate events until a condition or the time limit, and check invariants."""
-        world = self.world
-        while not is_done() and (world.next_s or 0.0) <= self._until_s and world.step():
-            if world.errors:
-                error = world.errors[0]
+        simulator = self.simulator
+        while not is_done() and (simulator.next_s or 0.0) <= self._until_s and simulator.step():
+            if simulator.errors:
+                error = simulator.errors[0]
                 lines = "".join(traceback.format_exception(error)[-3:])
                 self.report_violation(f"raised {type(error).__name__}: {error}\n{lines}")
                 return
-            if not self.is_long or world.num_events % EVENTS_PER_CHECK == 0:
+            if not self.is_long or simulator.num_events % EVENTS_PER_CHECK == 0:
                 self.invariants.check_always()
             if self.violations:
                 return
 
     def _check_recovery(self) -> None:
         """Make more calls after the last fault; each must have a result."""
-        self._until_s = self.world.now + self.recovery_s
+        self._until_s = self.simulator.now + self.recovery_s
         self._step(lambda: False)
         first_new, max_routes = len(self.calls), max(len(m.placement.routes) for m in self.models)
         for number in range(3 * max_routes if max_routes > 1 else 1):
             for model in self.models:
                 if not (model.is_closed or self.violations) and number < 3 * len(model.routes):
                     self._start_call(model, 1, is_last=True)
-            self._until_s = self.world.now + self.settle_s
+            self._until_s = self.simulator.now + self.settle_s
             self._step(lambda: not any(self.open_calls()))
         for call in self.calls[first_new:]:
             if not (self.violations or (call.results and isinstance(call.results[0], dict))):
@@ -206,15 +219,15 @@ class History:
         self, model: Model, remaining: int, state: Any = None, *, is_last: bool = False
     ) -> None:
         """Make a call with random inputs, and schedule the next one."""
-        random, faults = self.world.random, Faults() if is_last else self.faults
+        random, faults = self.simulator.random, Faults() if is_last else self.faults
         if not is_last and (self.are_faults_over or model.is_closed):
             return
         if self.is_long and len(self._open) >= MAX_OPEN_CALLS and not model.has_state:
-            self.world.after(RETRY_S, self._start_call, model, remaining)
+            self.simulator.after(RETRY_S, self._start_call, model, remaining)
             return
         number = len(self.calls) + 1
         if self.is_long and number == self.num_requests:
-            self.world.after(0.0, self._end_faults)
+            self.simulator.after(0.0, self._end_faults)
         rows = random.randint(1, 3) if model.batching else 1
         width = model.width + (random.random() < 0.3 if model.batching else 0)
         x = np.full((rows, width), number, np.int64)
@@ -236,18 +249,18 @@ class History:
             inputs,
             models.expected_values(model.shape, arrays),
             request,
-            self.world.now,
+            self.simulator.now,
         )
         for mark in ("raises", "poison", "hang"):
             if random.random() < getattr(faults, mark):
                 call.mark = self.marks[number] = mark
         self.calls.append(call)
         self._open[number] = call
-        self.world.spawn(partial(self._call, call))
+        self.simulator.spawn(partial(self._call, call))
         if random.random() < faults.cancel:
-            self.world.after(random.choice((0.0, 0.003, 0.03)), self._cancel, call)
+            self.simulator.after(random.choice((0.0, 0.003, 0.03)), self._cancel, call)
         if remaining > 1 and not model.has_state:
-            self.world.after(
+            self.simulator.after(
                 model.next_call_delay_s(random), self._start_call, model, remaining - 1
             )
         call.remaining = remaining
@@ -267,7 +280,7 @@ class History:
     def _cancel(self, call: Call) -> None:
         call.is_cancelled = True
         if cancel := (call.inputs or {}).get("cancel"):
-            self.world.spawn(cancel)
+            self.simulator.spawn(cancel)
 
     def _answered(self, call: Call, future: Any) -> None:
         error = future.exception()
@@ -276,9 +289,9 @@ class History:
     def _ended(self, call: Call, result: Any) -> None:
         call.results.append(result)
         self._open.pop(call.number, None)
-        call.end_s = self.world.now
+        call.end_s = self.simulator.now
         outcome = type(result).__name__ if isinstance(result, BaseException) else "answer"
-        self.world.note(f"call {call.number} ends: {outcome}")
+        self.simulator.note(f"call {call.number} ends: {outcome}")
         if len(call.results) > 1:
             self.report_violation(f"call {call.number} ended {len(call.results)} times")
         model, remaining = call.model, call.remaining
@@ -302,31 +315,33 @@ class History:
             state = None
             if not isinstance(result, BaseException):
                 state = call.expected["r"], result["r"]
-            next_call_delay_s = model.next_call_delay_s(self.world.random)
-            self.world.after(
+            next_call_delay_s = model.next_call_delay_s(self.simulator.random)
+            self.simulator.after(
                 next_call_delay_s, self._start_call, self._next(model), remaining - 1, state
             )
 
     def _next(self, model: Model) -> Model:
         """Return a model that takes over a state, possibly on other devices."""
         alike = [m for m in self.models if m.client is model.client and m.width == model.width]
-        return self.world.random.choice([m for m in alike if m.has_state] or [model])
+        return self.simulator.random.choice([m for m in alike if m.has_state] or [model])
 
     def _inject_fault(self, kind: str, mean_s: float) -> None:
         if self.are_faults_over:
             return
-        random, cluster = self.world.random, self.cluster
+        random, cluster = self.simulator.random, self.cluster
         name = random.choice(self.names)
         for_s = random.choice((0.05, 0.5, 2.5, 6.0))
         self.num_losses += 1
         for _ in range(3):  # calls during the loss of a device
-            self.world.after(
+            self.simulator.after(
                 0.05 * random.random(), self._start_call, random.choice(self.models), 1
             )
         if kind == "crash":
             cluster.crash(name)
             if random.random() < 0.3:  # soon followed by another one
-                self.world.after(0.4 * random.random(), cluster.crash, random.choice(self.names))
+                self.simulator.after(
+                    0.4 * random.random(), cluster.crash, random.choice(self.names)
+                )
         elif kind == "stop":
             cluster.stop(cluster.devices[name].process, for_s)
         elif kind == "client_stop":
@@ -341,7 +356,7 @@ class History:
             cluster.cut(one, other, for_s)
             if random.random() < 0.5:
                 cluster.cut(other, one, for_s)
-        self.world.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
+        self.simulator.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
 
     def _end_client(self, client: SupervisedClient) -> None:
         """End a client and discard its calls."""
@@ -353,26 +368,28 @@ class History:
             self.models.remove(model)
 
     def _close(self, model: Model) -> None:
-        self.world.note(f"{model.deployment.key} is closed")
+        self.simulator.note(f"{model.deployment.key} is closed")
         model.is_closed = True
         model.deployment.close()
 
     def _end_faults(self) -> None:
         if self.are_faults_over:
             return
-        self.world.note("heals")
+        self.simulator.note("heals")
         self.are_faults_over = True
-        self._until_s = self.world.now + self.recovery_s + RECOVERY_PER_REQUEST_S * len(self._open)
+        self._until_s = (
+            self.simulator.now + self.recovery_s + RECOVERY_PER_REQUEST_S * len(self._open)
+        )
         self.threads.late_s = 0.0
 
     def _delays_of(
         self, sender: Process, receiver: Process, message: Message | bytes
     ) -> Sequence[float]:
-        faults, random = self.faults, self.world.random
+        faults, random = self.faults, self.simulator.random
         if self.cluster.is_cut(sender, receiver):
             return ()
         is_drop_notice = isinstance(message, Dropped) and not faults.loses_drops
-        if self.are_faults_over or isinstance(message, Keep | Give | Free):
+        if self.are_faults_over or isinstance(message, StoreTensors | FetchTensors | FreeTensors):
             return (0.0,)
         is_lost = faults.loss and random.random() < faults.loss and sender.node != receiver.node
         if is_lost and not is_drop_notice:
@@ -388,7 +405,7 @@ class History:
         return late
 
     def _start_s(self, name: str) -> float | None:
-        random, faults = self.world.random, self.faults
+        random, faults = self.simulator.random, self.faults
         if self.are_faults_over:
             return 0.1
         if random.random() < faults.failed_start:
@@ -396,7 +413,7 @@ class History:
         return random.choice((3.0, 6.0)) if random.random() < faults.slow_start else 0.1
 
     def _call_outcome(self) -> tuple[Sequence[float], bool]:
-        random = self.world.random
+        random = self.simulator.random
         if self.are_faults_over or random.random() >= self.faults.call:
             return (0.0,), True
         # The call is repeated during the first one or long after it.
@@ -404,21 +421,23 @@ class History:
         return random.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), again, again))
 
     def report_violation(self, violation: str) -> None:
-        self.violations.append(f"t={self.world.now:.4f}: {violation}")
+        self.violations.append(f"t={self.simulator.now:.4f}: {violation}")
 
     def _end(self) -> None:
         """Release all calls and check that devices have freed everything."""
         if self.violations:
             return
-        faults, random = self.faults, self.world.random
+        faults, random = self.faults, self.simulator.random
         if faults.stop_s:  # a device is suspended when its resident tensors are released
             self.cluster.stop(self.cluster.devices[random.choice(self.names)].process, 3.7)
-            self.world.run(self.world.now + 2.3)
+            self.simulator.run(self.simulator.now + 2.3)
         for call in self.calls:
             if call.model in self.models:
                 call.results[:] = [None]
                 call.remaining = call.inputs = None  # type: ignore[assignment]  # frees resident tensors
-        self.world.run(self.world.now + SETTLE_S + self.has_ended_client * self.cluster.lease_s)
+        self.simulator.run(
+            self.simulator.now + SETTLE_S + self.has_ended_client * self.cluster.lease_s
+        )
         for device in self.cluster.devices.values():
             # Notices of dropped attempts may be lost.
             is_sure = not ((faults.loss and faults.loses_drops) or faults.cut_s)

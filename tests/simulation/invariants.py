@@ -17,7 +17,7 @@ from hetero.devices.errors import (
 )
 from hetero.scheduler.device.lanes import LaneTask
 from hetero.scheduler.device.task_queue import TaskState
-from hetero.scheduler.simulation.device import PlayedDevice
+from hetero.scheduler.simulation.device import SimulatedDevice
 from hetero.scheduler.types import events
 from hetero.scheduler.types.request_record import RequestState
 from tests.simulation.batches import next_due_s
@@ -37,7 +37,11 @@ class Invariants:
     def __init__(self, history: History) -> None:
         self._history = history
         self._break = history.report_violation
-        self.world, self.cluster, self.threads = history.world, history.cluster, history.threads
+        self.simulator, self.cluster, self.threads = (
+            history.simulator,
+            history.cluster,
+            history.threads,
+        )
         self.faults, self.models, self.calls = history.faults, history.models, history.calls
         self.clients, self.num_clients = history.clients, len(history.clients)
         self._is_long = history.is_long
@@ -49,7 +53,7 @@ class Invariants:
         #: Condition that must not persist -> its start.
         self.condition_start_s: dict[tuple[str, Any], float] = {}
 
-    def check_run(self, device: PlayedDevice, run: events.Run | LaneTask) -> None:
+    def check_run(self, device: SimulatedDevice, run: events.TaskRun | LaneTask) -> None:
         """Check the guarantees of the device's queue at the start of a run."""
         request, stage = run.task
         key = (device.address, request.deployment, request.id, request.attempt, stage)
@@ -58,7 +62,7 @@ class Invariants:
             self._break(f"{run.task} runs twice on {device.address}")
         machine = device.loop._machine
         if self.faults.lines or (
-            isinstance(run, events.Run) and run.state is not TaskState.RUNNING
+            isinstance(run, events.TaskRun) and run.state is not TaskState.RUNNING
         ):
             return
         if machine.is_dropped(request):
@@ -123,7 +127,7 @@ class Invariants:
         if model.batching and machine._routes.is_any_live():
             due_s = next_due_s(machine.batcher)
         lasting = {
-            "a batch is due": due_s is not None and due_s < self.world.now,
+            "a batch is due": due_s is not None and due_s < self.simulator.now,
             "a request waits though there is room": has_room,
             "orders are left in the outbox": outbox.orders and not outbox._turn.locked(),
         }
@@ -131,8 +135,8 @@ class Invariants:
             if not is_so:
                 self.condition_start_s.pop((condition, runner), None)
             elif (
-                self.condition_start_s.setdefault((condition, runner), self.world.now)
-                < self.world.now
+                self.condition_start_s.setdefault((condition, runner), self.simulator.now)
+                < self.simulator.now
             ):
                 self._break(condition)
 
@@ -150,7 +154,7 @@ class Invariants:
             self._break(f"{event} changed attempt {before[0]}, charged {before[1]} times")
         return instructions
 
-    def _check_device(self, device: PlayedDevice) -> None:
+    def _check_device(self, device: SimulatedDevice) -> None:
         machine = device.loop._machine
         # After the widest stage is closed, its running tasks still count.
         before = self.running.get(device.address, 0)

@@ -176,7 +176,7 @@ class SimulatedWork(Work):
         number = int(np.asarray(inputs[0]).flat[0]) if stage.inputs[0] == "x" else 0
         mark = "" if history.are_faults_over else history.marks.get(number)
         if mark == "poison":
-            history.world.after(0.0, history.cluster.crash, device)
+            history.simulator.after(0.0, history.cluster.crash, device)
             return 0.001
         if mark == "hang":
             return 1e6

@@ -14,9 +14,9 @@ from typing import Concatenate, Final, ParamSpec
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.liveness import Exclude, Liveness, Order, Restart
 from hetero.scheduler.observe.observer import Observer
-from hetero.scheduler.simulation.client import PlayedClient, PlayedDeployment
-from hetero.scheduler.simulation.device import PlayedDevice
-from hetero.scheduler.simulation.world import WorldEvent
+from hetero.scheduler.simulation.client import SimulatedClient, SimulatedDeployment
+from hetero.scheduler.simulation.device import SimulatedDevice
+from hetero.scheduler.simulation.simulator import SimEvent
 from hetero.scheduler.types.events import ClientEvent, DeviceLost, DeviceReturned
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.placement import Placement
@@ -34,24 +34,24 @@ _RESTART_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.25
 
 
-class SupervisedDeployment(PlayedDeployment):
+class SupervisedDeployment(SimulatedDeployment):
     """A deployment on devices that may be lost."""
 
-    def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
+    def __init__(self, client: SimulatedClient, key: str, placement: Placement, limits: Limits):
         #: Devices that are lost, and devices without the current addresses of others.
         self.lost_devices: set[str] = set()
         self.uninformed_devices: set[str] = set()
         super().__init__(client, key, placement, limits)
 
-    def tell(self, event: ClientEvent) -> None:
+    def notify(self, event: ClientEvent) -> None:
         if isinstance(event, DeviceLost):
             self.lost_devices.add(event.device)
         elif isinstance(event, DeviceReturned):
             self.lost_devices.discard(event.device)
-        super().tell(event)
+        super().notify(event)
 
 
-class SupervisedClient(PlayedClient):
+class SupervisedClient(SimulatedClient):
     """A client, or the supervisor of a pool of devices.
 
     `supervises_pool`: whether it only supervises the devices of the clients created after it.
@@ -79,10 +79,10 @@ class SupervisedClient(PlayedClient):
             restarts=self._restarts_devices,
         )
         #: Observed processes of devices by address, and addresses without heartbeats.
-        self._observed_devices: dict[str, PlayedDevice] = {}
+        self._observed_devices: dict[str, SimulatedDevice] = {}
         self._silent_addresses: set[str] = set()
         #: Devices that the pool supervisor has restarted.
-        self._published_devices: dict[str, PlayedDevice] = {}
+        self._published_devices: dict[str, SimulatedDevice] = {}
         #: Actions to process, in order.
         self._pending_actions: deque[Callable[[], None]] = deque()
         self._is_processing = False
@@ -98,7 +98,7 @@ class SupervisedClient(PlayedClient):
         is_given_up = address in self._silent_addresses | self._liveness.given_up
         return is_given_up or super().is_lost(address)
 
-    def deploy(self, placement: Placement, limits: Limits | None = None) -> PlayedDeployment:
+    def deploy(self, placement: Placement, limits: Limits | None = None) -> SimulatedDeployment:
         deployment = super().deploy(placement, limits)
         if (
             limits
@@ -110,14 +110,14 @@ class SupervisedClient(PlayedClient):
             self.process.do(_CHECK_INTERVAL_S, 0.0, self._look_for_overdue)
         return deployment
 
-    def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
+    def load(self, deployment: SimulatedDeployment, placement: Placement) -> None:
         """Load the missing stages of a deployment, and observe their devices."""
         super().load(deployment, placement)
         for name in placement.devices:
             if self._liveness.state(name) is None:
                 self._watch(self.cluster.devices[name])
 
-    def _watch(self, device: PlayedDevice) -> None:
+    def _watch(self, device: SimulatedDevice) -> None:
         self._observed_devices[device.address] = device
         self._silent_addresses.discard(device.address)
         self.observe(self._liveness.started, device.name, device.node, device.address)
@@ -131,7 +131,7 @@ class SupervisedClient(PlayedClient):
         self._silent_addresses.add(address)
         self.observe(self._liveness.ended, address, cause)
 
-    def published(self, device: PlayedDevice) -> None:
+    def published(self, device: SimulatedDevice) -> None:
         """Handle a restart by the pool supervisor; ignore notices of earlier restarts."""
         last = self._published_devices.get(device.name)
         if last is not None and last.life > device.life:
@@ -163,7 +163,7 @@ class SupervisedClient(PlayedClient):
                 if not device.host.has_all(keys):
                     self.observe(self._liveness.unloaded, address)
 
-    def _suspect_if_silent(self, device: PlayedDevice) -> None:
+    def _suspect_if_silent(self, device: SimulatedDevice) -> None:
         is_watched = (
             device.address in self._observed_devices
             and device.address not in self._silent_addresses
@@ -173,7 +173,7 @@ class SupervisedClient(PlayedClient):
             self.observe(self._liveness.suspected, device.address, self.cluster.timeout_s)
             self._report_cut_off(device)
 
-    def _report_cut_off(self, device: PlayedDevice) -> None:
+    def _report_cut_off(self, device: SimulatedDevice) -> None:
         """Report repeatedly that the node of a silent device is cut off."""
         if device.address in self._silent_addresses and self.cluster.is_cut(
             device.process, self.process
@@ -196,7 +196,7 @@ class SupervisedClient(PlayedClient):
     ) -> None:
         """Enqueue an observation; `observe` is a method of the liveness state machine."""
         self._enqueue(
-            partial(self._execute, partial(observe, self.world.now, *arguments, **options))
+            partial(self._execute, partial(observe, self.simulator.now, *arguments, **options))
         )
 
     def _enqueue(self, order: Callable[[], None]) -> None:
@@ -208,35 +208,35 @@ class SupervisedClient(PlayedClient):
     def _process_pending(self) -> None:
         while self._pending_actions:
             self._pending_actions.popleft()()
-            self._execute(partial(self._liveness.tick, self.world.now))
+            self._execute(partial(self._liveness.tick, self.simulator.now))
         self._is_processing = False
         due_s = self._liveness.next_time_s
         if due_s < inf:
-            late_s = max(0.0, due_s - self.world.now)
+            late_s = max(0.0, due_s - self.simulator.now)
             self.process.do(late_s, 0.0, self.observe, self._liveness.tick)
 
     def _execute(self, observe: Callable[[], list[Order]]) -> None:
         for order in observe():
-            self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
+            self.simulator.note(f"{self.process.name}: {type(order).__name__} {order.device}")
             if isinstance(order, Restart):
-                self.world.spawn(partial(self._restart, order))
+                self.simulator.spawn(partial(self._restart, order))
             elif not isinstance(order, Exclude):
-                self.deployments.tell(order)
+                self.deployments.notify(order)
                 for deployment in self.deployments:
                     if order.device not in deployment.placement.devices:
                         continue
                     if isinstance(order, DeviceReturned):
                         self._report_returned(deployment, order)
                     else:
-                        deployment.tell(order)
+                        deployment.notify(order)
                 self.deployments.told(order)
 
     def _report_returned(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         """Report a returned device, after it has received the addresses of others."""
         if order.device in deployment.uninformed_devices:
-            self.world.spawn(partial(self._reopen, deployment, order))
+            self.simulator.spawn(partial(self._reopen, deployment, order))
         else:
-            deployment.tell(order)
+            deployment.notify(order)
 
     def _reopen(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         device = self.cluster.devices[order.device]
@@ -251,13 +251,13 @@ class SupervisedClient(PlayedClient):
     def _report_returned_if_live(
         self, deployment: SupervisedDeployment, order: DeviceReturned
     ) -> None:
-        if back := self._liveness.returned(self.world.now, order.device):
+        if back := self._liveness.returned(self.simulator.now, order.device):
             self._report_returned(deployment, back)
 
     # Actions.
 
     def _restart(self, order: Restart) -> None:
-        """Restart a device and load its stages, in a fiber."""
+        """Restart a device and load its stages, by a `SimThread`."""
         name = order.device
         self._observed_devices.pop(order.address, None)
         self._silent_addresses.add(order.address)
@@ -272,18 +272,18 @@ class SupervisedClient(PlayedClient):
         if self._supervises_pool:
             self.cluster.publish(device)
 
-    def _await_restart(self, name: str, address: str) -> PlayedDevice | None:
-        """Wait, in a fiber, for the pool supervisor to restart a device; return None on timeout."""
-        until_s = self.world.now + _RESTART_TIMEOUT_S
-        while self.world.now < until_s:
+    def _await_restart(self, name: str, address: str) -> SimulatedDevice | None:
+        """Wait for the pool supervisor to restart a device; return None on timeout."""
+        until_s = self.simulator.now + _RESTART_TIMEOUT_S
+        while self.simulator.now < until_s:
             device = self._published_devices.get(name)
             if device is not None and device.address != address and device.process.is_alive:
                 return device
-            self.world.sleep(_POLL_S)
+            self.simulator.sleep(_POLL_S)
         return self.cluster.devices[name] if self.cluster.find(address) else None
 
-    def _load_stages(self, device: PlayedDevice) -> bool:
-        """Load and open the stages of a started device, in a fiber; return its success."""
+    def _load_stages(self, device: SimulatedDevice) -> bool:
+        """Load and open the stages of a started device, by a `SimThread`; return its success."""
         name = device.name
         for deployment in self.deployments:
             if name not in deployment.placement.devices:
@@ -313,12 +313,12 @@ class SupervisedClient(PlayedClient):
                 self._call(device, partial(device.unload, deployment.key))
         return True
 
-    def _call_and_wait(self, device: PlayedDevice, work: Callable[[], object]) -> bool:
+    def _call_and_wait(self, device: SimulatedDevice, work: Callable[[], object]) -> bool:
         return self._call(device, work).wait(_CALL_S)
 
-    def _call(self, device: PlayedDevice, work: Callable[[], object]) -> WorldEvent:
+    def _call(self, device: SimulatedDevice, work: Callable[[], object]) -> SimEvent:
         """Call a device's process; return an event that is set when its response arrives."""
-        answered = WorldEvent(self.world)
+        answered = SimEvent(self.simulator)
         delays, is_answered = self.cluster.call_outcome()
         cut_s = self.cluster.cut_s
 

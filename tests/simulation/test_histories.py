@@ -46,7 +46,7 @@ def test_generation_history_keeps_invariants(seed: int) -> None:
 def test_history_depends_on_the_seed_alone() -> None:
     code = (
         "from tests.simulation.history import History\n"
-        "hashes = [History(seed).run().world.hash for seed in (0, 16, 5, 0, 16)]\n"
+        "hashes = [History(seed).run().simulator.hash for seed in (0, 16, 5, 0, 16)]\n"
         "assert hashes[:2] == hashes[3:], hashes\n"
         "print(hashes)"
     )

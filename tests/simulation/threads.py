@@ -21,7 +21,7 @@ import hetero.scheduler.clock
 import hetero.scheduler.device.host
 import hetero.scheduler.device.loop
 import hetero.scheduler.device.resident_tensors
-from hetero.scheduler.simulation.world import Fiber, World
+from hetero.scheduler.simulation.simulator import SimThread, Simulator
 
 _MODULES = (
     hetero.apps.generate.batcher,
@@ -41,23 +41,23 @@ _TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
 
 
 class Lock:
-    """`threading.Lock`, or `RLock`, for fibers."""
+    """`threading.Lock`, or `RLock`, for `SimThread` objects."""
 
-    def __init__(self, world: World, *, again: bool = False) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator, *, again: bool = False) -> None:
+        self._simulator = simulator
         self._again = again
         self._depth = 0
-        self._owner: Fiber | None = None
-        self._waiting: list[Fiber] = []
+        self._owner: SimThread | None = None
+        self._waiting: list[SimThread] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = self._world.fiber
+        me = self._simulator.sim_thread
         while self._depth and not (self._again and self._owner is me):
             if not blocking:
                 return False
-            assert me is not None, "a lock is waited for outside of any fiber"
+            assert me is not None, "a lock is waited for outside of any SimThread"
             self._waiting.append(me)
-            self._world.pause()
+            self._simulator.pause()
         self._depth += 1
         self._owner = me
         return True
@@ -67,7 +67,7 @@ class Lock:
             raise RuntimeError("release unlocked lock")
         self._depth -= 1
         if not self._depth and self._waiting:
-            self._world.resume_later(self._waiting.pop(0))
+            self._simulator.resume_later(self._waiting.pop(0))
 
     def locked(self) -> bool:
         return self._depth > 0
@@ -82,8 +82,8 @@ class Lock:
 class Condition:
     """The used part of `threading.Condition`."""
 
-    def __init__(self, world: World, lock: Lock) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator, lock: Lock) -> None:
+        self._simulator = simulator
         self._lock = lock
 
     def __enter__(self) -> bool:
@@ -93,12 +93,12 @@ class Condition:
         self._lock.release()
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
-        until_s = self._world.now + timeout
+        until_s = self._simulator.now + timeout
         while not predicate():
-            if self._world.now >= until_s:
+            if self._simulator.now >= until_s:
                 return False
             self._lock.release()
-            self._world.sleep(0.001)
+            self._simulator.sleep(0.001)
             self._lock.acquire()
         return True
 
@@ -106,14 +106,14 @@ class Condition:
 
 
 class Threads:
-    """Preemption of the simulated threads of a world.
+    """Preemption of the simulated threads of a simulator.
 
     `mean_lines`: mean number of the scheduler's lines after which a thread is preempted, in some
         worlds in the middle of a line; 0: never.
     """
 
-    def __init__(self, world: World, mean_lines: int) -> None:
-        self._world = world
+    def __init__(self, simulator: Simulator, mean_lines: int) -> None:
+        self._simulator = simulator
         self._mean_lines = mean_lines
         #: Maximum time that a preempted thread waits, in seconds.
         self.late_s = 0.01
@@ -121,14 +121,14 @@ class Threads:
         self.num_preempted = 0
         self._left = self._draw()
         #: Whether threads are preempted within lines.
-        self._splits = bool(mean_lines) and world.random.random() < 0.4
+        self._splits = bool(mean_lines) and simulator.random.random() < 0.4
         self._local = {True: self._line, False: None}
         self._is_traced: dict[types.CodeType, bool] = {}
         if mean_lines:
-            world.around = self._around
+            simulator.around = self._around
 
     def _draw(self) -> int:
-        return 1 + int(self._world.random.expovariate(1.0) * self._mean_lines)
+        return 1 + int(self._simulator.random.expovariate(1.0) * self._mean_lines)
 
     def _around(self, work: Callable[[], None]) -> None:
         sys.settrace(self._call)
@@ -153,14 +153,14 @@ class Threads:
             if self._left <= 0:
                 self._left = self._draw()
                 self.num_preempted += 1
-                late = self._world.random.random()
-                self._world.sleep(0.0 if late < 0.7 else self.late_s * late)
+                late = self._simulator.random.random()
+                self._simulator.sleep(0.0 if late < 0.7 else self.late_s * late)
                 self.num_preempted -= 1
         return self._line
 
 
 class FutureAwaitable:
-    """Awaitable that makes a fiber wait for a future."""
+    """Awaitable that makes a `SimThread` wait for a future."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -176,12 +176,12 @@ def run_in_same_thread(work: Any, *arguments: Any) -> None:
 
 
 @contextmanager
-def locks_of(world: World) -> Iterator[None]:
-    """Use the world's locks in all objects created inside the context."""
+def locks_of(simulator: Simulator) -> Iterator[None]:
+    """Use the simulator's locks in all objects created inside the context."""
     fake_threading: Any = types.SimpleNamespace(**vars(threading))
-    fake_threading.Lock = lambda: Lock(world)
-    fake_threading.RLock = lambda: Lock(world, again=True)
-    fake_threading.Condition = lambda lock: Condition(world, lock)
+    fake_threading.Lock = lambda: Lock(simulator)
+    fake_threading.RLock = lambda: Lock(simulator, again=True)
+    fake_threading.Condition = lambda lock: Condition(simulator, lock)
     modules: list[Any] = list(_MODULES)
     for module in modules:
         module.threading = fake_threading
