@@ -1,4 +1,4 @@
-"""Tests of fair scheduling: many requests of one model do not delay those of another."""
+"""Fair scheduling: many requests of one model do not delay those of another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of exit codes: processes that exit with requests in flight, and forked processes."""
+"""Exit codes: processes that exit with requests in flight, and forked processes."""
 
 import subprocess
 import sys

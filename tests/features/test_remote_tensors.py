@@ -1,4 +1,4 @@
-"""Tests of remote tensors, which a device's process keeps between requests."""
+"""Remote tensors, which a device's process keeps between requests."""
 
 from __future__ import annotations
 

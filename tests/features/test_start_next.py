@@ -1,4 +1,4 @@
-"""Tests of InferRequest.start_next, which starts a run on the outputs of the current run."""
+"""InferRequest.start_next, which starts a run on the outputs of the current run."""
 
 from __future__ import annotations
 

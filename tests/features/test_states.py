@@ -1,4 +1,4 @@
-"""Tests of states: variables that a request keeps on devices from run to run."""
+"""States: variables that a request keeps on devices from run to run."""
 
 from __future__ import annotations
 

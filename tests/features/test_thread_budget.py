@@ -1,4 +1,4 @@
-"""Tests of the thread budget: the devices of a model share the cores of their node."""
+"""The thread budget: the devices of a model share the cores of their node."""
 
 from __future__ import annotations
 

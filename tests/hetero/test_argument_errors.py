@@ -1,4 +1,4 @@
-"""Tests of errors for invalid arguments, which suggest a fix."""
+"""Errors for invalid arguments, which suggest a fix."""
 
 import math
 

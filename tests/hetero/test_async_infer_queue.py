@@ -1,4 +1,4 @@
-"""Tests of AsyncInferQueue: direct starts, starts from callbacks, errors, timeouts."""
+"""AsyncInferQueue: direct starts, starts from callbacks, errors, timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of Core, CompiledModel and AsyncInferQueue with real devices in this process."""
+"""Core, CompiledModel and AsyncInferQueue with real devices in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of extensions: Python functions, ONNX functions and libraries of ONNX Runtime."""
+"""Extensions: Python functions, ONNX functions and libraries of ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of repr and of HTML tables for notebooks."""
+"""Repr and of HTML tables for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of dynamic batching: results, failures, cancellation, order, models, measurements."""
+"""Dynamic batching: results, failures, cancellation, order, models, measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that batches of batchable models of ONNX's suite equal single runs in ONNX Runtime."""
+"""Batches of batchable models of ONNX's suite equal single runs in ONNX Runtime."""
 
 from __future__ import annotations
 

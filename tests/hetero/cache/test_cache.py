@@ -1,4 +1,4 @@
-"""Tests of the cache: hits, misses, subgraphs, size limit, encryption, commands."""
+"""The cache: hits, misses, subgraphs, size limit, encryption, commands."""
 
 from __future__ import annotations
 

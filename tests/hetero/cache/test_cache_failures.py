@@ -1,4 +1,4 @@
-"""Tests that failures of exports and of the cache do not prevent compilation."""
+"""Failures of exports and of the cache do not prevent compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the cache with damaged entries and with unusable folders."""
+"""The cache with damaged entries and with unusable folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of one cache folder in several processes, some of which are killed."""
+"""One cache folder in several processes, some of which are killed."""
 
 from __future__ import annotations
 

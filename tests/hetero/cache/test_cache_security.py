@@ -1,4 +1,4 @@
-"""Tests that other users cannot inject entries through the cache folder or harm files."""
+"""Other users cannot inject entries through the cache folder or harm files."""
 
 import logging
 import os

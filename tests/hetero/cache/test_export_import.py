@@ -1,4 +1,4 @@
-"""Tests of export_model and import_model: equality, other devices, descriptions."""
+"""Exported and imported models: equality, other devices, descriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of importing blobs where a device is missing: pins, options and remaps still apply."""
+"""Importing blobs where a device is missing: pins, options and remaps still apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that malicious blobs cannot read files, create folders or allocate excessive memory."""
+"""Malicious blobs cannot read files, create folders or allocate excessive memory."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Tests of blobs that were exported without the weights that the model file contains."""
+"""Blobs that were exported without the weights that the model file contains."""
 
 from __future__ import annotations
 

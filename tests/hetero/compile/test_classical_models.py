@@ -1,4 +1,4 @@
-"""Tests of classical models, as scikit-learn's converter writes them, partitioned at each node.
+"""Classical models, as scikit-learn's converter writes them, partitioned at each node.
 
 Only their inputs and outputs have types, and onnx cannot infer most types of domain ai.onnx.ml.
 """

@@ -1,4 +1,4 @@
-"""Tests that a subgraph without inputs is run once, not with each request."""
+"""A subgraph without inputs is run once, not with each request."""
 
 from __future__ import annotations
 

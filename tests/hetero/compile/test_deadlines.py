@@ -1,4 +1,4 @@
-"""Tests of endless requests: deadlines, cancellation and closing end them."""
+"""Endless requests: deadlines, cancellation and closing end them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that declared shapes of outputs and inner values are hints, as in ONNX Runtime."""
+"""Declared shapes of outputs and inner values are hints, as in ONNX Runtime."""
 
 from __future__ import annotations
 

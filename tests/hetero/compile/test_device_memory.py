@@ -1,4 +1,4 @@
-"""Tests of stages that cannot allocate memory: every device raises DeviceMemoryError."""
+"""Stages that cannot allocate memory: every device raises DeviceMemoryError."""
 
 from __future__ import annotations
 

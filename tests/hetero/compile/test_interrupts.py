@@ -1,4 +1,4 @@
-"""Tests of KeyboardInterrupt during a call: the run is cancelled; the model stays usable."""
+"""KeyboardInterrupt during a call: the run is cancelled; the model stays usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that closed and deleted compiled models release devices, threads and memory."""
+"""Closed and deleted compiled models release devices, threads and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of compilation without lost devices: the remaining devices, pins and stages."""
+"""Compilation without lost devices: the remaining devices, pins and stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of partitioning models with domain com.microsoft, whose inner values have no types."""
+"""Partitioning models with domain com.microsoft, whose inner values have no types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of operators where ONNX Runtime deviates from ONNX's specification, on one device and two.
+"""Operators where ONNX Runtime deviates from ONNX's specification, on one device and two.
 
 All devices follow ONNX Runtime.
 """

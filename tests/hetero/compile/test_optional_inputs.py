@@ -1,4 +1,4 @@
-"""Tests of optional inputs: defaults, overriding, recompilation, cache."""
+"""Optional inputs: defaults, overriding, recompilation, cache."""
 
 from __future__ import annotations
 

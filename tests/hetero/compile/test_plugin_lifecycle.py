@@ -1,4 +1,4 @@
-"""Tests of plugins from loading to closing: faults of compile, export and close, open shapes."""
+"""Plugins from loading to closing: faults of compile, export and close, open shapes."""
 
 from pathlib import Path
 

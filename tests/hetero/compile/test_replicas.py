@@ -1,4 +1,4 @@
-"""Tests of models with several plans: replicas, cache, export, import, stage replicas, queries."""
+"""Models with several plans: replicas, cache, export, import, stage replicas, queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of inputs and results of compiled models: copies, shared memory, errors."""
+"""Inputs and results of compiled models: copies, shared memory, errors."""
 
 from __future__ import annotations
 
