@@ -93,23 +93,29 @@ def _is_method_of_ours(node: ast.Call) -> bool:
 
 def is_allowed(name: str, call: str) -> bool:
     allowed, _ = ALLOWED.get(name, ((), ""))
-    return any(call == one or (one[0] == "." and call.endswith(one)) for one in allowed)
+    return any(
+        call == pattern or (pattern[0] == "." and call.endswith(pattern)) for pattern in allowed
+    )
 
 
 def test_files_are_read_by_one_module() -> None:
-    others = {
+    violations = {
         f"{name}:{line}": call
         for name, source in SOURCES.items()
         for call, line in calls(source)
         if not is_allowed(name, call)
     }
-    assert others == {}
+    assert violations == {}
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_every_exception_is_needed(name: str) -> None:
-    found = [call for call, _ in calls(SOURCES[name])]
-    unused = [one for one in ALLOWED[name][0] if not any(call.endswith(one) for call in found)]
+    called = [call for call, _ in calls(SOURCES[name])]
+    unused = [
+        pattern
+        for pattern in ALLOWED[name][0]
+        if not any(call.endswith(pattern) for call in called)
+    ]
     assert unused == []
 
 
@@ -140,7 +146,7 @@ def test_other_calls_are_not_reads(call: str) -> None:
 
 def test_regular_expressions_are_not_built_from_outside_text() -> None:
     """A pattern is a constant, or is made of constants of the module."""
-    others = {}
+    violations = {}
     for name, source in SOURCES.items():
         for node in call_nodes(source):
             function = ast.unparse(node.func)
@@ -148,5 +154,5 @@ def test_regular_expressions_are_not_built_from_outside_text() -> None:
                 continue
             parts = [part for part in ast.walk(node.args[0]) if isinstance(part, ast.Name)]
             if any(not (part.id.isupper() or part.id in ("re", "map")) for part in parts):
-                others[name] = ast.unparse(node.args[0])
-    assert others == VARIABLE_PATTERNS
+                violations[name] = ast.unparse(node.args[0])
+    assert violations == VARIABLE_PATTERNS

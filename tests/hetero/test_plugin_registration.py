@@ -1,4 +1,4 @@
-"""Registering and unloading plugins, and of one Core in many threads."""
+"""Registering and unloading plugins, and one Core in many threads."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

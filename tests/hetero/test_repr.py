@@ -1,4 +1,4 @@
-"""Repr and of HTML tables for notebooks."""
+"""Representations of objects: `repr` and HTML tables for notebooks."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def compiled(request):
         yield core.compile_model(PAIR, request.param)
 
 
-def test_request_id_selects_the_story_of_a_run(compiled):
+def test_request_id_selects_the_history_of_a_run(compiled):
     request = compiled.create_infer_request()
     request.infer({"a": A, "b": B})
     assert [line.event for line in compiled.story(request.request_id)][-1] == "answered"

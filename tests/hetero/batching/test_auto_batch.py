@@ -162,7 +162,7 @@ def test_cancelled_and_expired_requests_leave_the_batch(
         assert closed_gate.runs == [1, 1]
 
 
-def test_times_and_story_of_batched_requests(
+def test_times_and_history_of_batched_requests(
     core: hetero.Core, closed_gate: type[GatedPlugin]
 ) -> None:
     options = {**BATCH, "PERF_COUNT": True}

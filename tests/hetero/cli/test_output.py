@@ -162,8 +162,8 @@ def test_json_has_one_schema_and_one_unit(
     shell: Shell, model: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    no_executor = line.startswith(("inspect", "cache"))
-    result = shell(line.replace("MODEL", str(model)) + " --json", ray=no_executor)
+    needs_no_executor = line.startswith(("inspect", "cache"))
+    result = shell(line.replace("MODEL", str(model)) + " --json", ray=needs_no_executor)
     assert result.code == 0, result.err
     assert re.fullmatch(r"hetero\.[a-z]+", result.document["schema"]["name"])
     is_report = result.document["schema"]["name"] == REPORT_NAME
@@ -314,7 +314,7 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "code", "more"),
+    ("redirection", "code", "more"),
     [
         (">&-", 0, ["--json"]),
         (">/dev/full", 1, []),
@@ -322,10 +322,15 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
         pytest.param(">/dev/full", 1, ["--json"], marks=pytest.mark.slow),
     ],
 )
-def test_full_output_device_prints_no_traceback(to: str, code: int, more: list[str]) -> None:
+def test_full_output_device_prints_no_traceback(
+    redirection: str, code: int, more: list[str]
+) -> None:
     words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
     result = subprocess.run(
-        ["sh", "-c", f"{shlex.join(words)} {to}"], capture_output=True, text=True, check=False
+        ["sh", "-c", f"{shlex.join(words)} {redirection}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == code
     assert "Traceback" not in result.stderr

@@ -56,8 +56,8 @@ def test_json_has_devices_stages_and_rates(shell: Shell, metrics_url: str) -> No
     devices = {d["device"]: d for d in document["devices"]}
     assert devices.keys() == {"ORT", "CPU"}
     assert all(d["up"] and d["node"] == "local" and not d["losses"] for d in devices.values())
-    of_ort = sum(s["utilisation"] for s in document["stages"] if s["device"] == "ORT")
-    assert devices["ORT"]["utilisation"] == pytest.approx(of_ort)
+    ort_utilisation = sum(s["utilisation"] for s in document["stages"] if s["device"] == "ORT")
+    assert devices["ORT"]["utilisation"] == pytest.approx(ort_utilisation)
 
 
 def test_once_prints_tables(shell: Shell, metrics_url: str) -> None:

@@ -15,12 +15,12 @@ RESPONSE = Response({}, ())
 
 def test_requests_in_flight_are_limited_and_awaited() -> None:
     waiting: list[Future[Response]] = []
-    most_in_flight, calls = [0], []
+    max_in_flight, calls = [0], []
 
     def submit() -> Future[Response]:
         future: Future[Response] = Future()
         waiting.append(future)
-        most_in_flight[0] = max(most_in_flight[0], len(waiting))
+        max_in_flight[0] = max(max_in_flight[0], len(waiting))
         if len(waiting) == 3:  # the pipeline is full, so the oldest request ends
             pool.submit(waiting.pop(0).set_result, RESPONSE)
         return future
@@ -31,12 +31,12 @@ def test_requests_in_flight_are_limited_and_awaited() -> None:
                 pool.submit(future.set_result, RESPONSE)
         return num_sent < 10
 
-    def on_response(began_s: float, ended_s: float, response: Response) -> None:
-        calls.append((began_s <= ended_s, response))
+    def on_response(started_s: float, ended_s: float, response: Response) -> None:
+        calls.append((started_s <= ended_s, response))
 
     with ThreadPoolExecutor(1) as pool:
         keep_in_flight(submit, 3, keep_sending, on_response)
-    assert most_in_flight == [3]
+    assert max_in_flight == [3]
     assert calls == [(True, RESPONSE)] * 10
 
 

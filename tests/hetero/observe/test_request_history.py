@@ -27,9 +27,9 @@ def core() -> Iterator[hetero.Core]:
         yield core_with_waiting
 
 
-def words(story: tuple[str, ...]) -> list[str]:
+def words(history: tuple[str, ...]) -> list[str]:
     """Return the lines of a history without their times."""
-    return [line.partition(" ms, ")[2] for line in story]
+    return [line.partition(" ms, ")[2] for line in history]
 
 
 def test_request_times_add_up(core: hetero.Core) -> None:
@@ -47,20 +47,20 @@ def test_request_times_add_up(core: hetero.Core) -> None:
         assert times.postprocess_s > 0
 
 
-def test_story_names_each_stage(core: hetero.Core) -> None:
+def test_history_names_each_stage(core: hetero.Core) -> None:
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
         request = compiled.create_infer_request()
         assert request.story() == ()
         request.infer(X)
-        story = request.story()
-        first, *stages, last = words(story)
+        history = request.story()
+        first, *stages, last = words(history)
         assert first == "attempt 0: submitted with 24 bytes"
         assert last == "attempt 1: answered"
         assert stages[0] == "attempt 1: started"
         assert [line.split(" started")[0] for line in stages[1:]] == [
             f"attempt 1: stage {s.index} on {s.device}" for s in compiled.subgraphs
         ]
-        times_ms = [float(line.partition(" ")[0]) for line in story]
+        times_ms = [float(line.partition(" ")[0]) for line in history]
         assert times_ms == sorted(times_ms)
         assert times_ms[0] == 0
 

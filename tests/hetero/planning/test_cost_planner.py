@@ -46,8 +46,8 @@ def test_performance_hint_enables_cost_planning(core: hetero.Core) -> None:
         assert report.policy == "AUTO"
         assert dict(compiled.affinity.devices) == dict(report.affinity.devices)
         pass_through = math.ceil(report.latency_s / report.bottleneck_s)
-        enough = max(pass_through, 2) + 1
-        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == enough
+        num_requests = max(pass_through, 2) + 1
+        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == num_requests
         compiled(feeds(model))
     with core.compile_model(model, "NULL.1", config) as compiled:
         assert compiled.plan_report is None

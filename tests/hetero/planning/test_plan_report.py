@@ -184,9 +184,9 @@ def test_priority_policy_violated_constraint_raises() -> None:
     with pytest.raises(PlanError, match="subgraphs") as error:
         plan_task(task(model, planning_task, Constraints(max_subgraphs=2)), options, priority)
     assert error.value.constraint == "subgraphs"
-    together = Constraints(colocation={"g": ("n0", "n1")})
+    constraints = Constraints(colocation={"g": ("n0", "n1")})
     with pytest.raises(PlanError, match="violates"):
-        plan_task(task(model, planning_task, together), options, priority)
+        plan_task(task(model, planning_task, constraints), options, priority)
     with pytest.raises(PlanError, match="C: no costs"):
         plan_task(
             task(model, planning_task), options, Affinity(dict.fromkeys(model.node_names, "C"))

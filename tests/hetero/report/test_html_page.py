@@ -142,9 +142,9 @@ def test_drawing_of_random_placement_has_no_overlaps(seed: int) -> None:
             x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
             assert x in (start["x"], start["x"] + start["w"])
             assert start["y"] < y < start["y"] + start["h"]
-    for place in (*boxes.values(), *view["pills"]):
-        assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
-        assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
+    for rectangle in (*boxes.values(), *view["pills"]):
+        assert 0 <= rectangle["x"] <= rectangle["x"] + rectangle["w"] <= view["width"]
+        assert 0 <= rectangle["y"] <= rectangle["y"] + rectangle["h"] <= view["height"]
     columns = {(box["device"], box["band"], box["x"]) for box in boxes.values()}
     assert len(columns) == len({(box["device"], box["band"]) for box in boxes.values()})
     rectangles = [*boxes.values(), *view["pills"]]

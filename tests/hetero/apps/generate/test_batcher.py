@@ -48,7 +48,7 @@ def core() -> Iterator[hetero.Core]:
 
 @pytest.fixture(scope="module")
 def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
-    """The decoder cut in two, with one step at a time as on one device."""
+    """The decoder split over two devices, one step at a time."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled_model:
         batcher_of(compiled_model)._lanes = 1
         yield compiled_model
@@ -79,7 +79,7 @@ def test_sequences_of_threads_join_and_leave(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
     counts = [24, 18, 24, 24]
-    want = [
+    expected = [
         tokens[:count] for tokens, count in zip(tokens_alone(compiled, 24), counts, strict=True)
     ]
     assert set(batches.rows) == {1}
@@ -88,7 +88,7 @@ def test_sequences_of_threads_join_and_leave(
     batches.of([*generations, later])
     crossed()
     read([*generations, later], [None] * 4)
-    assert [g.tokens for g in (*generations, later)] == want
+    assert [g.tokens for g in (*generations, later)] == expected
     assert {g.finish_reason for g in (*generations, later)} == {"length"}
     assert {1, 3, 4} <= set(batches.rows)  # the second one ends first
     caches = sum(nbytes for *_, nbytes in crossed() if nbytes > 2 * 16 * 8 * 4 * 4)
@@ -98,7 +98,7 @@ def test_sequences_of_threads_join_and_leave(
 def test_tasks_of_an_event_loop_share_steps(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
 
     async def gather() -> list[list[int]]:
         generations = [
@@ -107,14 +107,14 @@ def test_tasks_of_an_event_loop_share_steps(
         batches.of(generations)
         return await asyncio.gather(*generations)
 
-    assert asyncio.run(gather()) == want
+    assert asyncio.run(gather()) == expected
     assert max(batches.rows) == 4
 
 
 def test_cancelled_task_does_not_block_others(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
 
     async def gather() -> None:
         generations = start_batch(compiled, batches)
@@ -126,7 +126,7 @@ def test_cancelled_task_does_not_block_others(
         leader.cancel()
         await others
         await generations[1]
-        assert [g.tokens for g in generations] == want
+        assert [g.tokens for g in generations] == expected
 
     asyncio.run(gather())
 
@@ -134,23 +134,23 @@ def test_cancelled_task_does_not_block_others(
 def test_slow_reader_does_not_block_others(
     core: hetero.Core, compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     slow = generations[2]._sequences[0]
     read([generations[0], generations[1], generations[3]], [None] * 3)
-    assert [generations[i].tokens for i in (0, 1, 3)] == [want[i] for i in (0, 1, 3)]
+    assert [generations[i].tokens for i in (0, 1, 3)] == [expected[i] for i in (0, 1, 3)]
     assert len(slow.unread) <= MAX_UNREAD + 1
     assert not slow.is_complete
     assert len(slow.tokens) == 4
-    assert list(generations[2]) == want[2][4:]
-    assert generations[2].tokens == want[2]
+    assert list(generations[2]) == expected[2][4:]
+    assert generations[2].tokens == expected[2]
 
 
 def test_cancelled_and_dropped_sequences_leave(
     core: hetero.Core, compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     generations[1].cancel()
@@ -160,7 +160,7 @@ def test_cancelled_and_dropped_sequences_leave(
     batches.rows.clear()
     read([generations[0], generations[2]], [None] * 2)
     assert set(batches.rows) <= {1, 2}
-    assert [generations[0].tokens, generations[2].tokens] == [want[0], want[3]]
+    assert [generations[0].tokens, generations[2].tokens] == [expected[0], expected[3]]
     generations.clear()
     batches.sequences.clear()
     await_freed(core, 0)
@@ -169,7 +169,7 @@ def test_cancelled_and_dropped_sequences_leave(
 def test_query_state_of_one_sequence_of_a_batch(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     for generation in generations:
@@ -177,7 +177,7 @@ def test_query_state_of_one_sequence_of_a_batch(
         shapes = {state.state.shape for state in generation.query_state()}
         assert shapes == {(1, 2, length, 8)}
     read(generations, [None] * 4)
-    assert [g.tokens for g in generations] == want
+    assert [g.tokens for g in generations] == expected
 
 
 @pytest.mark.parametrize("error", [TensorLostError, DeviceMemoryError])
@@ -187,7 +187,7 @@ def test_caches_that_cannot_be_joined_are_recomputed(
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
 ) -> None:
-    want = tokens_alone(compiled)
+    expected = tokens_alone(compiled)
     join, failures = InferRequest.join_states, [error("gone")] * 2
 
     def failing(self: InferRequest, *arguments: Any) -> None:
@@ -199,7 +199,7 @@ def test_caches_that_cannot_be_joined_are_recomputed(
     generations = [compiled.generate(p, 20, **o) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
     try:
         read(generations, [None] * 4)
-        assert [g.tokens for g in generations] == want
+        assert [g.tokens for g in generations] == expected
     finally:
         batcher_of(compiled)._joins_calls = True
 
@@ -207,8 +207,8 @@ def test_caches_that_cannot_be_joined_are_recomputed(
 def test_rows_of_one_call_leave_at_their_end(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:
-    want = [list(compiled.generate(prompt, 20)) for prompt in PROMPTS]
-    ends = want[2][3]
+    expected = [list(compiled.generate(prompt, 20)) for prompt in PROMPTS]
+    ends = expected[2][3]
     batch = compiled.generate(PROMPTS, 20, stop=[ends])
     list(batch)
     assert batch.tokens == [list(compiled.generate(p, 20, stop=[ends])) for p in PROMPTS]
@@ -246,15 +246,15 @@ def test_states_of_each_kind_are_joined(
     prompts = [[3, 14, 15, 1], [7], [9, 9]]
     with core_on(MemoryChannel, {device: 1}) as core:
         compiled = core.compile_model(hetero.read_decoder(make()), f"HETERO:{device}")
-        want = [list(compiled.generate(prompt, 12)) for prompt in prompts]
+        expected = [list(compiled.generate(prompt, 12)) for prompt in prompts]
         generations = [compiled.generate(prompt, 12) for prompt in prompts]
         batches.of(generations)
         read(generations, [None] * len(generations))
-        assert [g.tokens for g in generations] == want
+        assert [g.tokens for g in generations] == expected
         assert max(batches.rows) == len(prompts)
         rows = compiled.generate(prompts, 12)
         list(rows)
-        assert rows.tokens == want
+        assert rows.tokens == expected
 
 
 def test_sequences_of_unequal_lengths_are_not_batched(
@@ -262,10 +262,10 @@ def test_sequences_of_unequal_lengths_are_not_batched(
 ) -> None:
     monkeypatch.setattr("hetero.apps.generate.batch_layout._FREE_LENGTH", 4)
     prompts = [list(range(40)), [7], [8], [9]]
-    want = [list(compiled.generate(prompt, 8)) for prompt in prompts]
+    expected = [list(compiled.generate(prompt, 8)) for prompt in prompts]
     generations = [compiled.generate(prompt, 8) for prompt in prompts]
     read(generations, [None] * 4)
-    assert [g.tokens for g in generations] == want
+    assert [g.tokens for g in generations] == expected
     assert max(batches.rows) <= 3
 
 
@@ -294,14 +294,14 @@ def test_model_without_lengths_does_not_batch(
     with core_on(MemoryChannel, {"CPU": 1}) as core:
         compiled = core.compile_model(hetero.read_decoder(make()), "HETERO:CPU")
         prompts = [[3, 14, 15], [7], [9, 9]]
-        want = [list(compiled.generate(prompt, 12)) for prompt in prompts]
+        expected = [list(compiled.generate(prompt, 12)) for prompt in prompts]
         generations = [compiled.generate(prompt, 12) for prompt in prompts]
         read(generations, [None] * 3)
-        assert [g.tokens for g in generations] == want
+        assert [g.tokens for g in generations] == expected
         assert set(batches.rows) == {1}
         rows = compiled.generate(prompts, 12)
         list(rows)
-        assert rows.tokens == want
+        assert rows.tokens == expected
 
 
 def test_each_lane_has_an_equal_share(
@@ -322,15 +322,15 @@ def test_logits_of_each_sequence_of_a_batch(core: hetero.Core, batches: FullBatc
     model = hetero.read_decoder(decoder(), logits=True)
     with core.compile_model(model, SPLIT, affinity=PINS) as compiled:
         batcher_of(compiled)._lanes = 1
-        want = []
+        expected = []
         for prompt in PROMPTS:
             generation = compiled.generate(prompt, 9)
             list(generation)
-            want.append(generation.logits)
+            expected.append(generation.logits)
         generations = [compiled.generate(prompt, 9) for prompt in PROMPTS]
         batches.of(generations)
         read(generations, [None] * 4)
         assert max(batches.rows) == 4
-        for generation, logits in zip(generations, want, strict=True):
+        for generation, logits in zip(generations, expected, strict=True):
             assert generation.logits is not None
             np.testing.assert_allclose(generation.logits, logits, rtol=1e-4, atol=1e-4)

@@ -64,9 +64,9 @@ def test_greedy_tokens_equal_those_of_the_whole_text(
     compiled: hetero.CompiledModel,
 ) -> None:
     for prompt in (PROMPT, [7], np.arange(20), np.int32([[4, 5]])):
-        want = greedy(np.ravel(prompt), 8)
+        expected = greedy(np.ravel(prompt), 8)
         generation = compiled.generate(prompt, 8)
-        assert list(generation) == want == generation.tokens
+        assert list(generation) == expected == generation.tokens
         assert generation.finish_reason == "length"
         assert list(generation) == []
 
@@ -77,16 +77,16 @@ def test_concurrent_generations_are_independent(compiled: hetero.CompiledModel) 
     async def streamed(prompt: list[int]) -> list[int]:
         return [token async for token in compiled.generate(prompt, 6)]
 
-    async def together() -> list[list[int]]:
+    async def gather_tokens() -> list[list[int]]:
         return await asyncio.gather(*map(streamed, prompts), compiled.generate(PROMPT, 6))
 
-    want = [greedy(prompt, 6) for prompt in prompts]
-    assert asyncio.run(together()) == [*want, want[0]]
-    turns = [compiled.generate(prompt, 6) for prompt in prompts]
+    expected = [greedy(prompt, 6) for prompt in prompts]
+    assert asyncio.run(gather_tokens()) == [*expected, expected[0]]
+    generations = [compiled.generate(prompt, 6) for prompt in prompts]
     for _ in range(6):
-        for generation in turns:
+        for generation in generations:
             next(generation)
-    assert [generation.tokens for generation in turns] == want
+    assert [generation.tokens for generation in generations] == expected
 
 
 def test_batch_has_the_tokens_of_each_prompt_alone(
@@ -94,23 +94,23 @@ def test_batch_has_the_tokens_of_each_prompt_alone(
 ) -> None:
     prompts = [PROMPT, [7], [8, 8, 8]]
     for options in ({}, {"temperature": 6.0, "repetition_penalty": 1.5}):
-        alone = [
+        separate_tokens = [
             list(compiled.generate(p, 8, seed=5 + i, **options)) for i, p in enumerate(prompts)
         ]
-        together = compiled.generate(prompts, 8, seed=5, **options)
-        assert [list(row) for row in zip(*together, strict=True)] == alone == together.tokens
-        assert together.finish_reasons == ["length"] * 3
-    ends = alone[0][2]
-    alone = [
+        batch = compiled.generate(prompts, 8, seed=5, **options)
+        assert [list(row) for row in zip(*batch, strict=True)] == separate_tokens == batch.tokens
+        assert batch.finish_reasons == ["length"] * 3
+    ends = separate_tokens[0][2]
+    separate_tokens = [
         list(compiled.generate(p, 8, seed=5 + i, stop=[ends], **options))
         for i, p in enumerate(prompts)
     ]
-    together = compiled.generate(prompts, 8, seed=5, stop=[ends], **options)
-    rows = [list(row) for row in zip(*together, strict=True)]
-    assert rows[0] == [*alone[0], *[None] * (len(rows[0]) - len(alone[0]))]
+    batch = compiled.generate(prompts, 8, seed=5, stop=[ends], **options)
+    rows = [list(row) for row in zip(*batch, strict=True)]
+    assert rows[0] == [*separate_tokens[0], *[None] * (len(rows[0]) - len(separate_tokens[0]))]
     assert (
         asyncio.run(result_of(compiled.generate(prompts, 8, seed=5, stop=[ends], **options)))
-        == alone
+        == separate_tokens
     )
 
 
@@ -134,9 +134,9 @@ def test_long_prompt_is_prefilled_in_chunks(
     monkeypatch.setattr(StepInputs, "feeds", recording)
     assert list(compiled.generate(prompts[0], 6)) == greedy(prompts[0], 6)
     assert chunks == [4, 4, 2, 1, 1, 1, 1, 1]
-    together = compiled.generate(prompts, 6)
-    list(together)
-    assert together.tokens == [greedy(prompt, 6) for prompt in prompts]
+    batch = compiled.generate(prompts, 6)
+    list(batch)
+    assert batch.tokens == [greedy(prompt, 6) for prompt in prompts]
 
 
 def test_chunk_size_follows_the_steps_of_others() -> None:
@@ -195,13 +195,13 @@ def test_sampling_matches_the_reference_on_any_split(
     whole: hetero.CompiledModel, compiled: hetero.CompiledModel, options: dict[str, Any]
 ) -> None:
     draw = np.random.Generator(np.random.Philox(11))
-    ids, want = list(PROMPT), []
+    ids, expected = list(PROMPT), []
     for _ in range(12):
         number = float(draw.random(dtype=np.float32))
-        want.append(chosen(whole_logits(ids), number, ids, **options))
-        ids.append(want[-1])
-    assert list(compiled.generate(PROMPT, 12, seed=11, **options)) == want
-    assert list(whole.generate(PROMPT, 12, seed=11, **options)) == want
+        expected.append(chosen(whole_logits(ids), number, ids, **options))
+        ids.append(expected[-1])
+    assert list(compiled.generate(PROMPT, 12, seed=11, **options)) == expected
+    assert list(whole.generate(PROMPT, 12, seed=11, **options)) == expected
 
 
 @pytest.mark.parametrize("temperature", [1e-29, 1e-38, 1e-50])
@@ -211,7 +211,7 @@ def test_tiny_temperature_is_greedy(compiled: hetero.CompiledModel, temperature:
 
 def test_generations_without_a_seed_differ(whole: hetero.CompiledModel) -> None:
     first, second = (whole.generate(PROMPT, 20, temperature=1e4) for _ in range(2))
-    assert list(first) != list(second)  # chance: 50 ** -20
+    assert list(first) != list(second)  # equal with a probability of 50 ** -20
 
 
 def test_generation_ends_at_eos_stop_and_context(
@@ -227,16 +227,16 @@ def test_generation_ends_at_eos_stop_and_context(
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
-    with core.compile_model(hetero.read_decoder(tmp_path / "model.onnx"), SPLIT) as short:
-        at_eos = short.generate(PROMPT)
-        assert (list(at_eos), at_eos.finish_reason) == (
+    with core.compile_model(hetero.read_decoder(tmp_path / "model.onnx"), SPLIT) as short_model:
+        ended_at_eos = short_model.generate(PROMPT)
+        assert (list(ended_at_eos), ended_at_eos.finish_reason) == (
             tokens[: tokens.index(tokens[2]) + 1],
             "stop",
         )
-        full = short.generate(PROMPT, eos=())
+        full = short_model.generate(PROMPT, eos=())
         assert (list(full), full.finish_reason) == (tokens[:5], "length")
         with pytest.raises(ArgumentError, match="context of the model is 11"):
-            short.generate(range(11))
+            short_model.generate(range(11))
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_only_tokens_return_to_the_client(
         assert len(list(compiled.generate(PROMPT, count))) == count
         return sum(nbytes for *_, nbytes in crossed())
 
-    each = np.diff([sent_nbytes(count) for count in (2, 6, 10, 14)]) / 4
-    # The mask grows by one number per token, and both halves read it.
-    assert np.ptp(np.diff(each)) <= 64
-    assert each[0] < 2000
+    nbytes_per_token = np.diff([sent_nbytes(count) for count in (2, 6, 10, 14)]) / 4
+    # The mask grows by one number per token, and both subgraphs read it.
+    assert np.ptp(np.diff(nbytes_per_token)) <= 64
+    assert nbytes_per_token[0] < 2000
 
 
 def test_caches_are_freed_at_end_cancel_and_drop(
@@ -312,14 +312,14 @@ def test_cancel_during_a_step(
 
 def test_generation_from_blob_and_cache(core: hetero.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
-    want = greedy(PROMPT, 4)
+    expected = greedy(PROMPT, 4)
     for _ in range(2):
         read = hetero.read_decoder(decoder())
         with core.compile_model(read, SPLIT, config, affinity=PINS) as compiled_model:
             blob = compiled_model.export_model()
-            assert list(compiled_model.generate(PROMPT, 4)) == want
+            assert list(compiled_model.generate(PROMPT, 4)) == expected
     with core.import_model(blob) as again:
-        assert list(again.generate(PROMPT, 4)) == want
+        assert list(again.generate(PROMPT, 4)) == expected
 
 
 @pytest.mark.parametrize(
@@ -370,21 +370,21 @@ def with_names(**names: str) -> onnx.ModelProto:
 
 
 def test_unknown_ports_need_the_ports_argument(core: hetero.Core) -> None:
-    strange = with_names(
+    renamed = with_names(
         input_ids="a", attention_mask="b", position_ids="c", logits="d", past_key_values_0_key="e"
     )
     with pytest.raises(ArgumentError, match=r"inputs 'a'.*'b'.*'c'.*'e'.*ports="):
-        hetero.read_decoder(strange)
+        hetero.read_decoder(renamed)
     states = {"e": "present_0_key", "past_key_values_*": "present_*"}
     ports = {"a": "ids", "b": "mask", "c": "positions", "d": "logits"}
-    model = hetero.read_decoder(strange, states=states, ports=ports)
+    model = hetero.read_decoder(renamed, states=states, ports=ports)
     with core.compile_model(model, "CPU.0") as compiled:
         assert list(compiled.generate(PROMPT, 4)) == greedy(PROMPT, 4)
-    for wrong in ({"x": "ids"}, {"a": "word"}):
+    for invalid_ports in ({"x": "ids"}, {"a": "word"}):
         with pytest.raises(ArgumentError, match="expected one of its ports"):
-            hetero.read_decoder(strange, states=states, ports=wrong)
+            hetero.read_decoder(renamed, states=states, ports=invalid_ports)
     with pytest.raises(ArgumentError, match="one input of token ids"):
-        hetero.read_decoder(strange, states=states, ports={**ports, "b": "ids"})
+        hetero.read_decoder(renamed, states=states, ports={**ports, "b": "ids"})
 
 
 def test_incomplete_decoder_names_the_missing_part() -> None:

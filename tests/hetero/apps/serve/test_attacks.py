@@ -1,4 +1,4 @@
-"""Attacks of one client, with a good client alongside that has to be answered all the time."""
+"""Attacks by one client, while a well-behaved client must be served all the time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def limited() -> Iterator[Server]:
-    """A server that takes bodies of 1 MiB, and of 1.5 MiB together."""
+    """A server that accepts bodies of 1 MiB each and of 1.5 MiB in total."""
     options = {"body_nbytes": LIMIT, "all_bodies_nbytes": 3 * LIMIT // 2}
     with serving(grpc_port=0, options=options, plus=plus_one()) as server:
         yield server
@@ -87,39 +87,39 @@ def call(server: Server, method: str, data: bytes, *, token: str = "") -> bytes:
 
 
 def code_of(server: Server, method: str, data: bytes, **options: Any) -> str:
-    with pytest.raises(grpc.RpcError) as caught:
+    with pytest.raises(grpc.RpcError) as error:
         call(server, method, data, **options)
-    return str(caught.value.code().name)
+    return str(error.value.code().name)
 
 
 @contextmanager
 def good_client(server: Server, token: str = "") -> Iterator[None]:
     """Run a client by HTTP and gRPC in the block; it is answered before, during and after."""
-    stop, answers = threading.Event(), list[str]()
+    stop, outcomes = threading.Event(), list[str]()
     headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def run() -> None:
         try:
-            while not stop.is_set() or not answers:
+            while not stop.is_set() or not outcomes:
                 answer = ask(server, INFER, BODY, headers=headers)
                 assert answer.json["outputs"][0]["data"] == [2.0, 3.0]
                 if server.grpc_port:
                     assert infer_by_grpc(server, token=token) == [2.0, 3.0]
-                answers.append("good")
+                outcomes.append("good")
         except Exception as error:
-            answers.append(repr(error))
+            outcomes.append(repr(error))
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: bool(answers))
+    until(lambda: bool(outcomes))
     try:
         yield
     finally:
-        count = len(answers)
-        until(lambda: len(answers) > count or not thread.is_alive())
+        count = len(outcomes)
+        until(lambda: len(outcomes) > count or not thread.is_alive())
         stop.set()
         thread.join(PATIENCE_S)
-    assert set(answers) == {"good"}
+    assert set(outcomes) == {"good"}
 
 
 def open_calls(server: Server, method: str, count: int, stack: ExitStack) -> list[Any]:
@@ -133,8 +133,8 @@ def open_calls(server: Server, method: str, count: int, stack: ExitStack) -> lis
 
     channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}"))
     calls = [channel.stream_stream(f"/{FILE.service}/{method}")(silent()) for _ in range(count)]
-    for one in calls:
-        stack.callback(one.cancel)
+    for call in calls:
+        stack.callback(call.cancel)
     return calls
 
 
@@ -144,9 +144,9 @@ def test_silent_calls_hold_up_no_other(server: Server, method: str) -> None:
     with ExitStack() as stack, good_client(server):
         open_calls(server, method, 150, stack)
         for _ in range(3):
-            # Channels with the same target share a connection, and its streams, unless told not to.
-            own = [("grpc.use_local_subchannel_pool", 1)]
-            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", own) as channel:
+            # By default, channels with the same target share a connection and its streams.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options) as channel:
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
                 answer = check(b"", timeout=PATIENCE_S)
             assert health["HealthCheckResponse"].FromString(answer).status == 1
@@ -161,9 +161,9 @@ def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         for method in ("ModelInfer", "ModelStreamInfer"):
             for calls in open_calls(server, method, 3, stack):
-                with pytest.raises(grpc.RpcError) as caught:
+                with pytest.raises(grpc.RpcError) as error:
                     next(calls)
-                assert caught.value.code().name == "DEADLINE_EXCEEDED"
+                assert error.value.code().name == "DEADLINE_EXCEEDED"
 
 
 def test_excess_calls_are_refused_except_health(
@@ -183,9 +183,9 @@ def test_token_is_checked_before_the_body_arrives() -> None:
         stack.enter_context(good_client(server, token="secret"))
         for method in ("ModelInfer", "ModelStreamInfer", "RepositoryIndex"):
             [calls] = open_calls(server, method, 1, stack)
-            with pytest.raises(grpc.RpcError) as caught:
+            with pytest.raises(grpc.RpcError) as error:
                 next(calls)
-            assert caught.value.code().name == "UNAUTHENTICATED"
+            assert error.value.code().name == "UNAUTHENTICATED"
         with connected(server) as client:
             client.sendall(posted(bytes(1000))[:-1000])
             assert read_answer(client.makefile("rb"))[0].startswith(b"HTTP/1.1 401")
@@ -244,9 +244,9 @@ def test_large_message_is_refused_compressed_or_not(limited: Server) -> None:
         assert code_of(limited, "ModelInfer", data) == "RESOURCE_EXHAUSTED"
         with grpc.insecure_channel(f"127.0.0.1:{limited.grpc_port}") as channel:
             infer = channel.unary_unary(f"/{FILE.service}/ModelInfer")
-            with pytest.raises(grpc.RpcError) as caught:
+            with pytest.raises(grpc.RpcError) as error:
                 infer(data, timeout=PATIENCE_S, compression=grpc.Compression.Gzip)
-        assert caught.value.code().name == "RESOURCE_EXHAUSTED"
+        assert error.value.code().name == "RESOURCE_EXHAUSTED"
 
 
 def json_body(count: int, shape: list[int], datatype: str = "FP32") -> bytes:

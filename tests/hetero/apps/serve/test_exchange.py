@@ -51,7 +51,7 @@ def infer(connection: HTTPConnection, model: str, array: np.ndarray, **more: Any
 def test_requests_of_a_connection_have_their_own_tensors(server: Server) -> None:
     rng = np.random.default_rng(0)
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
-        for turn, (model, count) in enumerate(
+        for number, (model, count) in enumerate(
             [
                 ("plus", COUNT),
                 ("same", COUNT),
@@ -63,7 +63,7 @@ def test_requests_of_a_connection_have_their_own_tensors(server: Server) -> None
             ]
         ):
             array = rng.standard_normal(count, np.float32)
-            result = infer(connection, model, array, id="i" * turn)
+            result = infer(connection, model, array, id="i" * number)
             np.testing.assert_array_equal(result, array + 1 if model == "plus" else array)
 
 
@@ -96,8 +96,8 @@ def test_tensor_stays_valid_during_the_next_request() -> None:
 
 def test_truncated_body_affects_no_other_client(server: Server) -> None:
     body, headers = body_of(np.ones(COUNT, np.float32))
-    with connected(server) as leaver:
-        leaver.sendall(sent("plus", body, headers)[:500_000])
+    with connected(server) as disconnecting_client:
+        disconnecting_client.sendall(sent("plus", body, headers)[:500_000])
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
         result = infer(connection, "plus", np.zeros(COUNT, np.float32))
         np.testing.assert_array_equal(result, np.ones(COUNT))

@@ -31,9 +31,9 @@ pytest.importorskip("uvicorn")
 
 PROMPT = [3, 14, 15, 9, 2, 6]
 USAGE = {"include_usage": True}
-#: A token that one of the models ends its texts with.
+#: The end token of one of the models.
 END = greedy(PROMPT, 6)[3]
-#: The most tokens that it takes.
+#: The maximum number of tokens of that model.
 ENDS_AT = 20
 
 
@@ -46,7 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (other / "chat_template.jinja").write_text(configuration.pop("chat_template"))
     (other / "tokenizer_config.json").write_text(json.dumps(configuration))
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
-        model = hetero.read_decoder(decoder_with_places_by("Abs"))  # how many says nothing
+        # The number of positions of this model is undeclared.
+        model = hetero.read_decoder(decoder_with_places_by("Abs"))
         compiled = core.compile_model(
             model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
         )
@@ -62,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with words w0, w1, ... that puts w0 before a text, and a chat template."""
+    """Write a chat template and a tokenizer of words w0, w1, ... that inserts w0 before a text."""
     words = {f"w{number}": number for number in range(VOCABULARY)}
     tokenizer = {
         "version": "1.0",
@@ -71,7 +72,7 @@ def _write_tokenizer(folder: Path) -> None:
         "added_tokens": [],
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": {  # it puts w0 before a text
+        "post_processor": {  # it inserts w0 before a text
             "type": "TemplateProcessing",
             "pair": [],
             "single": [
@@ -127,10 +128,10 @@ def test_token_ids_are_completed(server: Server) -> None:
 def test_generations_are_counted(server: Server) -> None:
     def counted() -> dict[str, float]:
         text = ask(server, "/metrics").body.decode()
-        of_little = (
+        metric_pattern = (
             r'^hetero_serve_(\w+)_total\{model="little",(?:result="(\w+)",)?version="1"\} (\S+)$'
         )
-        samples = re.findall(of_little, text, re.MULTILINE)
+        samples = re.findall(metric_pattern, text, re.MULTILINE)
         return {name + result: float(value) for name, result, value in samples}
 
     before = counted()
@@ -138,9 +139,9 @@ def test_generations_are_counted(server: Server) -> None:
     for unknown in (10**6, -1, 2**40):
         assert complete(server, prompt=[unknown]).status == 400
     after = counted()
-    grown = {name: after[name] - before[name] for name in after}
+    increases = {name: after[name] - before[name] for name in after}
     expected = {"requestssuccess": 1, "requestsfail": 3, "inferences": 2, "tokens": 12}
-    assert grown == expected
+    assert increases == expected
     assert (
         'hetero_serve_requests_in_flight{model="little",version="1"} 0.0'
         in ask(server, "/metrics").body.decode()
@@ -164,7 +165,7 @@ def test_stream_has_the_tokens_of_the_whole_response(server: Server) -> None:
 
 def test_text_prompts_and_stops(server: Server) -> None:
     pytest.importorskip("tokenizers")
-    expected = f" {words(greedy([0, *PROMPT], 6))}"  # it continues the prompt
+    expected = f" {words(greedy([0, *PROMPT], 6))}"  # the text continues the prompt
     assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == expected
     at = expected.rindex(" w")
     for stream, stop in product((False, True), (expected[at + 1 :], expected[at - 1 : at + 2])):
@@ -225,7 +226,7 @@ def test_chat_completions(server: Server, model: str) -> None:
         "ignore_eos": True,
         "response_format": {"type": "text"},
     }
-    path, expected = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template puts no w0
+    path, expected = "/v1/chat/completions", words(greedy(PROMPT, 6))  # the template inserts no w0
     answer = complete(server, path, messages=CHAT, **fields)
     assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": expected}
     answer = complete(server, path, messages=CHAT, stream=True, **fields)
@@ -244,7 +245,7 @@ def test_chat_completions(server: Server, model: str) -> None:
 def test_chat_fills_the_context_by_default(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(generation, "_DEFAULT_TOKENS", 3)  # of the model that says nothing
+    monkeypatch.setattr(generation, "_DEFAULT_TOKENS", 3)  # for the model without a declared limit
     fields = {"prompt": None, "ignore_eos": True, "max_tokens": None, "messages": CHAT}
     for model, total in (("ending", ENDS_AT), ("little", len(PROMPT) + 3)):
         document = complete(server, "/v1/chat/completions", **{"model": model, **fields}).json
@@ -306,7 +307,7 @@ def test_several_sequences_of_several_prompts(server: Server, stream: bool) -> N
     pytest.importorskip("tokenizers")
     prompts = [PROMPT, [7, 8]]
     expected = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
-    stop = f"w{expected[2][2]} "  # it ends only the two of them
+    stop = f"w{expected[2][2]} "  # it ends only two of the sequences
     answer = complete(server, prompt=prompts, n=2, stop=stop, stream=stream, stream_options=USAGE)
     chunks = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
     texts, reasons, count = [""] * 4, [""] * 4, 0
@@ -325,9 +326,13 @@ def test_several_sequences_of_several_prompts(server: Server, stream: bool) -> N
 
 def test_sequences_of_a_prompt_have_their_own_seeds(server: Server) -> None:
     choices = complete(server, n=3, seed=-5, temperature=50).json["choices"]
-    alone = [complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)]
-    assert [one["token_ids"] for one in choices] == [one["token_ids"] for one in alone]
-    assert len({tuple(one["token_ids"]) for one in choices}) == 3
+    separate_choices = [
+        complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)
+    ]
+    assert [choice["token_ids"] for choice in choices] == [
+        choice["token_ids"] for choice in separate_choices
+    ]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
 
 
 def test_generate_extension_matches_generate(server: Server) -> None:
@@ -385,9 +390,9 @@ def test_failed_stream_ends_with_an_error(server: Server, monkeypatch: pytest.Mo
 
 def test_disconnect_during_a_stream_leaves_the_model_usable(server: Server) -> None:
     body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
-    with connected(server) as leaver:
-        leaver.sendall(posted(body.encode(), "/v1/completions"))
-        assert leaver.recv(100)
+    with connected(server) as disconnecting_client:
+        disconnecting_client.sendall(posted(body.encode(), "/v1/completions"))
+        assert disconnecting_client.recv(100)
     assert complete(server).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
 
 

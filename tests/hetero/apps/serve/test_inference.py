@@ -69,8 +69,8 @@ def test_responses_are_those_of_slow_models(server: Server, name: str) -> None:
     head = request.index(b"\r\n\r\n") + 4
     assert answers(server, request[:head], request[head:], typical_s=QUICK) == [quick]
     assert answers(server, request[:-1], request[-1:], typical_s=QUICK) == [quick]
-    both = answers(server, request + request, count=2, typical_s=QUICK)
-    assert both == [quick, quick]
+    responses = answers(server, request + request, count=2, typical_s=QUICK)
+    assert responses == [quick, quick]
 
 
 def test_quick_request_needs_no_task(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Memory of requests, which is free as soon as they end, in whichever way.
+"""Memory of requests, which is freed as soon as they end, whatever the reason.
 
 The garbage collector is off: a reference cycle would keep a request's tensors.
 """
@@ -95,7 +95,7 @@ def left(data: bytes, *, reset: bool, reads: int = 0) -> Callable[[Server], None
     return ask
 
 
-def by_grpc(name: str, gives_up: bool) -> Callable[[Server], None]:
+def by_grpc(name: str, cancels: bool) -> Callable[[Server], None]:
     """Return a client whose calls fail, or that cancels them."""
 
     def ask(server: Server) -> None:
@@ -107,7 +107,7 @@ def by_grpc(name: str, gives_up: bool) -> Callable[[Server], None]:
                 f"/{FILE.service}/ModelInfer", lambda message: message.SerializeToString()
             )
             client = call.future(message, timeout=PATIENCE_S)
-            if gives_up:
+            if cancels:
                 client.cancel()
             else:
                 assert client.exception(PATIENCE_S).code().name == "INVALID_ARGUMENT"
@@ -127,8 +127,8 @@ CLIENTS = {
     "one behind the other, reset": left(large() + large() + large()[:1000], reset=True, reads=1),
     "stream left": left(text(), reset=False, reads=100),
     "text left": left(text(stream=False), reset=False),
-    "gRPC, refused": by_grpc("z", gives_up=False),
-    "gRPC, given up": by_grpc("x", gives_up=True),
+    "gRPC, refused": by_grpc("z", cancels=False),
+    "gRPC, given up": by_grpc("x", cancels=True),
 }
 
 

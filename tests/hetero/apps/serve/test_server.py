@@ -96,12 +96,12 @@ def test_waiting_request_of_the_first_level_runs_first(
 ) -> None:
     first = begun(pool, gated, rows=2)
     assert GatedPlugin.began.wait(PATIENCE_S)
-    usual = begun(pool, gated, rows=3)
+    normal = begun(pool, gated, rows=3)
     until(lambda: waiting(gated) == 1)
     urgent = begun(pool, gated, rows=4, priority=1)
     until(lambda: waiting(gated) == 2)
     GatedPlugin.gate.set()
-    assert [f.result(PATIENCE_S).status for f in (first, usual, urgent)] == [200] * 3
+    assert [f.result(PATIENCE_S).status for f in (first, normal, urgent)] == [200] * 3
     assert GatedPlugin.runs == [2, 4, 3]
 
 
@@ -120,8 +120,8 @@ def test_deadline_ends_running_and_waiting_requests(
 def test_disconnect_cancels_a_waiting_request(gated: Server, pool: ThreadPoolExecutor) -> None:
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
-    with connected(gated) as leaver:
-        leaver.sendall(posted(json.dumps(BODY).encode()))
+    with connected(gated) as disconnecting_client:
+        disconnecting_client.sendall(posted(json.dumps(BODY).encode()))
         until(lambda: waiting(gated) == 1)
     until(lambda: waiting(gated) == 0)
     GatedPlugin.gate.set()
@@ -193,9 +193,9 @@ def test_access_log_has_proxied_client_and_disconnect(
         GatedPlugin.closed(),
         caplog.at_level(logging.INFO, "hetero.serve.access"),
     ):
-        with connected(server) as leaver:
+        with connected(server) as disconnecting_client:
             forwarded = "x-forwarded-for: 192.0.2.1, 192.0.2.7\r\n"
-            leaver.sendall(posted(json.dumps(BODY).encode(), more=forwarded))
+            disconnecting_client.sendall(posted(json.dumps(BODY).encode(), more=forwarded))
             assert GatedPlugin.began.wait(PATIENCE_S)
         until(lambda: bool(caplog.records))
     line = json.loads(caplog.records[0].message)
@@ -216,13 +216,13 @@ def test_access_log_has_the_trace(caplog: pytest.LogCaptureFixture) -> None:
     assert line["received_nbytes"] == len(json.dumps(BODY))
 
 
-@pytest.mark.parametrize("by", ["http", "grpc"])
-def test_trace_file_has_the_clients_trace(by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_trace_file_has_the_clients_trace(protocol: str, tmp_path: Path) -> None:
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
         model = core.read_model(plus_one().SerializeToString())
         with hetero.serve(core.compile_model(model, "CPU"), 0, grpc_port=0) as server:
-            if by == "http":
+            if protocol == "http":
                 assert ask(server, INFER, BODY, headers={"traceparent": parent}).status == 200
             else:
                 grpc = pytest.importorskip("grpc")
@@ -370,6 +370,6 @@ def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
         credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
         with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
             grpc.channel_ready_future(channel).result(PATIENCE_S)
-    wrong = serving(options={**options, "tls_key": certificate}, plus=plus_one())
-    with pytest.raises(ArgumentError, match="TLS"), wrong:
+    invalid_server = serving(options={**options, "tls_key": certificate}, plus=plus_one())
+    with pytest.raises(ArgumentError, match="TLS"), invalid_server:
         pass

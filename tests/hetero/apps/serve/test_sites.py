@@ -38,7 +38,7 @@ def check(options: ServerOptions, headers: dict[str, str]) -> None:
         (ServerOptions(allowed_hosts=("*",)), {"host": "any", "origin": "http://other"}),
         (OPEN, {"host": "models.example"}),
         (OPEN, {"host": "models.example", "origin": "https://models.example"}),
-        # A proxy may replace the host; the browser's word counts.
+        # A proxy may replace the host; the header of the browser decides.
         (OPEN, {"host": "10.0.0.1", "origin": "https://a.b", "sec-fetch-site": "same-origin"}),
     ],
 )

@@ -26,9 +26,9 @@ PACKINGS = (None, "gzip", "deflate")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    same = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
+    identities = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
     options = {"shared_memory": True, "model_control": "explicit"}
-    with serving(grpc_port=0, options=options, plus=plus_one(), **same) as server:
+    with serving(grpc_port=0, options=options, plus=plus_one(), **identities) as server:
         yield server
 
 
@@ -122,18 +122,18 @@ def test_shared_memory(form: tuple[Any, Any]) -> None:
 def test_stream(server: Server) -> None:
     client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
     results: list[Any] = []
-    all_there = threading.Event()
+    has_all_results = threading.Event()
 
     def take(result: Any, error: Any) -> None:
         results.append(error or result.get_response().id)
         if len(results) == 4:
-            all_there.set()
+            has_all_results.set()
 
     client.start_stream(take)
     for number in range(3):
         client.async_stream_infer("plus", [given(tritonclient_grpc)], request_id=f"{number}")
     client.async_stream_infer("none", [given(tritonclient_grpc)])
-    assert all_there.wait(60)
+    assert has_all_results.wait(60)
     client.stop_stream()
     assert results[:3] == ["0", "1", "2"]
     assert "no model 'none'" in str(results[3])

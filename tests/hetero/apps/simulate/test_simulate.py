@@ -117,9 +117,9 @@ def test_overheads_of_the_scheduler() -> None:
         1 / 0.003, rel=0.04
     )
     slow = replace(fleet(report), program=Program(hop_s=(0.002,), idle=(3.0,), leave_s=0.0))
-    alone = run(report, slow, Arrivals("", 5.0), requests=100)
+    single = run(report, slow, Arrivals("", 5.0), requests=100)
     # Three devices wake up; messages go to the first, between them, and to the client.
-    assert alone.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.002, rel=0.02)
+    assert single.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.002, rel=0.02)
 
 
 def test_pipeline_rate_is_that_of_its_slowest_stage() -> None:
@@ -173,17 +173,17 @@ def test_cluster_file_is_read(tmp_path: Path) -> None:
         "clients: {count: 2, microseconds: 0, node: a}\n"
         "nodes: {b: {cores: 3, together: 0.8}}\nprogram: {hop_us: [0, 0], leave_us: 0}\n"
     )
-    fleet_read = read_fleet(path, report)
-    assert [(d.name, d.like, d.factor) for d in fleet_read.devices] == [
+    fleet_of_file = read_fleet(path, report)
+    assert [(d.name, d.like, d.factor) for d in fleet_of_file.devices] == [
         ("D0", "D0", 1.0),
         ("slow", "D1", 2.0),
         ("slower", "D1", 4.0),
     ]
-    assert fleet_read.nodes == {"b": FleetNode(3, 0.8)}
-    assert fleet_read.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
-    alone = run(report, fleet_read.without("slower"), Arrivals("", 1.0), requests=100)
-    assert alone.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
-    assert simulate(report, fleet_read, requests=100).added[0].gain_per_price is not None
+    assert fleet_of_file.nodes == {"b": FleetNode(3, 0.8)}
+    assert fleet_of_file.program == Program(leave_s=0.0, hop_s=(0.0, 0.0))
+    single = run(report, fleet_of_file.without("slower"), Arrivals("", 1.0), requests=100)
+    assert single.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
+    assert simulate(report, fleet_of_file, requests=100).added[0].gain_per_price is not None
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_arrivals_beyond_capacity() -> None:
 
 def test_batching_shares_run_time() -> None:
     report = plan_of(0.010)
-    alone = run(report, fleet(report), None, requests=500)
+    single = run(report, fleet(report), None, requests=500)
     batched = run(report, fleet(report), None, requests=2000, batches=read_batches("4:2"))
-    assert alone.throughput_per_s == pytest.approx(100, rel=0.01)
+    assert single.throughput_per_s == pytest.approx(100, rel=0.01)
     assert batched.throughput_per_s == pytest.approx(200, rel=0.02)
     few = run(report, fleet(report), Arrivals("", 10.0), requests=200, batches=read_batches("4:2"))
     assert few.p50_s == pytest.approx(0.010, rel=0.05)

@@ -44,12 +44,12 @@ def core() -> Iterator[hetero.Core]:
 class Clock:
     """A clock advanced by its reads and by runs, independent of the machine's load."""
 
-    def __init__(self, look_s: float = 1e-4, run_s: float = 0.0) -> None:
+    def __init__(self, read_s: float = 1e-4, run_s: float = 0.0) -> None:
         self.now_s = 0.0
-        self.look_s, self.run_s = look_s, run_s
+        self.read_s, self.run_s = read_s, run_s
 
     def monotonic(self) -> float:
-        self.now_s += self.look_s
+        self.now_s += self.read_s
         return self.now_s
 
     def install(self, core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ class Clock:
 
 def test_profile_respects_time_limit(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each run takes 0.1 s: warm-up, measurement, load and transfers all count."""
-    clock = Clock(look_s=0.0, run_s=0.1)
+    clock = Clock(read_s=0.0, run_s=0.1)
     clock.install(core, monkeypatch)
     progress: list[tuple[int, int]] = []
     costs = core.profile_model(
@@ -93,7 +93,7 @@ def test_profile_respects_time_limit(core: hetero.Core, monkeypatch: pytest.Monk
 def test_profile_without_time_runs_three_times_per_device(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(look_s=1e-3, run_s=1.0)
+    clock = Clock(read_s=1e-3, run_s=1.0)
     clock.install(core, monkeypatch)
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,CPU", SCRIPT, seconds=1e-9)
     # One run for warm-up, one for the node times, one measurement.
@@ -149,14 +149,14 @@ def test_profile_estimates_failing_part(core: hetero.Core) -> None:
     assert all(t.seconds > 0 for t in costs.devices["NULL.0"].nodes.values())
 
 
-@pytest.mark.parametrize("at", ["nodes on NULL.1", "all devices at once"])
-def test_profile_interrupted_returns_measured_costs(core: hetero.Core, at: str) -> None:
+@pytest.mark.parametrize("step", ["nodes on NULL.1", "all devices at once"])
+def test_profile_interrupted_returns_measured_costs(core: hetero.Core, step: str) -> None:
     # Another speed, so that the second device forms a separate group.
     config = {"DEVICE_PROPERTIES": {"NULL.1": {"NULL_NODE_TIME_US": 20}}}
 
     def interrupt(done: int, steps: int, text: str) -> None:
         assert 0 <= done <= steps
-        if text == at:
+        if text == step:
             raise KeyboardInterrupt
 
     costs = core.profile_model(
@@ -164,7 +164,7 @@ def test_profile_interrupted_returns_measured_costs(core: hetero.Core, at: str) 
     )
     assert costs.interrupted
     assert {t.source for t in costs.devices["NULL.0"].nodes.values()} == {"measured"}
-    assert ("NULL.1" in costs.missing) == (at == "nodes on NULL.1")
+    assert ("NULL.1" in costs.missing) == (step == "nodes on NULL.1")
     device_transfers = [t for pair, t in costs.transfers.items() if CLIENT not in pair]
     assert all(t.latency.source == "estimated" for t in device_transfers)
 
@@ -248,7 +248,7 @@ def test_measure_latency_with_and_without_common_clock(
             future.set_result(Response({}, runs))
             return SimpleNamespace(future=future)
 
-    scripted = Scripted(look_s=0.0)
+    scripted = Scripted(read_s=0.0)
     monkeypatch.setattr("hetero.planning.cost.timing.time", scripted)
     monkeypatch.setattr("hetero.measure.load_generator.time", scripted)
     measurement = measure_latency(scripted, {}, until_s=0.0)  # type: ignore[arg-type]  # a partial stand-in
