@@ -118,7 +118,7 @@ def test_asyncio_timeout_cancels_the_request(control, double):
         asyncio.run(run_with_timeout()).wait()
 
 
-def test_71_bettered_array_stays_unchanged_by_later_runs(infer_request):
+def test_array_stays_unchanged_by_later_runs(infer_request):
     infer_request.infer({"x": X})
     tensor = infer_request.get_tensor("y")
     before = tensor.data
@@ -127,7 +127,7 @@ def test_71_bettered_array_stays_unchanged_by_later_runs(infer_request):
     np.testing.assert_array_equal(tensor.data, (X + 1) * 2)
 
 
-def test_73_tensor_memory_is_passed_to_the_device(double, monkeypatch):
+def test_tensor_memory_is_passed_to_the_device(double, monkeypatch):
     first, second = double.create_infer_request(), double.create_infer_request()
     first.infer({"x": X})
     second.set_tensor("x", first.get_tensor("y"))
@@ -144,7 +144,7 @@ def test_73_tensor_memory_is_passed_to_the_device(double, monkeypatch):
     np.testing.assert_array_equal(second.results["y"], X * 4)
 
 
-def test_75_region_shares_tensor_memory(infer_request):
+def test_region_shares_tensor_memory(infer_request):
     image = Tensor(np.arange(20, dtype=np.float32).reshape(4, 5))
     region = Tensor(image, [1, 1], [3, 4])
     infer_request.set_tensor("x", region)

@@ -1,6 +1,6 @@
 """Behaviours of ports, properties and tensors that applications of OpenVINO rely on.
 
-The numbers in names are rows of docs/behaviours.md. "bettered" marks deliberate deviations.
+The table in docs/behaviours.md lists them with the deliberate deviations.
 """
 
 import ml_dtypes
@@ -30,33 +30,33 @@ A, B = np.float32([1, 2]), np.float32([10, 20])
 # Properties of a compiled model.
 
 
-def test_25_unknown_property_raises(double):
+def test_unknown_property_raises(double):
     with pytest.raises(UnknownPropertyError, match="PERF_COUNT"):
         double.get_property("NO_SUCH")
 
 
-def test_30_31_compile_option_overrides_only_its_model(subject):
+def test_compile_option_overrides_only_its_model(subject):
     subject.set_property({"PERF_COUNT": True})
     assert subject.compile_model(DOUBLE, {"PERF_COUNT": False}).get_property("PERF_COUNT") is False
     assert subject.get_property("PERF_COUNT") is True
     assert subject.compile_model(DOUBLE).get_property("PERF_COUNT") is True
 
 
-def test_37_set_property_of_compiled_model_raises(double):
+def test_set_property_of_compiled_model_raises(double):
     with pytest.raises(UnsupportedOperationError, match="compile_model"):
         double.set_property({"PERF_COUNT": True})
     with pytest.raises(UnknownPropertyError):
         double.set_property({"NO_SUCH": True})
 
 
-def test_38_to_40_mandatory_properties(double):
+def test_mandatory_properties(double):
     assert double.get_property("NETWORK_NAME") == "g"
     assert double.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 1
     assert double.get_property("EXECUTION_DEVICES")[0] in ("DENSE", "DENSE.0")
     assert "PERF_COUNT" in double.get_property("SUPPORTED_PROPERTIES")
 
 
-def test_60_61_compile_rejects_invalid_properties(subject):
+def test_compile_rejects_invalid_properties(subject):
     with pytest.raises(UnknownPropertyError):
         subject.compile_model(DOUBLE, {"NO_SUCH": 1})
     with pytest.raises(ReadOnlyPropertyError):
@@ -67,7 +67,7 @@ def test_60_61_compile_rejects_invalid_properties(subject):
 # Ports.
 
 
-def test_52_port_without_key_needs_exactly_one(double, pair):
+def test_port_without_key_needs_exactly_one(double, pair):
     assert double.input() == DOUBLE.inputs[0]
     with pytest.raises(TensorNameError, match="name or position of an"):
         pair.input()
@@ -75,7 +75,7 @@ def test_52_port_without_key_needs_exactly_one(double, pair):
         pair.output()
 
 
-def test_53_port_index_error_names_index_and_count(pair):
+def test_port_index_error_names_index_and_count(pair):
     assert pair.output(1).name == "d"
     with pytest.raises(
         TensorNameError, match=r"input 2 is out of range; the model has 2 inputs: 'a', 'b'"
@@ -83,7 +83,7 @@ def test_53_port_index_error_names_index_and_count(pair):
         pair.input(2)
 
 
-def test_54_port_by_tensor_name_not_node_name(subject):
+def test_port_by_tensor_name_not_node_name(subject):
     compiled = subject.compile_model(model("(float[2] x) => (float[2] y) {[a_node] y = Relu(x)}"))
     assert compiled.output("y").name == "y"
     with pytest.raises(TensorNameError, match="a_node"):
@@ -94,13 +94,13 @@ def test_54_port_by_tensor_name_not_node_name(subject):
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_62_set_tensor_of_none_raises(infer_request, name):
+def test_set_tensor_of_none_raises(infer_request, name):
     with pytest.raises(TensorTypeError, match=name):
         infer_request.set_tensor(name, None)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_63_get_tensor_shares_memory_of_set_tensor(infer_request, name):
+def test_get_tensor_shares_memory_of_set_tensor(infer_request, name):
     array = np.zeros((4, 3), np.float32)
     infer_request.set_tensor(name, array)
     tensor = infer_request.get_tensor(name)
@@ -108,37 +108,37 @@ def test_63_get_tensor_shares_memory_of_set_tensor(infer_request, name):
     assert (tensor.shape, tensor.element_type) == ((4, 3), "float")
 
 
-def test_64_unknown_tensor_name_raises(infer_request):
+def test_unknown_tensor_name_raises(infer_request):
     for action in (infer_request.get_tensor, lambda n: infer_request.set_tensor(n, X)):
         with pytest.raises(TensorNameError, match="'nope'"):
             action("nope")
 
 
-def test_65_tensor_index_out_of_range_raises(infer_request):
+def test_tensor_index_out_of_range_raises(infer_request):
     with pytest.raises(TensorNameError, match="input 7 is out of range"):
         infer_request.get_input_tensor(7)
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_66_set_tensor_rejects_wrong_element_type(infer_request, name):
+def test_set_tensor_rejects_wrong_element_type(infer_request, name):
     with pytest.raises(TensorTypeError, match=r"astype\(numpy.float32\)"):
         infer_request.set_tensor(name, np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
 @pytest.mark.parametrize("shape", [(2, 4), (3,), (1, 2, 3)])
-def test_67_set_tensor_rejects_wrong_shape(infer_request, name, shape):
+def test_set_tensor_rejects_wrong_shape(infer_request, name, shape):
     with pytest.raises(TensorShapeError, match=name):
         infer_request.set_tensor(name, np.zeros(shape, np.float32))
 
 
-def test_68_dynamic_dimension_accepts_any_size(infer_request):
+def test_dynamic_dimension_accepts_any_size(infer_request):
     for rows in (1, 5, 0):
         infer_request.set_tensor("x", np.ones((rows, 3), np.float32))
         assert infer_request.infer()["y"].shape == (rows, 3)
 
 
-def test_69_bettered_infer_names_missing_inputs(pair):
+def test_infer_names_missing_inputs(pair):
     request = pair.create_infer_request()
     with pytest.raises(TensorNameError, match=r"missing: 'a' .*'b'"):
         request.infer()
@@ -148,7 +148,7 @@ def test_69_bettered_infer_names_missing_inputs(pair):
     np.testing.assert_array_equal(request.infer()["s"], A + B)
 
 
-def test_70_bettered_infer_does_not_reuse_earlier_inputs(pair):
+def test_infer_does_not_reuse_earlier_inputs(pair):
     request = pair.create_infer_request()
     request.infer({"a": A, "b": B})
     with pytest.raises(TensorNameError, match="'b'") as error:
@@ -159,7 +159,7 @@ def test_70_bettered_infer_does_not_reuse_earlier_inputs(pair):
     np.testing.assert_array_equal(request.infer()["d"], A - B)
 
 
-def test_71_85_tensor_object_follows_each_run(infer_request):
+def test_tensor_object_follows_each_run(infer_request):
     before = infer_request.get_tensor("y")
     infer_request.infer({"x": X})
     assert infer_request.get_tensor("y") is before
@@ -168,7 +168,7 @@ def test_71_85_tensor_object_follows_each_run(infer_request):
     assert before.shape == (1, 3)
 
 
-def test_72_output_is_written_to_user_memory(infer_request):
+def test_output_is_written_to_user_memory(infer_request):
     memory = np.zeros((2, 3), np.float32)
     infer_request.set_output_tensor(memory)
     results = infer_request.infer({"x": X}, share_outputs=True)
@@ -183,7 +183,7 @@ def test_72_output_is_written_to_user_memory(infer_request):
         infer_request.set_output_tensor(read_only)
 
 
-def test_73_output_tensor_becomes_input_without_copy(double):
+def test_output_tensor_becomes_input_without_copy(double):
     first, second = double.create_infer_request(), double.create_infer_request()
     first.infer({"x": X})
     second.set_tensor("x", first.get_tensor("y"))
@@ -195,7 +195,7 @@ def test_73_output_tensor_becomes_input_without_copy(double):
     np.testing.assert_array_equal(first.results["y"], X * 2**7)
 
 
-def test_74_concurrent_requests_are_independent(double):
+def test_concurrent_requests_are_independent(double):
     first, second = double.create_infer_request(), double.create_infer_request()
     first.set_tensor("x", X)
     second.set_tensor("x", X + 1)
@@ -207,14 +207,14 @@ def test_74_concurrent_requests_are_independent(double):
     np.testing.assert_array_equal(second.results[0], (X + 1) * 2)
 
 
-def test_75_strided_input_is_correct(infer_request):
+def test_strided_input_is_correct(infer_request):
     wide = np.arange(24, dtype=np.float32).reshape(4, 6)
     infer_request.set_tensor("x", wide[::2, ::2])
     np.testing.assert_array_equal(infer_request.infer()["y"], wide[::2, ::2] * 2)
 
 
 @pytest.mark.parametrize("device", [NullPlugin, DensePlugin])
-def test_76_77_remote_tensors_as_ports(device):
+def test_remote_tensors_as_ports(device):
     context = NullPlugin().create_context()
     compiled = PluginSubject(device()).compile_model(DOUBLE)
     request = compiled.create_infer_request()
@@ -232,7 +232,7 @@ def test_76_77_remote_tensors_as_ports(device):
         request.set_tensor("y", context.create_tensor("int64", (2, 3)))
 
 
-def test_78_set_tensors_joins_a_batch(infer_request):
+def test_set_tensors_joins_a_batch(infer_request):
     items = [np.full((1, 3), i, np.float32) for i in range(3)]
     items[1] = np.zeros((1, 6), np.float32)[:, ::2]
     infer_request.set_tensors("x", items)
@@ -242,13 +242,13 @@ def test_78_set_tensors_joins_a_batch(infer_request):
     np.testing.assert_array_equal(infer_request.infer()["y"][2], [18, 18, 18])
 
 
-def test_79_batch_of_one_shares_memory(infer_request):
+def test_batch_of_one_shares_memory(infer_request):
     item = X[:1].copy()
     infer_request.set_tensors("x", [item])
     assert np.shares_memory(infer_request.get_tensor("x").data, item)
 
 
-def test_80_82_batched_input_has_no_tensor(infer_request):
+def test_batched_input_has_no_tensor(infer_request):
     infer_request.set_tensors("x", [X[:1], X[1:]])
     with pytest.raises(TensorError, match="batch of 2"):
         infer_request.get_tensor("x")
@@ -256,7 +256,7 @@ def test_80_82_batched_input_has_no_tensor(infer_request):
     assert np.shares_memory(infer_request.get_tensor("x").data, X)
 
 
-def test_81_set_tensors_rejects_invalid_batches(infer_request, pair):
+def test_set_tensors_rejects_invalid_batches(infer_request, pair):
     one = X[:1]
     with pytest.raises(TensorShapeError, match="1 on axis 0"):
         infer_request.set_tensors("x", [X, X])
@@ -274,15 +274,15 @@ def test_81_set_tensors_rejects_invalid_batches(infer_request, pair):
         infer_request.set_tensors("x", [])
 
 
-# Dynamic outputs: 85 is with 71.
+# Dynamic outputs.
 
 
-def test_84_dynamic_output_is_empty_before_a_run(infer_request):
+def test_dynamic_output_is_empty_before_a_run(infer_request):
     tensor = infer_request.get_tensor("y")
     assert (tensor.size, tensor.element_type) == (0, "float")
 
 
-def test_86_output_shape_follows_each_run(infer_request):
+def test_output_shape_follows_each_run(infer_request):
     for rows in (2, 5, 1):
         assert infer_request.infer({"x": np.ones((rows, 3), "float32")})["y"].shape == (rows, 3)
 
@@ -378,7 +378,7 @@ def test_compiled_model_creates_requests(double):
     np.testing.assert_array_equal(double.infer_new_request({"x": X})["y"], X * 2)
 
 
-def test_83_batched_tensors_after_cache_hit(tmp_path):
+def test_batched_tensors_after_cache_hit(tmp_path):
     with hetero.Core("inprocess") as core:
         for hit in (False, True):
             compiled = core.compile_model(DOUBLE, "HETERO:CPU", {"CACHE_DIR": tmp_path})

@@ -1,6 +1,6 @@
 """Behaviours of running requests that applications of OpenVINO rely on.
 
-The numbers in names are rows of docs/behaviours.md.
+The table in docs/behaviours.md lists them.
 """
 
 import gc
@@ -28,14 +28,14 @@ from tests.support.networks import X
 # Requests, synchronous or not.
 
 
-def test_89_start_then_wait(infer_request):
+def test_start_then_wait(infer_request):
     infer_request.start_async({"x": X})
     infer_request.wait()
     np.testing.assert_array_equal(infer_request.get_tensor("y").data, X * 2)
     assert infer_request.latency > 0
 
 
-def test_90_start_of_a_busy_request_raises(running_request):
+def test_start_of_a_busy_request_raises(running_request):
     for action in (
         lambda: running_request.start_async({"x": X}),
         lambda: running_request.infer({"x": X}),
@@ -57,13 +57,13 @@ def test_90_start_of_a_busy_request_raises(running_request):
         lambda r: r.get_output_tensor(0),
     ],
 )
-def test_91_busy_request_rejects_access(running_request, action):
+def test_busy_request_rejects_access(running_request, action):
     with pytest.raises(RequestBusyError):
         action(running_request)
     assert running_request.state is State.BUSY
 
 
-def test_92_wait_of_an_idle_request_returns(infer_request):
+def test_wait_of_an_idle_request_returns(infer_request):
     infer_request.wait()
     assert infer_request.state is State.IDLE
     infer_request.start_async({"x": X})
@@ -72,7 +72,7 @@ def test_92_wait_of_an_idle_request_returns(infer_request):
     assert infer_request.state is State.IDLE
 
 
-def test_93_94_wait_for_honours_its_timeout(control, infer_request):
+def test_wait_for_honours_its_timeout(control, infer_request):
     assert infer_request.wait_for(0) is True
     control.gate.clear()
     infer_request.start_async({"x": X})
@@ -83,12 +83,12 @@ def test_93_94_wait_for_honours_its_timeout(control, infer_request):
         infer_request.wait_for(-1)
 
 
-def test_95_cancel_before_start(infer_request):
+def test_cancel_before_start(infer_request):
     infer_request.cancel()
     np.testing.assert_array_equal(infer_request.infer({"x": X})["y"], X * 2)
 
 
-def test_96_97_cancelled_run_leaves_request_usable(control, running_request):
+def test_cancelled_run_leaves_request_usable(control, running_request):
     running_request.cancel()
     assert running_request.state is State.CANCELLED or running_request.wait_for(0)
     with pytest.raises(RequestCancelledError):
@@ -98,7 +98,7 @@ def test_96_97_cancelled_run_leaves_request_usable(control, running_request):
     np.testing.assert_array_equal(running_request.infer({"x": X})["y"], X * 2)
 
 
-def test_96_cancel_of_a_queued_request(control, double, running_request):
+def test_cancel_of_a_queued_request(control, double, running_request):
     queued_request = double.create_infer_request()
     queued_request.start_async({"x": X})
     queued_request.cancel()
@@ -108,14 +108,14 @@ def test_96_cancel_of_a_queued_request(control, double, running_request):
     running_request.wait()
 
 
-def test_96_cancel_after_the_run_has_no_effect(infer_request):
+def test_cancel_after_the_run_has_no_effect(infer_request):
     infer_request.start_async({"x": X})
     infer_request.wait()
     infer_request.cancel()
     np.testing.assert_array_equal(infer_request.results["y"], X * 2)
 
 
-def test_98_wait_and_callback_get_the_error(control, infer_request):
+def test_wait_and_callback_get_the_error(control, infer_request):
     control.error = ZeroDivisionError("on purpose")
     outcomes = []
 
@@ -135,7 +135,7 @@ def test_98_wait_and_callback_get_the_error(control, infer_request):
     infer_request.infer({"x": X})
 
 
-def test_99_114_request_outlives_its_model(subject):
+def test_request_outlives_its_model(subject):
     request = subject.compile_model(DOUBLE).create_infer_request()
     gc.collect()
     np.testing.assert_array_equal(request.infer({"x": X})["y"], X * 2)
@@ -144,7 +144,7 @@ def test_99_114_request_outlives_its_model(subject):
     gc.collect()
 
 
-def test_100_tensors_outlive_the_model(subject):
+def test_tensors_outlive_the_model(subject):
     compiled = subject.compile_model(DOUBLE)
     request = compiled.create_infer_request()
     request.infer({"x": X})
@@ -235,7 +235,7 @@ def test_exclusive_async_requests_run_one_at_a_time(control, subject):
 # Callbacks.
 
 
-def test_101_callback_runs_once_before_wait_returns(infer_request):
+def test_callback_runs_once_before_wait_returns(infer_request):
     calls = []
     infer_request.set_callback(lambda data: calls.append((data, threading.get_ident())), "data")
     for _ in range(3):
@@ -245,14 +245,14 @@ def test_101_callback_runs_once_before_wait_returns(infer_request):
     assert threading.get_ident() not in {ident for _, ident in calls}
 
 
-def test_102_infer_does_not_call_the_callback(infer_request):
+def test_infer_does_not_call_the_callback(infer_request):
     calls = []
     infer_request.set_callback(calls.append)
     infer_request.infer({"x": X})
     assert calls == []
 
 
-def test_103_callback_can_restart_the_request(infer_request):
+def test_callback_can_restart_the_request(infer_request):
     values = []
 
     def restart(_):
@@ -267,7 +267,7 @@ def test_103_callback_can_restart_the_request(infer_request):
     assert values == [2.0**i for i in range(1, 11)]
 
 
-def test_103_wait_in_a_callback_returns(infer_request):
+def test_wait_in_a_callback_returns(infer_request):
     returns = []
 
     def callback(_):
@@ -280,7 +280,7 @@ def test_103_wait_in_a_callback_returns(infer_request):
     assert returns == [True]
 
 
-def test_104_wait_raises_the_error_of_a_callback(infer_request):
+def test_wait_raises_the_error_of_a_callback(infer_request):
     def fail(_):
         raise KeyError("mine")
 
@@ -292,7 +292,7 @@ def test_104_wait_raises_the_error_of_a_callback(infer_request):
     np.testing.assert_array_equal(infer_request.infer({"x": X})["y"], X * 2)
 
 
-def test_105_replaced_callback_is_freed(infer_request):
+def test_replaced_callback_is_freed(infer_request):
     class Callback:
         def __call__(self, _):
             pass
@@ -322,7 +322,7 @@ def test_userdata_of_a_run_overrides_the_callbacks(infer_request):
 # Profiles and state.
 
 
-def test_106_107_profiling_info_has_five_stages(subject):
+def test_profiling_info_has_five_stages(subject):
     names = [
         "1. input preprocessing",
         "2. input transfer to a device",
@@ -350,7 +350,7 @@ def counters(request):
     return {int(r.node_name[0]): r.real_time.total_seconds() for r in rows}
 
 
-def test_106_execution_time_excludes_queueing(control, subject):
+def test_execution_time_excludes_queueing(control, subject):
     compiled = subject.compile_model(DOUBLE, {"PERF_COUNT": True})
     first, second = compiled.create_infer_request(), compiled.create_infer_request()
     control.gate.clear()
@@ -387,7 +387,7 @@ class TransferProgram(Program):
         return self.program.run(inputs, context)
 
 
-def test_106_execution_time_excludes_transfers():
+def test_execution_time_excludes_transfers():
     compiled = PluginSubject(TransferPlugin()).compile_model(DOUBLE, {"PERF_COUNT": True})
     request = compiled.create_infer_request()
     request.infer(X)
@@ -398,6 +398,6 @@ def test_106_execution_time_excludes_transfers():
     compiled.close()
 
 
-def test_108_to_110_stateless_model_has_no_states(infer_request):
+def test_stateless_model_has_no_states(infer_request):
     assert infer_request.query_state() == ()
     infer_request.reset_state()
