@@ -135,7 +135,7 @@ def test_selection_of_a_continued_line_takes_the_statement() -> None:
     assert RECORD.tests_of(mutant(30, 30), "tests/a", 20) == []
 
 
-def test_selection_of_a_constant_takes_all_tests_of_the_file() -> None:
+def test_constant_selects_all_tests_of_the_file() -> None:
     assert len(RECORD.tests_of(mutant(1, 1, function=""), "tests/a", 20)) == 3
 
 

@@ -102,7 +102,7 @@ def test_layer_over_sequences_of_several_lengths(
 @pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("steps", "batch", "size", "hidden"), [(5, 2, 4, 3), (10, 1, 16, 32)])
-def test_layer_whose_state_alone_is_read_after_a_run_on_zeros(
+def test_layer_with_only_its_state_read(
     direction: str,
     op_type: str,
     gates: int,

@@ -46,7 +46,7 @@ def test_own_kernel_replaces_the_shared_one() -> None:
 
 
 @pytest.mark.parametrize(("since", "own"), [(1, False), (7, False), (13, True), (18, False)])
-def test_own_kernel_older_than_the_shared_one_is_not_used(since: int, own: bool) -> None:
+def test_older_own_kernel_is_not_used(since: int, own: bool) -> None:
     backend = device(Softmax=since).backend
     kernel, shared = backend.find_kernel("", "Softmax", 17), KERNELS.find("", "Softmax", 17)
     assert shared is not None

@@ -47,7 +47,7 @@ def entry_of(name: str, path: object):
         ("foreign_factory", "SIGSEGV"),
     ],
 )
-def test_library_that_is_no_provider_becomes_entry_with_its_reason(library, reason, tmp_path):
+def test_library_without_provider_is_listed_with_its_reason(library, reason, tmp_path):
     entry = entry_of("fake", compile_library(library, tmp_path))
     assert entry.name == "ORT_FAKE"
     assert entry.plugin is None
@@ -57,7 +57,7 @@ def test_library_that_is_no_provider_becomes_entry_with_its_reason(library, reas
 @pytest.mark.parametrize(
     ("text", "reason"), [("no library" * 99, "invalid ELF header"), (None, "file")]
 )
-def test_file_that_is_no_library_becomes_entry_with_its_reason(text, reason, tmp_path):
+def test_file_without_library_is_listed_with_its_reason(text, reason, tmp_path):
     path = tmp_path / "provider.so"
     if text is not None:
         path.write_text(text)
@@ -83,7 +83,7 @@ def test_library_that_aborts_leaves_other_devices_working(tmp_path):
         np.testing.assert_array_equal(core.compile_model(RELU, "ORT")(X)["y"], np.maximum(X, 0))
 
 
-def test_two_libraries_of_one_name_become_entry_that_names_both(tmp_path):
+def test_libraries_of_one_name_are_listed_as_conflict(tmp_path):
     paths = [compile_library(name, tmp_path) for name in ("empty", "no_factory")]
     entries = load_plugins([f"fake={path}" for path in paths], entry_points=False)
     assert entries["ORT_FAKE"].plugin is None
@@ -181,7 +181,7 @@ def test_options_of_a_known_provider_are_typed_and_listed(ggml):
             ggml.compile_model(RELU, {"PROVIDER_OPTIONS": options})
 
 
-def test_option_that_the_provider_refuses_is_an_error_of_the_property(ggml):
+def test_option_refused_by_provider_raises_property_error(ggml):
     with pytest.raises(PropertyError, match=r"gpu|Vulkan"):
         ggml.query_model(RELU, {"PROVIDER_OPTIONS": {"device": "gpu"}})
 
@@ -204,7 +204,7 @@ def test_node_that_the_provider_takes_and_fails_is_refused(ggml):
         assert compiled is not None, name
 
 
-def test_provider_that_is_gone_is_a_typed_error_of_a_cached_model(ggml_path, tmp_path):
+def test_cached_model_of_missing_provider_raises_typed_error(ggml_path, tmp_path):
     path = tmp_path / "libonnxruntime_ggml.so"
     shutil.copy(ggml_path, path)
     config = {"CACHE_DIR": str(tmp_path / "cache")}

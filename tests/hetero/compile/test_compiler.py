@@ -76,7 +76,7 @@ LIMITS: dict[str, tuple[tuple[Any, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_each_limit_comes_from_its_option_in_the_same_unit(name: str) -> None:
+def test_limits_equal_their_options(name: str) -> None:
     values, field = LIMITS[name]
     first, second = (compile_request("X.0", **{name: value}).limits for value in values)
     assert (getattr(first, field), getattr(second, field)) == values
@@ -84,7 +84,7 @@ def test_each_limit_comes_from_its_option_in_the_same_unit(name: str) -> None:
     assert fields == {field}
 
 
-def test_optimal_requests_fill_stages_times_streams_and_one_per_placement() -> None:
+def test_optimal_requests_count_stages_streams_and_placements() -> None:
     one, two = place(), place(add="X.1")
     configs: dict[str, Any] = {"X.0": {}, "X.1": {}}
     assert optimal_num_requests([one], configs) == 1 + 1
@@ -225,13 +225,13 @@ def test_devices_that_are_listed_together_work_together() -> None:
 # Placements that move.
 
 
-def test_lost_stages_move_to_the_device_with_the_fewest_nodes() -> None:
+def test_lost_stages_move_to_least_loaded_device() -> None:
     placement = place(add="X.1", tanh="X.2", neg="X.2")
     remaining = [descriptor("X.0"), descriptor("X.2"), descriptor("X.3"), descriptor("Y.0")]
-    moved = move_from_lost_devices(placement, ["X.1"], remaining)
-    assert moved is not None
-    assert moved.affinity.devices == placement.affinity.devices | {"add": "X.3"}
-    assert moved.affinity.reasons["add"] == "priority (in place of X.1)"
+    changed = move_from_lost_devices(placement, ["X.1"], remaining)
+    assert changed is not None
+    assert changed.affinity.devices == placement.affinity.devices | {"add": "X.3"}
+    assert changed.affinity.reasons["add"] == "priority (in place of X.1)"
     without_spare = move_from_lost_devices(placement, ["X.1"], remaining[:2])
     assert without_spare is not None
     assert without_spare.affinity["add"] == "X.2"
@@ -241,9 +241,9 @@ def test_second_lost_device_counts_the_nodes_of_the_first() -> None:
     # X.0 has 3 nodes, X.1 has 2, X.2 has 1; of X.3 and X.4 each takes one lost device.
     placement = place(add="X.1", tanh="X.1", neg="X.2")
     remaining = [descriptor("X.3"), descriptor("X.4")]
-    moved = move_from_lost_devices(placement, ["X.0", "X.1", "X.2"], remaining)
-    assert moved is not None
-    loads = sorted(list(moved.affinity.values()).count(name) for name in ("X.3", "X.4"))
+    changed = move_from_lost_devices(placement, ["X.0", "X.1", "X.2"], remaining)
+    assert changed is not None
+    loads = sorted(list(changed.affinity.values()).count(name) for name in ("X.3", "X.4"))
     assert loads == [3, 3]
 
 
@@ -257,8 +257,8 @@ def test_lost_stages_need_a_device_of_their_plugin() -> None:
 def test_lost_stages_need_memory_for_their_weights(nbytes: int | None, fits: bool) -> None:
     placement = place(add="X.1")  # the weight of 3 x 4 floats is read on X.0
     remaining = [descriptor("X.1"), descriptor("X.2", memory_nbytes=nbytes)]
-    moved = move_from_lost_devices(placement, ["X.0"], [remaining[1]])
-    assert (moved is not None) == fits
+    changed = move_from_lost_devices(placement, ["X.0"], [remaining[1]])
+    assert (changed is not None) == fits
 
 
 def test_weights_of_several_stages_on_a_device_add_up() -> None:

@@ -98,7 +98,7 @@ TestQueryCacheCalls = QueryCacheCalls.TestCase
 TestQueryCacheCalls.settings = settings(max_examples=25, stateful_step_count=12)
 
 
-def test_querier_takes_the_options_of_the_request_for_each_device() -> None:
+def test_querier_uses_the_options_of_each_device() -> None:
     configs: list[Any] = []
 
     def query(device: str, model: Model, config: Any) -> Support:

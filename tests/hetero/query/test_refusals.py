@@ -147,7 +147,7 @@ def test_refusal_of_a_node(support: Support, expected: Refusal | None) -> None:
     assert refusal_of(support, "a", "X.0") == (expected or default)
 
 
-def test_message_groups_devices_with_one_reason_and_names_the_domain() -> None:
+def test_message_groups_devices_and_names_the_domain() -> None:
     model = build("a: y = Neg(x)", outputs="y")
     support = Support({}, {"a": {"X.0": FIRST, "X.1": SECOND, "X.2": FIRST}})
     with pytest.raises(UnsupportedNodesError) as caught:

@@ -285,7 +285,7 @@ def test_unused_fallback_is_information_and_useless_device_a_warning() -> None:
     assert severities == {"CPU": "info", "NULL": "warning"}
 
 
-def test_single_device_lint_names_a_device_that_runs_all_nodes() -> None:
+def test_single_device_lint_names_the_sufficient_device() -> None:
     model = chain("Abs", "Neg", "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "single-device"]

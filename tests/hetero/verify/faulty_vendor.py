@@ -54,9 +54,9 @@ def instead(op_type: str | None = None, **attributes: object) -> Rewrite:
     def rewrite(node: Node, model: Model) -> list[onnx.NodeProto]:
         copy = _copy(node)
         copy.op_type = op_type or node.op_type
-        kept = [a for a in copy.attribute if a.name not in attributes and op_type is None]
+        remaining = [a for a in copy.attribute if a.name not in attributes and op_type is None]
         del copy.attribute[:]
-        copy.attribute.extend(kept)
+        copy.attribute.extend(remaining)
         copy.attribute.extend(helper.make_attribute(*item) for item in attributes.items())
         return [copy]
 

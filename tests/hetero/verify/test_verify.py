@@ -144,10 +144,10 @@ def test_wrong_kernel_is_refused_and_the_result_is_right(
 ) -> None:
     config = {"VERIFY": "YES", "FAULT": fault}
     with core.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
-        found = wrong_nodes(compiled)
+        refused_nodes = wrong_nodes(compiled)
         expected = NODES.get(fault) or [{n} for n in nodes_of(FAULTS[fault].op_type)]
-        assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
-        assert {compiled.affinity[node] for nodes in found for node in nodes} == {"CPU"}
+        assert sorted(map(sorted, refused_nodes)) == sorted(map(sorted, expected))
+        assert {compiled.affinity[node] for nodes in refused_nodes for node in nodes} == {"CPU"}
         assert "VENDOR" in compiled.affinity.values()
         result = compiled(request())
         for name, value in zip(("y", "best", "whole", "single"), right, strict=True):

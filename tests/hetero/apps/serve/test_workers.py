@@ -124,7 +124,7 @@ def has_ended(number: int) -> bool:
     return state in "ZX"
 
 
-def test_call_is_carried_out_by_all_workers_and_by_new_ones(tmp_path: Path) -> None:
+def test_call_reaches_all_workers_including_new_ones(tmp_path: Path) -> None:
     with pool(tmp_path) as both:
         assert both.call(0, "RepositoryModelUnload a") == "done"
         assert both.call(1, "RepositoryModelUnload b") == "done"
