@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 NAMES_PERCENT, FIRST_LINES_PERCENT, PHRASES_PER_1000_LINES = 0.4, 0.3, 8.0
 PARTS = ("hetero", "scheduler", "devices", "benchmarks", "tests", "documents")
 #: Folders that still have to be reworded.
-UNFINISHED = ("tests/scheduler", "tests/universe")
+UNFINISHED = ("tests/scheduler", "tests/simulation")
 #: Limit of words in the name of a test, after `test_`.
 TEST_NAME_WORDS = 9
 #: Names that name nothing: a participle or adverb without its noun.
