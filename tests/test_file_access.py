@@ -45,6 +45,7 @@ ALLOWED = {
     "hetero/comparison/compare.py": (("msgspec.json.decode",), "JSON of its own"),
     "hetero/measure/sample_inputs.py": (("msgspec.json.decode",), "typed metadata"),
     "hetero/report/html_page.py": ((".read_text",), "a file of this package"),
+    "hetero/verify/verdict_store.py": (("msgspec.json.decode",), "typed JSON of a cache entry"),
     "scheduler/channels/envelope.py": (("decode",), "typed msgpack"),
     "scheduler/channels/shared_memory.py": (("os.open", "mmap.mmap"), "checks of its own"),
     "scheduler/formats/blob_file.py": (("mmap.mmap",), "maps a file that the reader has opened"),
