@@ -56,7 +56,7 @@ def crash_of(name: str) -> Refusal:
     return Refusal("no_kernel", f"Vendor crashed in a query of {name}: signal 11")
 
 
-def test_nodes_are_queried_in_one_call_with_limits_for_all() -> None:
+def test_one_call_queries_all_nodes_within_limits() -> None:
     worker = Worker(refuses="Op2")
     assert ask(worker) == [None, None, Refusal("opset", "old"), None]
     ((names, limits),) = worker.calls

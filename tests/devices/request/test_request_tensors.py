@@ -128,7 +128,7 @@ def one_input(spec: TensorSpec = X) -> RequestTensors:
     return RequestTensors((spec,), (Y,))
 
 
-def test_input_of_a_run_replaces_a_tensor_that_was_set() -> None:
+def test_input_of_a_run_replaces_a_set_tensor() -> None:
     tensors = RequestTensors((X, Z), (Y,))
     tensors.set("x", array(1))
     tensors.set("z", array(2))
@@ -139,7 +139,7 @@ def test_input_of_a_run_replaces_a_tensor_that_was_set() -> None:
     np.testing.assert_array_equal(tensors.collect(None, copy=True)["x"], array(3))
 
 
-def test_equal_layouts_take_new_values_and_new_layouts_are_checked() -> None:
+def test_new_layouts_are_checked_and_equal_ones_reused() -> None:
     tensors = one_input()
     for number in (1, 2, 3):
         for inputs in (array(number), {"x": array(number)}):
@@ -166,7 +166,7 @@ def test_copy_of_an_input_is_the_run_s_own() -> None:
         assert tensors.collect(value, copy=False)["x"] is value
 
 
-def test_values_of_a_run_are_the_caller_s_to_extend() -> None:
+def test_caller_may_extend_the_values_of_a_run() -> None:
     tensors = one_input()
     for _ in range(3):
         tensors.collect(array(1), copy=True)["state"] = array(5)

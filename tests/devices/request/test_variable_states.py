@@ -106,7 +106,7 @@ def test_reset_of_a_state_that_was_set_forgets_it() -> None:
     np.testing.assert_array_equal(states.values_for({"x": array(0, 3, 3)})["a"], array(0, 3))
 
 
-def test_all_variables_are_checked_for_the_sizes_of_a_run() -> None:
+def test_sizes_of_a_run_agree_over_all_variables() -> None:
     states = RequestStates((A, B), (X,))
     states.commit({"a.next": array(1, 2), "b.next": array(1, 2)})
     assert states.values_for({"x": array(0, 2, 3)})["b"].shape == (2, 2)

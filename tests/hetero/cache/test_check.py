@@ -138,7 +138,7 @@ def test_verdict_equals_the_import_in_a_changed_environment(blob: bytes, seed: i
             assert targets == {s.index: s.device for s in imported.subgraphs}
 
 
-def test_command_prints_the_verdict_and_exits_with_1_if_refused(
+def test_command_prints_verdict_and_exits_1_if_refused(
     shell: Shell, blob: bytes, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.hetero"

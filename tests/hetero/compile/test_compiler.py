@@ -120,7 +120,7 @@ def test_without_devices_moves_pins_within_the_plugin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "replicas"),
+    ("device", "replicas"),
     [
         ("X.0", {}),  # its replicas become devices like others
         ("X.1", {"X.0": ["X.2"]}),
@@ -128,11 +128,11 @@ def test_without_devices_moves_pins_within_the_plugin() -> None:
     ],
 )
 def test_without_devices_keeps_replicas_that_remain(
-    lost: str, replicas: dict[str, list[str]]
+    device: str, replicas: dict[str, list[str]]
 ) -> None:
     option = {"X.0": ["X.1", "X.2"]}
     request = compile_request("X.0", "X.1", "X.2", "Y.0", REPLICAS=option)
-    assert without_devices(request, [lost]).hetero_config["REPLICAS"] == replicas
+    assert without_devices(request, [device]).hetero_config["REPLICAS"] == replicas
 
 
 def test_without_devices_keeps_automatic_replicas() -> None:

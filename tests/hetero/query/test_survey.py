@@ -23,7 +23,7 @@ def survey() -> Survey:
     return Survey(model, "HETERO:X.0,Y.0", devices, results, joint, Affinity({"a": "X.0"}))
 
 
-def test_table_has_the_device_and_each_support_of_a_node(survey: Survey) -> None:
+def test_table_has_device_and_support_of_each_node(survey: Survey) -> None:
     html = survey._repr_html_()
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[1:]]
     refusal = "no Abs [no_kernel]"

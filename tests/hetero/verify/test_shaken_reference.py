@@ -13,9 +13,9 @@ from hetero.verify.shaken_reference import UNIT, ShakenReference, Shaker
 def test_shaker_moves_fractions_by_a_unit_and_leaves_counts() -> None:
     values = np.array([0.3, 7.0, 1e9, 0.0, -2.6], np.float32)
     shaken = Shaker(2.0**-23)(values)
-    moved = np.abs(shaken / np.where(values == 0, 1, values) - 1)
+    changes = np.abs(shaken / np.where(values == 0, 1, values) - 1)
     assert (shaken != values).tolist() == [True, False, True, False, True]
-    assert moved[[0, 2, 4]].max() <= 2.0**-22
+    assert changes[[0, 2, 4]].max() <= 2.0**-22
 
 
 def test_shaken_reference_tells_equal_channels_apart() -> None:

@@ -48,9 +48,7 @@ def test_lower_precision_is_judged_by_its_unit() -> None:
 @pytest.mark.parametrize(
     ("rounds", "number", "expected"), [(True, 1, True), (False, 1, False), (True, 5, False)]
 )
-def test_few_integers_beside_a_tie_are_noise_if_floats_are_rounded(
-    rounds: bool, number: int, expected: bool
-) -> None:
+def test_few_integers_next_to_a_tie_are_noise(rounds: bool, number: int, expected: bool) -> None:
     values = np.arange(100, dtype=np.int8)
     off = values.copy()
     off[:number] += 1

@@ -37,8 +37,8 @@ def test_undefined_result_has_a_reason(
     )
     dtype = np.float32 if kind == "float" else np.int32
     a, b = (np.asarray(v, dtype) for v in values)
-    found = undefined_reason(
+    message = undefined_reason(
         model, {"a": a, "b": b, "y": np.zeros(2, output if "Cast" in node else dtype)}
     )
-    assert (found is None) == (reason is None)
-    assert reason is None or (found is not None and reason in found)
+    assert (message is None) == (reason is None)
+    assert reason is None or (message is not None and reason in message)

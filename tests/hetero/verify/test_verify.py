@@ -209,7 +209,7 @@ def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
 @pytest.mark.parametrize(
     ("device", "pins"), [("VENDOR", None), ("HETERO:VENDOR,CPU", {"shares": "VENDOR"})]
 )
-def test_wrong_node_without_another_device_is_kept_with_a_warning(
+def test_wrong_node_without_alternative_stays_with_warning(
     core: hetero.Core,
     caplog: pytest.LogCaptureFixture,
     device: str,
@@ -232,8 +232,8 @@ def test_wrong_node_without_another_device_is_kept_with_a_warning(
 def test_third_device_confirms_the_reference(core: hetero.Core) -> None:
     config = {"VERIFY": "YES", "FAULT": "gemm_without_bias"}
     with core.compile_model(net(), "HETERO:VENDOR,SECOND,CPU", config) as compiled:
-        refused = [v for v in compiled.verification.verdicts if v.status == "refused"]
-        assert [v.evidence[0].witness for v in refused] == ["SECOND agrees with the reference"]
+        refusals = [v for v in compiled.verification.verdicts if v.status == "refused"]
+        assert [v.evidence[0].witness for v in refusals] == ["SECOND agrees with the reference"]
         assert compiled.affinity["dense"] == "SECOND"
 
 

@@ -79,14 +79,14 @@ def test_simpler_candidate_wins_within_the_tolerance(rule: str) -> None:
     assert choose(simple, other)[0] == choose(other, simple)[0] == "simple"
 
 
-@pytest.mark.parametrize(("objective", "chosen"), [(1.03, "simple"), (1.0301, "best")])
-def test_tolerance(objective: float, chosen: str) -> None:
+@pytest.mark.parametrize(("objective", "choice"), [(1.03, "simple"), (1.0301, "best")])
+def test_tolerance(objective: float, choice: str) -> None:
     best = candidate("best", 1, levels=2)
-    assert choose(best, candidate("simple", objective))[0] == chosen
+    assert choose(best, candidate("simple", objective))[0] == choice
 
 
 @pytest.mark.parametrize(
-    ("hint", "bound_s", "objective", "chosen"),
+    ("hint", "bound_s", "objective", "choice"),
     [
         ("THROUGHPUT", 1.0, 1.02, "simple"),
         ("THROUGHPUT", 1.0, 1.025, "best"),  # the best is proven, the simpler one is not
@@ -95,10 +95,10 @@ def test_tolerance(objective: float, chosen: str) -> None:
         ("LATENCY", 1.0, 1.025, "simple"),
     ],
 )
-def test_tolerance_near_the_bound(hint: str, bound_s: float, objective: float, chosen: str) -> None:
+def test_tolerance_near_the_bound(hint: str, bound_s: float, objective: float, choice: str) -> None:
     best = candidate("best", 1, 1, levels=2)
     simple = candidate("simple", objective, objective)
-    assert choose(best, simple, hint=hint, bound_s=bound_s)[0] == chosen
+    assert choose(best, simple, hint=hint, bound_s=bound_s)[0] == choice
 
 
 def test_replicas_that_are_not_allowed_remain_alternatives() -> None:
