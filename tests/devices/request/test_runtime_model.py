@@ -71,7 +71,7 @@ def test_replicas_are_parallel_and_shared_nodes_occur_once() -> None:
     assert [n.name for n in runtime_model(MODEL, plans, {}).nodes] == ["one", "two"]
 
 
-def test_value_of_an_eliminated_node_is_read_from_its_reader() -> None:
+def test_value_of_eliminated_node_comes_from_its_reader() -> None:
     plan = [executed("b", "b"), executed("e", "e")]
     assert rows(runtime_model(MODEL, [plan], {})) == [
         ("b", ("x",), ("w",), ("a", "b")),

@@ -82,7 +82,7 @@ def test_precedence_of_the_three_forms() -> None:
     assert dict(metadata_pins(two_forms, DEVICES)) == {"n": "ORT"}
 
 
-def test_annotation_keeps_records_of_other_tools_and_raises_the_version() -> None:
+def test_annotation_keeps_records_of_other_tools() -> None:
     model = recorded({"stage": 1})
     model.header.ir_version = 10
     annotated = annotate(model, Affinity({"n": "CPU"}, {}))
