@@ -38,7 +38,7 @@ from hetero.devices.errors import BlobError
 from hetero.scheduler.processes.owned_files import Process, owned_name, remove_with, sweep
 
 FOLDER: Final = Path("/dev/shm")
-_PREFIX: Final = "hetero-"
+PREFIX: Final = "hetero-"
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 #: Index of the first generation in the second half of the first page.
 _TAKEN: Final = _PAGE // 16
@@ -125,13 +125,13 @@ class SlotPool:
     """
 
     def __init__(self, nbytes: int | None = None) -> None:
-        sweep(FOLDER, _PREFIX)
+        sweep(FOLDER, PREFIX)
         status = os.statvfs(FOLDER)
         self._max_nbytes = int(status.f_blocks * status.f_frsize * _MAX_SHARE)
         if nbytes is not None:
             self._max_nbytes = nbytes
         self._owner = owned_name(os.urandom(4).hex())
-        self._remove = remove_with(self, FOLDER, f"{_PREFIX}{self._owner}.*")
+        self._remove = remove_with(self, FOLDER, f"{PREFIX}{self._owner}.*")
         self._lock = threading.Lock()
         self._num_files = 0
         #: Size of slots -> files.
@@ -176,7 +176,7 @@ class SlotPool:
             for slot in self._filled():
                 if slot.reader == reader:
                     slot.free()
-        sweep(FOLDER, _PREFIX)
+        sweep(FOLDER, PREFIX)
 
     def close(self) -> None:
         """Remove the files; readers keep their mappings."""
@@ -327,7 +327,7 @@ class SlotReader:
 
 
 def _path(owner: str, number: int) -> Path:
-    return FOLDER / f"{_PREFIX}{owner}.{number}"
+    return FOLDER / f"{PREFIX}{owner}.{number}"
 
 
 def _map_file(path: Path) -> tuple[memoryview, memoryview]:

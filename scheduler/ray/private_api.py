@@ -6,11 +6,12 @@ file has to follow.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import ray
@@ -41,6 +42,23 @@ def alive_hosts(address: str, timeout_s: float) -> set[str]:
     raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
     nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=timeout_s).values()
     return {node.node_manager_address for node in nodes if node.state == _ALIVE}
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """Let a Ray that starts in the block listen on 127.0.0.1 only, as on Windows and macOS."""
+    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
+    previous, is_enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    os.environ[name] = "0"  # for the processes that it starts
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = is_enabled
+        if previous is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = previous
 
 
 def current_connection() -> object:

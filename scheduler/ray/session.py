@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
@@ -26,7 +27,9 @@ from ray.exceptions import AuthenticationError
 from hetero.devices.errors import ClusterError
 from hetero.devices.file_reader import read_regular
 from hetero.devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
+from hetero.scheduler.channels.shared_memory import FOLDER, PREFIX
 from hetero.scheduler.processes import process_end
+from hetero.scheduler.processes.client_guard import start_guard
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.processes.owned_files import is_private, process_start
 from hetero.scheduler.ray.address import check_is_node, check_reachable, find_address
@@ -36,6 +39,7 @@ from hetero.scheduler.ray.private_api import (
     current_connection,
     disarm_in_fork,
     enable_token,
+    loopback_only,
     reload_credentials,
     silence_error_messages,
 )
@@ -97,6 +101,10 @@ class RaySession:
         self.when_gone: list[Callable[[ClusterError], None]] = []
         self._connection: object = None
         self._watch: ClusterWatch | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        if is_owner:
+            client = os.getpid()
+            self._guard = start_guard(client, process_start(client), folder, FOLDER, PREFIX)
 
     def watch(self) -> RaySession:
         """Start watching the cluster after Ray has connected to it."""
@@ -187,6 +195,10 @@ class RaySession:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            self._guard = None
         atexit.unregister(self.end)
 
     def _lose(self, error: ClusterError) -> None:
@@ -271,7 +283,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     session = RaySession(True, folder)
     try:
-        with _quiet(), own_signals():
+        with _quiet(), own_signals(), loopback_only():
             own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
             ray.init(address="local", **own, **_INIT, **options)
     except BaseException as error:

@@ -152,6 +152,9 @@ def test_other_than_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     with pytest.raises(OSError, match="symbolic links"):
         BlobFile(tmp_path / "link", of_cache=True)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        BlobFile(tmp_path / "loop")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hetero.devices.errors import BlobError, PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.scheduler import Plan, Stage, Wire
+from hetero.scheduler.types.plan import unpack_spec
 
 GOLDEN = Path(__file__).parent / "golden" / "plan_v1.bin"
 X = TensorSpec("x", "tensor(float)", ("n", 3, None))
@@ -96,3 +98,11 @@ def test_plan_of_another_version_is_refused_by_number() -> None:
     form, _, body = msgpack.unpackb(diamond_plan().to_bytes())
     with pytest.raises(BlobError, match="version 7"):
         Plan.from_bytes(msgpack.packb([form, 7, body]))
+
+
+@pytest.mark.parametrize(
+    "entry", [["x", 7, [1]], ["x", "tensor(float)", [2**63]], ["x", "tensor(float)", 3], [], "xyz"]
+)
+def test_damaged_port_is_a_value_error(entry: Any) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        unpack_spec(entry)

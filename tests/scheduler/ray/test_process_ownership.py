@@ -13,7 +13,7 @@ import pytest
 from ray import exceptions
 
 from hetero.scheduler.processes.owned_files import process_start
-from hetero.scheduler.ray import local_cluster, pool_service
+from hetero.scheduler.ray import local_cluster, pool_service, session
 from hetero.scheduler.ray.address import check_is_node
 
 FORK_PROGRAM = """
@@ -48,7 +48,7 @@ import numpy as np
 import ray
 from onnx.parser import parse_model
 import hetero
-from hetero.scheduler.ray import local_cluster, pool_service
+from hetero.scheduler.ray import local_cluster, pool_service, session
 local_cluster.folder = lambda: Path(sys.argv[1])
 text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
 pool_service.bring_up(devices={"CPU": 1})
@@ -202,3 +202,35 @@ def test_pool_status_explains_missing_devices(
 
     monkeypatch.setattr(pool_service.ray, "get", fail)
     assert words in (pool_service._device("CPU", None).error or "")
+
+
+def test_folders_of_other_users_do_not_delay_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(name: str) -> Path:
+        folder = tmp_path / f"het-{name}"
+        folder.mkdir(mode=0o700)
+        return folder / "owner"
+
+    os.mkfifo(make("pipe"))
+    make("device").symlink_to("/dev/zero")
+    sparse = make("sparse")
+    sparse.touch()
+    os.truncate(sparse, 2**40)
+    (tmp_path / "het-file").touch()
+    shared = make("shared")  # others may have written it
+    shared.write_text("1 1")
+    shared.parent.chmod(0o777)
+    dead = make("dead")
+    dead.write_text("1 1")
+    monkeypatch.setattr(session, "_LONGEST_FOLDER", 200)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert session._make_folder().parent == tmp_path
+    assert not dead.parent.exists()
+    assert {path.name for path in tmp_path.iterdir()} >= {
+        "het-pipe",
+        "het-device",
+        "het-sparse",
+        "het-file",
+        "het-shared",
+    }
