@@ -38,7 +38,9 @@ from tests.support.serving import (
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("google.protobuf")
+from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.proto_file import proto_file
+from hetero.apps.serve.repository import ModelSource, Repository
 
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
@@ -292,7 +294,6 @@ def test_unknown_option_and_used_port_are_errors() -> None:
 
 def test_changes_of_a_model_folder_are_loaded(tmp_path: Path) -> None:
     from hetero.apps.serve.model_folder import ModelOptions, folder_sources
-    from hetero.apps.serve.repository import Repository
 
     data = plus_one().SerializeToString()
     (tmp_path / "first.onnx").write_bytes(data)
@@ -373,3 +374,16 @@ def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
     invalid_server = serving(options={**options, "tls_key": certificate}, plus=plus_one())
     with pytest.raises(ArgumentError, match="TLS"), invalid_server:
         pass
+
+
+def test_folder_that_cannot_be_searched_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    searches = []
+
+    def fail() -> list[ModelSource]:
+        searches.append(1)
+        raise OSError("too many open files")
+
+    repository = Repository(fail)
+    with Server(repository, ServerOptions(port=0, watch_s=0.01)):
+        until(lambda: len(searches) > 3)
+    assert [record.exc_info is not None for record in caplog.records] == [True]

@@ -63,6 +63,8 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         (("devices", "ORT", "identity"), {}, "missing required field `plugin`"),
         (("transfers", 0, "busy", "b"), True, "at `$[0].busy.b`"),
         (("model",), None, "Profile the model again"),
+        (("shapes", "x"), [2**63], "Profile the model again"),
+        (("shapes", "x"), [-1], "Profile the model again"),
     ],
 )
 def test_read_costs_damaged_value_raises(
