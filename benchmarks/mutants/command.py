@@ -98,10 +98,13 @@ def draw_mutants(
 ) -> dict[Mutant, str]:
     """Return mutants of a package, drawn at random, with their sources."""
     mutants: dict[Mutant, str] = {}
+    keys = set(again)
+    files = {root / key.partition("::")[0] for key in keys}
     for path in sorted((root / package).rglob("*.py")):
-        mutants.update(mutants_of(root, path))
-    if again:
-        return {mutant: mutants[mutant] for mutant in mutants if mutant.key in set(again)}
+        if not keys or path in files:
+            mutants.update(mutants_of(root, path))
+    if keys:
+        return {mutant: source for mutant, source in mutants.items() if mutant.key in keys}
     drawn = random.Random(f"{seed} {package}").sample(list(mutants), min(number, len(mutants)))
     return {mutant: mutants[mutant] for mutant in drawn}
 

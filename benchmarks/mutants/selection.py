@@ -17,7 +17,7 @@ PACKAGES = (
     *("devices/request", "devices/plugin", "devices/model"),
 )
 #: Tests of what is on top of the core: they execute much of it and check little.
-_APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/benchmarks")
+_APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/features", "tests/benchmarks")
 
 
 def files_with_tests(root: Path, package: str) -> list[str]:
