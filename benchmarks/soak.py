@@ -56,7 +56,7 @@ def connect(port: int) -> socket.socket:
 
 
 def repeat(port: int, data: bytes, stop: Stop, pause_s: float = 0.0) -> None:
-    """Send bytes on new connections, and read what comes until the server closes or pauses."""
+    """Send bytes on new connections, and read the responses until the server closes or pauses."""
     while not stop.wait(pause_s):
         with suppress(OSError), connect(port) as client:
             client.settimeout(1.0)
@@ -307,7 +307,7 @@ def run_client(port: int, grpc_port: int) -> None:
 
 
 def soak(minutes: float, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each attack, and what went wrong."""
+    """Return a row for each attack, and the list of failures."""
     times_ms: dict[str, list[float]] = {}
     resources: dict[str, dict[str, int]] = {}
     problems: list[str] = []

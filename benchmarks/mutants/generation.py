@@ -39,7 +39,7 @@ class Mutant:
     function: str
     first_line: int
     last_line: int
-    #: Texts before and after the change, without most of what they have in common.
+    #: Texts before and after the change, without most of their common parts.
     change: str
     #: Position among equal changes of the same function.
     occurrence: int
@@ -260,7 +260,7 @@ def _common_length(first: str, second: str) -> int:
 
 
 def _difference(before: str, after: str) -> str | None:
-    """Return the parts of two texts that differ, with a little of what is around them."""
+    """Return the parts of two texts that differ, with a little context."""
     if before == after:
         return None
     start = _common_length(before, after)

@@ -16,7 +16,7 @@ PACKAGES = (
     *("scheduler/client", "scheduler/device"),
     *("devices/request", "devices/plugin", "devices/model"),
 )
-#: Tests of what is on top of the core: they execute much of it and check little.
+#: Tests of applications and faces: they execute much of it and check little.
 _APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/features", "tests/benchmarks")
 
 

@@ -231,7 +231,7 @@ def _write(path: Path, source: str) -> None:
 
 
 def _in_fork(work: Callable[[], int], limit_s: float) -> str:
-    """Run a function in a fork; return whether it failed, and end what it has started."""
+    """Run a function in a fork; return its outcome, and end its child processes."""
     child = os.fork()
     if child == 0:
         status = 2

@@ -111,7 +111,7 @@ def test_lost_device_is_replaced_by_priority() -> None:
     assert devices_of(executor.replan("Y.0")) == ["X.0"]
 
 
-def test_device_that_the_executor_does_not_list_is_lost_as_well() -> None:
+def test_device_missing_from_the_executor_is_lost() -> None:
     executor = deploy(compile_request("X.0", "X.1", "X.2"), "X.0", "X.2")
     assert devices_of(executor.replan("X.0")) == ["X.2"]
     with pytest.raises(DeviceError, match=r"lost devices: X\.0, X\.1, X\.2\."):
@@ -130,7 +130,7 @@ def test_stages_with_states_move_alone() -> None:
         del UNSUPPORTED["X.0"], UNSUPPORTED["X.1"]
 
 
-def test_model_with_states_is_placed_again_if_its_stages_cannot_move() -> None:
+def test_model_with_states_is_replanned_if_stages_cannot_move() -> None:
     executor = deploy(compile_request("X.0", "Z.0"), model=STATEFUL)
     assert devices_of(executor) == ["X.0"]
     assert devices_of(executor.replan("X.0")) == ["Z.0"]
