@@ -110,10 +110,16 @@ def draw_mutants(
 
 
 def run_package(
-    root: Path, package: str, mutants: Mapping[Mutant, str], jobs: int, limit_s: float
+    root: Path,
+    package: str,
+    mutants: Mapping[Mutant, str],
+    jobs: int,
+    limit_s: float,
+    *,
+    own_only: bool = False,
 ) -> dict[Mutant, str]:
     """Return the status of each mutant."""
-    tests = files_with_tests(root, package)
+    tests = files_with_tests(root, package, own_only=own_only)
     folder = own_tests_folder(root, package)
     with ExitStack() as stack:
         copies = [
@@ -205,6 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--test-seconds", type=float, default=20.0, help="duration of the tests of one mutant"
     )
+    parser.add_argument(
+        "--own-tests", action="store_true", help="run the tests of the package's folder only"
+    )
     parser.add_argument("--again", type=Path, help="output of --json: test its survivors only")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -213,7 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows, survivors = [], []
     for package in options.package or PACKAGES:
         mutants = draw_mutants(_ROOT, package, options.sample, options.seed, again)
-        statuses = run_package(_ROOT, package, mutants, options.jobs, options.test_seconds)
+        statuses = run_package(
+            _ROOT,
+            package,
+            mutants,
+            options.jobs,
+            options.test_seconds,
+            own_only=options.own_tests,
+        )
         rows.append(summary(package, statuses, equivalent))
         survivors += sorted(
             mutant.key

@@ -20,8 +20,11 @@ PACKAGES = (
 _APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/features", "tests/benchmarks")
 
 
-def files_with_tests(root: Path, package: str) -> list[str]:
-    """Return the test files in the folder that mirrors a package, and those that import it."""
+def files_with_tests(root: Path, package: str, *, own_only: bool = False) -> list[str]:
+    """Return the test files in the folder that mirrors a package, and those that import it.
+
+    `own_only`: without those that import it.
+    """
     folder = own_tests_folder(root, package)
     module = package.replace("/", ".")
     module = module if module.startswith("hetero.") else f"hetero.{module}"
@@ -31,7 +34,11 @@ def files_with_tests(root: Path, package: str) -> list[str]:
         path
         for path in sorted((root / "tests").rglob("test_*.py"))
         if path.is_relative_to(root / folder)
-        or (not any(map(path.is_relative_to, applications)) and imports.search(path.read_text()))
+        or (
+            not own_only
+            and not any(map(path.is_relative_to, applications))
+            and imports.search(path.read_text())
+        )
     ]
     return [path.relative_to(root).as_posix() for path in files]
 
