@@ -53,7 +53,7 @@ class PluginEntry:
 
 
 def load_plugins(
-    specs: Sequence[str | type[Plugin]] = (), entry_points: bool = True
+    specs: Sequence[str | type[Plugin]] = (), entry_points: bool = True, only: str | None = None
 ) -> dict[str, PluginEntry]:
     """Load plugins and return them by name, in a stable order.
 
@@ -67,6 +67,9 @@ def load_plugins(
         can run another interpreter.
     entry_points : bool
         Whether to load installed plugins.
+    only : str, optional
+        Name of the only plugin to load. Others are not initialised, which takes time: they open
+        their backends.
 
     Returns
     -------
@@ -75,9 +78,12 @@ def load_plugins(
         two plugins share a name, its entry has an error that names both.
     """
     entries: dict[str, PluginEntry] = {}
-    for point in _entry_points() if entry_points else ():
+    points = _entry_points() if entry_points else []
+    if any(point.name == only for point in points):
+        points = [point for point in points if point.name == only]
+    for point in points:
         origin = f"{point.dist.name if point.dist else 'unknown distribution'} ({point.value})"
-        for entry in _load_entries(point.name, origin, point.load):
+        for entry in _load_entries(point.name, origin, point.load, only):
             _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
@@ -90,10 +96,10 @@ def load_plugins(
                 entries[source.label] = PluginEntry(source.label, spec, None, error)
                 continue
             name = None if source.is_library else source.name or None
-            new = _load_entries(name, spec, partial(_resolve, source))
+            new = _load_entries(name, spec, partial(_resolve, source), only)
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
-            new = _load_entries(None, origin, partial(_identity, spec))
+            new = _load_entries(None, origin, partial(_identity, spec), only)
         for entry in new:
             _add(entries, entry)
     return entries
@@ -211,15 +217,19 @@ def _requires_arguments(function: Callable[..., object]) -> bool:
 
 
 def _load_entries(
-    name: str | None, origin: str, load: Callable[[], object]
+    name: str | None, origin: str, load: Callable[[], object], only: str | None = None
 ) -> Iterator[PluginEntry]:
-    """Yield the entries of a loaded object: a plugin class, or a function that returns several."""
+    """Yield the entries of a loaded object: a plugin class, or a function that returns several.
+
+    `only`: the name of the only plugin to initialise.
+    """
     try:
         target = load()
         if inspect.isfunction(target) and not _requires_arguments(target):
             for cls in target():
-                yield _entry(None, origin, cls)
-        else:
+                if only in (None, cls.name):
+                    yield _entry(None, origin, cls)
+        elif only is None or getattr(target, "name", only) == only:
             yield _entry(name, origin, target)
     except Exception as error:  # the plugin's import may raise anything
         yield PluginEntry(name or origin, origin, None, _sentence(error))

@@ -67,7 +67,9 @@ class DeviceActor:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         own = descriptor.source
         entries = (
-            load_plugins([str(own.without_interpreter)], False) if own else load_plugins(specs)
+            load_plugins([str(own.without_interpreter)], False)
+            if own
+            else load_plugins(specs, only=descriptor.plugin)
         )
         self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)

@@ -153,3 +153,16 @@ def test_unknown_device_error_lists_plugins():
     with pytest.raises(UnknownDeviceError, match=r"DENSE\. Did you mean DENSE\?"):
         find_plugin(entries, "DENSY.0")
     assert find_plugin(entries, "DENSE.0").name == "DENSE"
+
+
+def test_only_the_named_plugin_is_initialised():
+    names = []
+
+    def record(self):
+        names.append(self.name)
+        Plugin.__init__(self)
+
+    plugins = [make_plugin(name, __init__=record) for name in ("ONE", "TWO")]
+    assert list(load_plugins(plugins, only="TWO")) == ["TWO"]
+    assert names == ["TWO"]
+    assert list(load_plugins(plugins, only="CPU")) == ["CPU"]
