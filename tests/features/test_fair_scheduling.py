@@ -11,7 +11,7 @@ import pytest
 import hetero
 from hetero.devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support import prometheus_text as exposition
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.scheduler.parties import Party
+from tests.scheduler.endpoints import ChannelEndpoint
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def party(folder: Path) -> Iterator[Callable[..., Party]]:
-    made: list[Party] = []
+def make_endpoint(folder: Path) -> Iterator[Callable[..., ChannelEndpoint]]:
+    created: list[ChannelEndpoint] = []
 
-    def make(**options: Any) -> Party:
-        made.append(Party(folder, **options))
-        return made[-1]
+    def make(**options: Any) -> ChannelEndpoint:
+        created.append(ChannelEndpoint(folder, **options))
+        return created[-1]
 
     yield make
-    for one in made:
+    for one in created:
         one.channel.close()
     assert list(folder.iterdir()) == []

@@ -30,8 +30,8 @@ def build(
     proto = helper.make_model(
         helper.make_graph(
             [
-                helper.make_node(op, list(takes), [gives], name=name)
-                for op, name, takes, gives in nodes
+                helper.make_node(op, list(sources), [output], name=name)
+                for op, name, sources, output in nodes
             ],
             "toy",
             [helper.make_tensor_value_info(i, TensorProto.FLOAT, ["n"]) for i in inputs],
@@ -49,10 +49,10 @@ def cut(model: Model, *parts: tuple[str, Sequence[str]]) -> tuple[Plan, list[Sta
     outputs = {spec.name for spec in model.outputs}
     for index, (device, names) in enumerate(parts):
         positions = [model.index_of[name] for name in names]
-        made = [v for i in positions for v in model.nodes[i].writes]
+        values = [v for i in positions for v in model.nodes[i].writes]
         crossing = [
             v
-            for v in made
+            for v in values
             if v in outputs or any(r not in positions for r in model.consumers.get(v, ()))
         ]
         part = model.extract(positions, crossing)

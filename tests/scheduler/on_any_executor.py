@@ -103,11 +103,11 @@ def test_constant_stages_are_folded_into_their_readers(executor: Executor) -> No
     )
     plan = cut(model, ("TOY.0", ["first"]), ("TOY.1", ["second"]), ("TOY.2", ["third"]))
     deployment = executor.deploy(*plan)
-    for profile, known in ((False, 2), (False, 2), (True, 0)):
+    for profile, constant_count in ((False, 2), (False, 2), (True, 0)):
         answer = deployment.submit({"x": X[:1]}, Request(profile=profile)).future.result(300)
         np.testing.assert_array_equal(answer.outputs["y"], X[0] - 2 * np.arange(50_000.0))
         np.testing.assert_array_equal(answer.outputs["c"], -np.arange(50_000.0))
         runs = answer.stage_timings
         assert [(run.stage, run.device) for run in runs] == [(i, f"TOY.{i}") for i in range(3)]
         # Who was not asked sent nothing either.
-        assert sum(run.started_s == run.ended_s for run in runs) == known
+        assert sum(run.started_s == run.ended_s for run in runs) == constant_count

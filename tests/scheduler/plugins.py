@@ -49,8 +49,8 @@ class ToyProgram(Program):
             context.check_cancelled()
             start = time.perf_counter()
             self._misbehave(node, context)
-            taken = [values[name] for name in node.inputs]
-            values[node.outputs[0]] = OPERATORS[node.op_type](*taken)
+            arguments = [values[name] for name in node.inputs]
+            values[node.outputs[0]] = OPERATORS[node.op_type](*arguments)
             if node.name.startswith("odd"):
                 values[node.outputs[0]] = threading.Lock()
             if context.profile:
@@ -58,14 +58,14 @@ class ToyProgram(Program):
         return [values[spec.name] for spec in model.outputs]
 
     def _misbehave(self, node: Node, context: RunContext) -> None:
-        if found := re.match(r"sleep_([\d.]+)", node.name):
-            until = time.monotonic() + float(found[1])
+        if match := re.match(r"sleep_([\d.]+)", node.name):
+            until = time.monotonic() + float(match[1])
             while time.monotonic() < until:
                 context.check_cancelled()
                 time.sleep(0.005)
-        elif found := re.match(r"meet_(\d+)_([^?]+)", node.name):
-            os.close(tempfile.mkstemp(dir=found[2])[0])
-            while len([*Path(found[2]).iterdir()]) < int(found[1]):
+        elif match := re.match(r"meet_(\d+)_([^?]+)", node.name):
+            os.close(tempfile.mkstemp(dir=match[2])[0])
+            while len([*Path(match[2]).iterdir()]) < int(match[1]):
                 context.check_cancelled()
                 time.sleep(0.005)
         raise_by_design(node.name)

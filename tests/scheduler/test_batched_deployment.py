@@ -49,7 +49,7 @@ class Below:
         self.is_refused = threading.Event()
         #: Whether what is started is answered at once.
         self.answers = False
-        self.came = threading.Condition()
+        self.arrival = threading.Condition()
 
     def runner(self, batching: Batching, limits: Limits) -> RequestRunner:
         plan = cut(build([("Neg", "n", ("x",), "y")], ["y"]), ("TOY", ["n"]))[0]
@@ -68,33 +68,33 @@ class Below:
         if self.refusal:
             self.is_refused.set()
             raise self.refusal
-        with self.came:
+        with self.arrival:
             self.requests.append((inputs, request))
-            self.came.notify_all()
+            self.arrival.notify_all()
         if self.answers:
             self.answer_to(len(self.requests) - 1)
 
     def drop(self, request: Request) -> None:
-        numbers = [n for n, (_, started) in enumerate(self.requests) if started is request]
+        numbers = [n for n, (_, other) in enumerate(self.requests) if other is request]
         self.cancelled += numbers
 
     def answer(
-        self, request: Request, inputs: Inputs, made: Inputs, runs: tuple[StageTiming, ...]
+        self, request: Request, inputs: Inputs, result: Inputs, runs: tuple[StageTiming, ...]
     ) -> Response:
-        return Response(made, runs)
+        return Response(result, runs)
 
     def rows(self) -> list[list[float]]:
         return [inputs["x"].ravel().tolist() for inputs, _ in self.requests]
 
     def await_requests(self, count: int) -> None:
-        with self.came:
-            assert self.came.wait_for(lambda: len(self.requests) >= count, PATIENCE_S)
+        with self.arrival:
+            assert self.arrival.wait_for(lambda: len(self.requests) >= count, PATIENCE_S)
 
     def answer_to(self, number: int, make: Callable[[Any], Any] = np.negative) -> None:
         inputs, request = self.requests[number]
-        made, runs = {"y": make(inputs["x"])}, (StageTiming(0, "TOY"),)
+        result, runs = {"y": make(inputs["x"])}, (StageTiming(0, "TOY"),)
         self.run.handle(
-            events.PartArrived(self.run.now_s(), request.id, request.attempt, made, runs)
+            events.PartArrived(self.run.now_s(), request.id, request.attempt, result, runs)
         )
 
     def fail(self, number: int, error: Exception) -> None:
@@ -109,9 +109,9 @@ def below() -> Below:
 
 @pytest.fixture
 def batched(below: Below) -> Iterator[RequestRunner]:
-    made = below.runner(Batching(4, PATIENCE_S), Limits(requests=8, attempts=1))
-    yield made
-    made.close()
+    result = below.runner(Batching(4, PATIENCE_S), Limits(requests=8, attempts=1))
+    yield result
+    result.close()
 
 
 def x(*values: float) -> dict[str, np.ndarray]:
@@ -334,9 +334,9 @@ def test_concurrent_callers_get_their_own_rows(executor: InProcessExecutor) -> N
     def call(_: int) -> bool:
         rows = np.arange(1, 1 + next(numbers) % 3 + 1, dtype=np.float32) * next(numbers)
         request = Request(inline=True)
-        got = batched.submit({"x": rows}, request).future.result(PATIENCE_S).outputs
+        outputs = batched.submit({"x": rows}, request).future.result(PATIENCE_S).outputs
         alone = deployment.submit({"x": rows}).future.result(PATIENCE_S).outputs
-        return all(np.array_equal(got[name], alone[name]) for name in alone)
+        return all(np.array_equal(outputs[name], alone[name]) for name in alone)
 
     with ThreadPoolExecutor(16) as threads:
         assert all(threads.map(call, range(300)))

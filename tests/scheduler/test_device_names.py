@@ -14,7 +14,7 @@ AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("CPU", DeviceRequest(False, ("CPU",))),
         (" ORT.1 ", DeviceRequest(False, ("ORT.1",))),
@@ -24,8 +24,8 @@ AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
         ("HETERO: CPU.0 ,CPU", DeviceRequest(True, ("CPU",))),
     ],
 )
-def test_parse(text: str, wanted: DeviceRequest) -> None:
-    assert parse_device(text) == wanted
+def test_parse(text: str, expected: DeviceRequest) -> None:
+    assert parse_device(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_invalid_device_string_error_shows_valid_ones(text: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [("CPU", "CPU"), ("CPU.0", "CPU"), ("ORT", "ORT.0"), ("ORT.0", "ORT.0"), ("ORT.1", "ORT.1")],
 )
-def test_resolve_with_and_without_id(name: str, wanted: str) -> None:
-    assert resolve_name(name, AVAILABLE) == wanted
+def test_resolve_with_and_without_id(name: str, expected: str) -> None:
+    assert resolve_name(name, AVAILABLE) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "expected"),
     [
         ("OV", "OV.CPU"),
         ("OV.CPU", "OV.CPU"),
@@ -67,8 +67,8 @@ def test_resolve_with_and_without_id(name: str, wanted: str) -> None:
         ("ORT.1", "ORT.1"),
     ],
 )
-def test_ids_may_be_names_and_default_to_the_first(name: str, wanted: str | None) -> None:
-    assert match_name(name, ("ORT.1", "OV.CPU", "OV.GPU.0", "OV.GPU.1")) == wanted
+def test_ids_may_be_names_and_default_to_the_first(name: str, expected: str | None) -> None:
+    assert match_name(name, ("ORT.1", "OV.CPU", "OV.GPU.0", "OV.GPU.1")) == expected
 
 
 def test_devices_whose_ids_are_names_keep_them() -> None:

@@ -29,6 +29,7 @@ from hetero.scheduler import InProcessExecutor, Limits, Plan, StageSource
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.types.messages import Message, Outputs, Values
 from tests.scheduler.channel_kinds import KINDS, executor_on
+from tests.scheduler.endpoints import wait_for
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_branches_of_one_request_overlap,
@@ -39,7 +40,6 @@ from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_plugin_that_fails_to_compile_is_named,
     test_raising_stage_is_named_and_deployment_continues,
 )
-from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
 X = np.arange(4, dtype=np.float32)
@@ -186,8 +186,8 @@ def test_caller_continues_while_its_request_waits_for_room(executor: InProcessEx
     with pytest.raises(RequestCancelledError):
         urgent.future.result(300)
     quick = executor.deploy(*plan, limits=limits)
-    for made in [quick.submit({"x": X}, aside) for _ in range(3)]:
-        np.testing.assert_array_equal(made.future.result(300).outputs["t0"], X + 1)
+    for submission in [quick.submit({"x": X}, aside) for _ in range(3)]:
+        np.testing.assert_array_equal(submission.future.result(300).outputs["t0"], X + 1)
 
 
 def test_close_cancels_running_and_waiting_requests(executor: InProcessExecutor) -> None:

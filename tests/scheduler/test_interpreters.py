@@ -30,8 +30,8 @@ OURS = {
     ],
 )
 def test_plugin_spec_names_its_interpreter(text, source, label):
-    found = PluginSource.parse(text)
-    assert (found, found.label, str(found)) == (source, label, text)
+    parsed = PluginSource.parse(text)
+    assert (parsed, parsed.label, str(parsed)) == (source, label, text)
 
 
 def interpreter(folder: Path, body: str) -> str:
@@ -60,8 +60,8 @@ def test_environment_folder_stands_for_its_interpreter(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     minor = ".".join(OURS["Python"].split(".")[:2])
-    told = json.dumps(OURS | {"Python": f"{minor}.99"})  # of the last number nothing depends
-    python.write_text(f"#!/bin/sh\necho '{told}'\n")
+    report = json.dumps(OURS | {"Python": f"{minor}.99"})  # of the last number nothing depends
+    python.write_text(f"#!/bin/sh\necho '{report}'\n")
     python.chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path.parent))
     assert interpreters._interpreter(f"~/{tmp_path.name}") == str(python)

@@ -18,7 +18,7 @@ import hetero
 from hetero.devices.errors import HeteroError, OverloadedError
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.device.workers import PumpingWorkers
-from tests.scheduler.parties import LONG_S, Party
+from tests.scheduler.endpoints import LONG_S, ChannelEndpoint
 
 DESCRIPTORS = """
 import os, resource, sys
@@ -26,7 +26,7 @@ from pathlib import Path
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.direct import DirectChannel
-from tests.scheduler.parties import check, values
+from tests.scheduler.endpoints import check, values
 
 def num_open():
     return len(os.listdir("/proc/self/fd"))
@@ -106,14 +106,14 @@ class Threads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**6
-        self.started = 0
+        self.num_started = 0
         real = threading.Thread.start
 
         def start(thread: threading.Thread) -> None:
             if not self.left:
                 raise RuntimeError("can't start new thread")
             self.left -= 1
-            self.started += 1
+            self.num_started += 1
             real(thread)
 
         monkeypatch.setattr(threading.Thread, "start", start)
@@ -127,10 +127,10 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
 def test_channel_without_threads_is_refused_and_leaves_nothing(
     folder: Path, threads: Threads
 ) -> None:
-    Party(folder, host="127.0.0.1").channel.close()
-    needed, threads.started = threads.started, 0
+    ChannelEndpoint(folder, host="127.0.0.1").channel.close()
+    thread_count, threads.num_started = threads.num_started, 0
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for threads.left in range(needed):
+    for threads.left in range(thread_count):
         with pytest.raises(OverloadedError, match="ulimit -u"):
             DirectChannel(lambda message: None, folder=folder, host="127.0.0.1")
         assert list(folder.iterdir()) == []
@@ -181,8 +181,8 @@ def test_user_without_threads_gets_a_typed_error(threads: Threads) -> None:
             request.wait()
 
     use()
-    needed, before = threads.started, threading.active_count()
-    for threads.left in range(needed):
+    thread_count, before = threads.num_started, threading.active_count()
+    for threads.left in range(thread_count):
         with pytest.raises(HeteroError, match="can't start new thread"):
             use()
     threads.left = 10**6

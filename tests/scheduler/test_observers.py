@@ -96,11 +96,11 @@ def test_device_times_are_converted_to_the_clients_clock() -> None:
 
 def test_every_ended_request_is_observed_once() -> None:
     notes = Notes()
-    kept: list[Request] = []
+    requests: list[Request] = []
 
     def hold(values: Values) -> Message:
-        kept.append(values.task.request)
-        if len(kept) % 2:
+        requests.append(values.task.request)
+        if len(requests) % 2:
             return Failure(values.task, HeteroError("no"))
         return answer(values)
 
@@ -114,7 +114,7 @@ def test_every_ended_request_is_observed_once() -> None:
                 submitted.future.result(60)
     deployment.close()
     records = [request.record for request in notes.requests]
-    assert [r.id for r in records] == [request.id for request in kept]
+    assert [r.id for r in records] == [request.id for request in requests]
     assert [r.state for r in records] == [RequestState.FAILED, RequestState.ANSWERED] * 2
     for record in records:
         assert record.admitted_s is not None

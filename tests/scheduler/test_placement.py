@@ -99,9 +99,9 @@ def test_equal_idle_routes_take_turns() -> None:
 def test_idle_routes_get_their_shares(shares: list[int]) -> None:
     routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
     count = 20 * sum(shares)
-    got = Counter(routes.choose() for _ in range(count))
+    counts = Counter(routes.choose() for _ in range(count))
     for number, part in enumerate(shares):
-        assert abs(got[number] - 20 * part) <= 2
+        assert abs(counts[number] - 20 * part) <= 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -120,11 +120,11 @@ def test_route_that_is_due_first_is_chosen(seed: int) -> None:
         but = random.choice(((), (), (random.choice(numbers),)))
         credit = [min(Fraction(1), credit[i] + Fraction(shares[i], sum(shares))) for i in numbers]
         due = [((1 + running[i] - credit[i]) / shares[i], i) for i in numbers if i not in but]
-        chosen = min(due)[1]
-        assert routes.choose(but) == chosen
-        credit[chosen] = max(Fraction(-1), credit[chosen] - 1)
-        routes.begin(chosen)
-        running[chosen] += 1
+        route_number = min(due)[1]
+        assert routes.choose(but) == route_number
+        credit[route_number] = max(Fraction(-1), credit[route_number] - 1)
+        routes.begin(route_number)
+        running[route_number] += 1
 
 
 def calls_of_choices(count: int) -> int:
@@ -133,10 +133,10 @@ def calls_of_choices(count: int) -> int:
     running = deque[int]()
 
     def begin() -> None:
-        chosen = routes.choose()
-        assert chosen is not None
-        routes.begin(chosen)
-        running.append(chosen)
+        route_number = routes.choose()
+        assert route_number is not None
+        routes.begin(route_number)
+        running.append(route_number)
 
     for _ in range(10 * count):
         begin()
@@ -165,24 +165,24 @@ def test_congested_route_is_avoided() -> None:
 def test_device_on_probation_is_used_as_last_choice() -> None:
     routes = Routes([route("A"), route("B")])
 
-    def chosen() -> set[int | None]:
+    def route_number() -> set[int | None]:
         return {routes.choose() for _ in range(4)}
 
     routes.lose(ev.DeviceLost(0.0, "A", "n", "silent"))
     routes.regain("A", is_steady=False)
-    assert chosen() == {1}
+    assert route_number() == {1}
     routes.lose(ev.DeviceLost(1.0, "B", "n", "silent"))
-    assert chosen() == {0}
+    assert route_number() == {0}
     routes.trust("B")  # it may be said of one that is away
-    assert chosen() == {0}
+    assert route_number() == {0}
     routes.regain("B")
-    assert chosen() == {1}
+    assert route_number() == {1}
     routes.trust("A")
-    assert chosen() == {0, 1}
+    assert route_number() == {0, 1}
     routes.regain("A", is_steady=False)
     routes.lose(ev.DeviceLost(2.0, "A", "n", "silent"))
     routes.regain("A")
-    assert chosen() == {0, 1}
+    assert route_number() == {0, 1}
 
 
 def test_slow_route_gets_requests_by_its_speed() -> None:

@@ -34,18 +34,18 @@ BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHON
 
 
 def test_exit_handlers_run_and_output_is_complete() -> None:
-    ended = subprocess.run(COMMAND, env=BUFFERED, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (3, "done\nhandled\n")
+    result = subprocess.run(COMMAND, env=BUFFERED, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (3, "done\nhandled\n")
 
 
 def test_closed_reader_causes_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    ended = subprocess.run(
+    result = subprocess.run(
         COMMAND, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE, check=False
     )
     os.close(writer)
-    assert (ended.returncode, ended.stderr) == (3, b"")
+    assert (result.returncode, result.stderr) == (3, b"")
 
 
 def test_uninspectable_process_counts_as_alive(

@@ -95,14 +95,14 @@ def test_short_request_runs_on_its_callers_thread(
     executor: InProcessExecutor, request_: Request
 ) -> None:
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
-    made = deployment.submit({"x": X}, request_)
-    assert isinstance(made, CompletedSubmission)
-    np.testing.assert_array_equal(made.outputs["y"], 2 - 4 * X)
-    assert [run.stage for run in made.stage_timings] == [0, 1, 2, 3]
-    assert made.waited_s == 0
-    assert not made.cancel()
-    assert made.pending_outputs() == {}
-    assert [line.event for line in made.story()] == [
+    submission = deployment.submit({"x": X}, request_)
+    assert isinstance(submission, CompletedSubmission)
+    np.testing.assert_array_equal(submission.outputs["y"], 2 - 4 * X)
+    assert [run.stage for run in submission.stage_timings] == [0, 1, 2, 3]
+    assert submission.waited_s == 0
+    assert not submission.cancel()
+    assert submission.pending_outputs() == {}
+    assert [line.event for line in submission.story()] == [
         f"submitted with {X.nbytes} bytes",
         "started",
         "answered",
@@ -122,9 +122,9 @@ def test_short_request_runs_on_its_callers_thread(
 )
 def test_request_with_options_is_submitted(executor: InProcessExecutor, request_: Request) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
-    made = deployment.submit({"x": X}, request_)
-    assert isinstance(made, Submission)
-    np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
+    submission = deployment.submit({"x": X}, request_)
+    assert isinstance(submission, Submission)
+    np.testing.assert_array_equal(submission.future.result(PATIENCE_S).outputs["t0"], X + 1)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_deployment_with_passthrough_or_constant_output_has_no_program(
     )
     plan, sources = cut(model, ("TOY.0", ["a"]))
     deployment = warm(executor.deploy(plan, sources, {"c": np.ones(1, np.float32)}))
-    made = deployment.submit({"x": X}, WAITS)
-    assert isinstance(made, Submission)
-    assert made.future.result(PATIENCE_S).outputs.keys() == {"x", "y", "c"}
+    submission = deployment.submit({"x": X}, WAITS)
+    assert isinstance(submission, Submission)
+    assert submission.future.result(PATIENCE_S).outputs.keys() == {"x", "y", "c"}
 
 
 def test_request_with_other_values_or_names_is_submitted(
@@ -187,11 +187,14 @@ def test_observers_receive_requests_run_by_callers() -> None:
         "inprocess", devices={"TOY": 1}, plugins=(ToyPlugin,), observers=[notes]
     )
     deployment = warm(observed.deploy(*chain("TOY.0")))
-    made = deployment.submit({"x": X}, WAITS)
-    assert isinstance(made, CompletedSubmission)
-    ended = notes.requests[-1]
-    assert (ended.record.id, ended.record.state) == (made.request_id, RequestState.ANSWERED)
-    assert ended.runs == notes.ran_stages[-1] == made.stage_timings
+    submission = deployment.submit({"x": X}, WAITS)
+    assert isinstance(submission, CompletedSubmission)
+    observed_request = notes.requests[-1]
+    assert (observed_request.record.id, observed_request.record.state) == (
+        submission.request_id,
+        RequestState.ANSWERED,
+    )
+    assert observed_request.runs == notes.ran_stages[-1] == submission.stage_timings
     observed.close()
 
 
@@ -208,40 +211,41 @@ def test_inputs_are_read_only_and_outputs_are_writable(
 
     monkeypatch.setattr(ToyProgram, "run", noted)
     mine = X.copy()
-    made = deployment.submit({"x": mine}, WAITS)
-    assert isinstance(made, CompletedSubmission)
+    submission = deployment.submit({"x": mine}, WAITS)
+    assert isinstance(submission, CompletedSubmission)
     assert writeable == [False, False]
     assert mine.flags.writeable
-    assert all(made.outputs[name].flags.writeable for name in "yz")
+    assert all(submission.outputs[name].flags.writeable for name in "yz")
 
 
 def test_routes_take_turns(executor: InProcessExecutor) -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     placed = replicate(plan, {0: {"TOY.0": 2.0, "TOY.2": 1.0}})
     deployment = warm(executor.deploy(placed, [*sources, sources[0]]))
-    made = [deployment.submit({"x": X}, WAITS) for _ in range(9)]
-    assert all(isinstance(one, CompletedSubmission) for one in made)
+    submissions = [deployment.submit({"x": X}, WAITS) for _ in range(9)]
+    assert all(isinstance(one, CompletedSubmission) for one in submissions)
     runs = Counter(
-        tuple((run.stage, run.device) for run in one.future.result().stage_timings) for one in made
+        tuple((run.stage, run.device) for run in one.future.result().stage_timings)
+        for one in submissions
     )
     # In stage order, which is not the order of the second route.
     assert runs == {((0, "TOY.0"), (1, "TOY.1")): 6, ((1, "TOY.1"), (2, "TOY.2")): 3}
-    assert [line.event for line in made[0].story()][1].startswith("started on route ")
+    assert [line.event for line in submissions[0].story()][1].startswith("started on route ")
     assert held_nothing(executor, deployment)
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """What runs on devices wait for."""
-    opened = threading.Event()
+    gate_opened = threading.Event()
     run = ToyProgram.run
 
     def held(self: ToyProgram, *arguments: object) -> object:
-        assert opened.wait(PATIENCE_S)
+        assert gate_opened.wait(PATIENCE_S)
         return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(ToyProgram, "run", held)
-    return opened
+    return gate_opened
 
 
 @pytest.mark.parametrize("busy", ["TOY.0", "TOY.1", "TOY.2"])
@@ -250,29 +254,29 @@ def test_request_at_a_busy_device_is_adopted(
 ) -> None:
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
     other = executor.deploy(*chain(busy, name="meet_other_"))
-    begun, opened = threading.Event(), threading.Event()
+    run_started, gate_opened = threading.Event(), threading.Event()
     run = ToyProgram.run
 
     def held(self: ToyProgram, *arguments: Any) -> object:
         if self._model.nodes[0].name.startswith("meet_other"):
-            begun.set()
-            assert opened.wait(PATIENCE_S)
+            run_started.set()
+            assert gate_opened.wait(PATIENCE_S)
         return run(self, *arguments)
 
     monkeypatch.setattr(ToyProgram, "run", held)
     first = other.submit({"x": X})
-    assert begun.wait(PATIENCE_S)
-    made = deployment.submit({"x": X}, WAITS)
-    assert isinstance(made, Submission)
-    assert not made.future.done()
-    assert [line.event for line in made.story()][1:] == ["started"]
+    assert run_started.wait(PATIENCE_S)
+    submission = deployment.submit({"x": X}, WAITS)
+    assert isinstance(submission, Submission)
+    assert not submission.future.done()
+    assert [line.event for line in submission.story()][1:] == ["started"]
     assert deployment._runner.counts() == (0, 1)
-    opened.set()
-    answer = made.future.result(PATIENCE_S)
+    gate_opened.set()
+    answer = submission.future.result(PATIENCE_S)
     np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
     assert [run.stage for run in answer.stage_timings] == [0, 1, 2, 3]
     assert first.future.result(PATIENCE_S)
-    assert [line.event for line in made.story()][1:] == ["started", "answered"]
+    assert [line.event for line in submission.story()][1:] == ["started", "answered"]
     assert held_nothing(executor, deployment)
 
 
@@ -282,8 +286,8 @@ def test_waiting_task_runs_once_the_caller_frees_its_stream(
     gate.set()
     deployment = warm(executor.deploy(*chain("TOY.0")))
     gate.clear()
-    made: list[Any] = []
-    caller = threading.Thread(target=lambda: made.append(deployment.submit({"x": X}, WAITS)))
+    submissions: list[Any] = []
+    caller = threading.Thread(target=lambda: submissions.append(deployment.submit({"x": X}, WAITS)))
     caller.start()
     while not executor._loops["TOY.0"]._machine.num_running:
         threading.Event().wait(0.001)
@@ -292,7 +296,7 @@ def test_waiting_task_runs_once_the_caller_frees_its_stream(
     gate.set()
     np.testing.assert_array_equal(other.future.result(PATIENCE_S).outputs["t0"], X + 2)
     caller.join(PATIENCE_S)
-    assert isinstance(made[0], CompletedSubmission)
+    assert isinstance(submissions[0], CompletedSubmission)
     assert held_nothing(executor, deployment)
 
 
@@ -318,21 +322,21 @@ def test_waiting_request_is_admitted_once_the_caller_leaves(
 def test_raising_stage_gives_the_error_of_a_submission(
     executor: InProcessExecutor, kind: str
 ) -> None:
-    told = []
+    stories = []
     for request in (Request(), WAITS):
         deployment = executor.deploy(*chain("TOY.0", "TOY.1", names=["a", f"{kind}_b"]))
         learn_that_it_is_short(deployment)
-        made = deployment.submit({"x": X}, request)
-        error = made.future.exception(PATIENCE_S)
+        submission = deployment.submit({"x": X}, request)
+        error = submission.future.exception(PATIENCE_S)
         assert isinstance(error, HeteroError)
         assert (kind == "fail") == isinstance(error.__cause__, ZeroDivisionError)
         data = {n: v for n, v in error.data.items() if n != "request_id"}
-        story = [line.event for line in made.story()]
-        state = deployment._runner._machine.state(made.request_id)
+        story = [line.event for line in submission.story()]
+        state = deployment._runner._machine.state(submission.request_id)
         all_told = repr((error, str(error), data, error.__cause__, story, state))
-        told.append(re.sub(rf"0x\w+|(?<=request ){made.request_id}\b", "N", all_told))
+        stories.append(re.sub(rf"0x\w+|(?<=request ){submission.request_id}\b", "N", all_told))
         assert held_nothing(executor, deployment)
-    assert told[0] == told[1]
+    assert stories[0] == stories[1]
 
 
 def test_stage_without_memory_runs_on_another_route(executor: InProcessExecutor) -> None:
@@ -340,8 +344,10 @@ def test_stage_without_memory_runs_on_another_route(executor: InProcessExecutor)
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     learn_that_it_is_short(deployment)
     for _ in range(4):
-        made = deployment.submit({"x": X}, WAITS)
-        assert [run.device for run in made.future.result(PATIENCE_S).stage_timings] == ["TOY.1"]
+        submission = deployment.submit({"x": X}, WAITS)
+        assert [run.device for run in submission.future.result(PATIENCE_S).stage_timings] == [
+            "TOY.1"
+        ]
     assert held_nothing(executor, deployment)
     alone = executor.deploy(one, sources)
     learn_that_it_is_short(alone)
@@ -354,11 +360,11 @@ def test_error_keeps_no_inputs_alive(executor: InProcessExecutor) -> None:
     learn_that_it_is_short(deployment)
     mine = X.copy()
     error = deployment.submit({"x": mine}, WAITS).future.exception(PATIENCE_S)
-    gone = weakref.ref(mine)
+    reference = weakref.ref(mine)
     del mine
     gc.collect()
     assert error is not None
-    assert gone() is None
+    assert reference() is None
 
 
 def test_close_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) -> None:
@@ -427,14 +433,14 @@ def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
     values, lines = ["x", "y"], list[Line]()
     for index in range(random.randint(1, 6)):
         operator, arity = random.choice([("Add", 2), ("Mul", 2), ("Neg", 1), ("Relu", 1)])
-        taken = [random.choice(values) for _ in range(arity)]
-        lines.append((operator, f"n{index}", taken, f"v{index}"))
+        arguments = [random.choice(values) for _ in range(arity)]
+        lines.append((operator, f"n{index}", arguments, f"v{index}"))
         values.append(f"v{index}")
     if fault:
         index = random.randrange(len(lines))
-        operator, _, taken, gives = lines[index]
-        lines[index] = (operator, f"{fault}_n{index}", taken, gives)
-    read = {name for _, _, taken, _ in lines for name in taken}
+        operator, _, arguments, gives = lines[index]
+        lines[index] = (operator, f"{fault}_n{index}", arguments, gives)
+    read = {name for _, _, arguments, _ in lines for name in arguments}
     outputs = {gives for *_, gives in lines if gives not in read or random.random() < 0.3}
     model = build(lines, sorted(outputs), inputs=("x", "y"))
     devices = [f"TOY.{random.randrange(3)}" for _ in lines]
@@ -456,20 +462,22 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
             deployment = executor.deploy(*drawn_plan(random, fault))
             if not is_direct:
                 deployment._program = None
-            ended: list[int] = []
-            note = partial(lambda ended, number, _: ended.append(number), ended)
+            ended_numbers: list[int] = []
+            note = partial(
+                lambda ended_numbers, number, _: ended_numbers.append(number), ended_numbers
+            )
             for _ in range(5):
                 inputs = {n: np.float32(random.random()) * X for n in "xy"}
                 learn_that_it_is_short(deployment, 2 * X.nbytes)
                 request = random.choice([WAITS, STARTS, Request(inline=True, trace="00-ab-cd-01")])
-                made = deployment.submit(inputs, request)
-                made.future.add_done_callback(partial(note, made.request_id))
-                error = made.future.exception(PATIENCE_S)
-                answer = None if error else made.future.result()
-                record = deployment._runner._machine.record(made.request_id)
+                submission = deployment.submit(inputs, request)
+                submission.future.add_done_callback(partial(note, submission.request_id))
+                error = submission.future.exception(PATIENCE_S)
+                answer = None if error else submission.future.result()
+                record = deployment._runner._machine.record(submission.request_id)
                 assert record is not None
                 yield {
-                    "kind": type(made),
+                    "kind": type(submission),
                     "error": (type(error), str(error)),
                     "outputs": answer and {n: v.tolist() for n, v in answer.outputs.items()},
                     "runs": answer and [(r.stage, r.device, r[9:]) for r in answer.stage_timings],
@@ -484,7 +492,7 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
                     "counts": deployment._runner.counts(),
                     "expected": deployment._runner._machine._expected._output_nbytes,
                 }
-            yield ended
+            yield ended_numbers
             yield [(it.record.id, it.record.state, len(it.runs)) for it in notes.requests]
             until_s = time.monotonic() + PATIENCE_S
             while not held_nothing(executor, deployment):

@@ -29,12 +29,12 @@ def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
 
 def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], ...]]:
     """Return how often each way was taken, all answers being right."""
-    found: Counter[tuple[tuple[int, str], ...]] = Counter()
+    route_counts: Counter[tuple[tuple[int, str], ...]] = Counter()
     for _ in range(count):
         answer = deployment.submit({"x": X}).future.result(300)
         np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
-        found[tuple((run.stage, run.device) for run in answer.stage_timings)] += 1
-    return found
+        route_counts[tuple((run.stage, run.device) for run in answer.stage_timings)] += 1
+    return route_counts
 
 
 def test_plans_share_requests_and_number_stages_consecutively(
@@ -67,8 +67,8 @@ def test_branches_of_a_request_run_on_one_route(executor: InProcessExecutor) -> 
         for n in range(len(placed.stages))
     ]
     deployment = executor.deploy(placed, [sources[i] for i in numbers])
-    made = [deployment.submit({"x": X + i}) for i in range(40)]
-    for i, submission in enumerate(made):
+    submissions = [deployment.submit({"x": X + i}) for i in range(40)]
+    for i, submission in enumerate(submissions):
         np.testing.assert_array_equal(submission.future.result(300).outputs["y"], 2 - 4 * (X + i))
     deployment.close()
 
@@ -91,10 +91,10 @@ def test_results_are_delivered_in_order_if_configured(executor: InProcessExecuto
     deployment = executor.deploy(placed, [*sources, *more], limits=Limits(in_order=True))
     order: list[int] = []
     done = threading.Event()
-    made = [deployment.submit({"x": X}) for _ in range(8)]
-    for number, submission in enumerate(made):
+    submissions = [deployment.submit({"x": X}) for _ in range(8)]
+    for number, submission in enumerate(submissions):
         submission.future.add_done_callback(lambda _, number=number: order.append(number))
-    made[-1].future.add_done_callback(lambda _: done.set())
+    submissions[-1].future.add_done_callback(lambda _: done.set())
     assert done.wait(300)
     assert order == list(range(8))
     deployment.close()
@@ -105,10 +105,10 @@ def test_request_beyond_device_memory_runs_on_another_route(
 ) -> None:
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
-    made = deployment.submit({"x": X})
-    assert [run.device for run in made.future.result(300).stage_timings] == ["TOY.1"]
-    told = [line.event for line in deployment.story(made.request_id)]
-    assert any("MemoryError: by design" in line for line in told)
+    submissions = deployment.submit({"x": X})
+    assert [run.device for run in submissions.future.result(300).stage_timings] == ["TOY.1"]
+    events = [line.event for line in deployment.story(submissions.request_id)]
+    assert any("MemoryError: by design" in line for line in events)
     deployment.close()
     alone = executor.deploy(one, sources)
     with pytest.raises(DeviceMemoryError, match=r"stage 0 on device TOY\.0"):

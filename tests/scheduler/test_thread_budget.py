@@ -15,7 +15,7 @@ def device(name: str, cores: int, node: str = "n") -> DeviceDescriptor:
 
 
 @pytest.mark.parametrize(
-    ("cores", "names", "given", "shares"),
+    ("cores", "names", "user_threads", "shares"),
     [
         (8, ["ORT"], {}, [8]),
         (8, ["ORT", "CPU"], {}, [4, 4]),
@@ -30,10 +30,10 @@ def device(name: str, cores: int, node: str = "n") -> DeviceDescriptor:
     ],
 )
 def test_budgets_add_up_to_cores_and_respect_user_values(
-    cores: int, names: list[str], given: dict[str, int], shares: list[int]
+    cores: int, names: list[str], user_threads: dict[str, int], shares: list[int]
 ) -> None:
     rows = [device(name, cores) for name in names]
-    assert list(thread_shares(rows, given).values()) == shares
+    assert list(thread_shares(rows, user_threads).values()) == shares
 
 
 def test_each_node_divides_its_own_cores() -> None:

@@ -43,14 +43,14 @@ def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
 
 
 def test_numpy_strings_in_object_tensors_become_strings() -> None:
-    got = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
-    assert [*map(type, got)] == [str, bytes, str]
-    assert_identical(got, np.array(["a", b"b", "c"], object))
+    actual = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
+    assert [*map(type, actual)] == [str, bytes, str]
+    assert_identical(actual, np.array(["a", b"b", "c"], object))
 
 
 def test_big_endian_tensors_become_native() -> None:
-    got = sent(np.arange(3, dtype=">i4"))
-    assert_identical(got, np.arange(3, dtype=np.int32))
+    actual = sent(np.arange(3, dtype=">i4"))
+    assert_identical(actual, np.arange(3, dtype=np.int32))
 
 
 @given(
@@ -64,10 +64,10 @@ def test_tensors_keep_their_order_in_memory(
     array = np.arange(6**4).reshape(6, 6, 6, 6)[tuple(slice(None, None, s) for s in steps)]
     array = array[tuple(slice(n) for n in shape)].transpose(axes)
     want = array.copy(order="K")
-    got = sent(array)
-    np.testing.assert_array_equal(got, array)
+    actual = sent(array)
+    np.testing.assert_array_equal(actual, array)
     wide = [i for i in range(4) if array.shape[i] > 1]
-    assert [got.strides[i] for i in wide] == [want.strides[i] for i in wide]
+    assert [actual.strides[i] for i in wide] == [want.strides[i] for i in wide]
 
 
 def test_models_keep_content_names_and_types() -> None:
@@ -75,11 +75,11 @@ def test_models_keep_content_names_and_types() -> None:
     model = build(
         [("Add", "a", ("x", "w"), "y"), ("Neg", "b", ("y",), "z")], ["z", "x"], weights=weights
     )
-    got = join_model(split_model(model))
-    assert got.content_hash == model.content_hash
-    assert got.node_names == model.node_names
-    assert (got.inputs, got.outputs) == (model.inputs, model.outputs)
-    assert {v: got.spec(v) for v in "xyzw"} == {v: model.spec(v) for v in "xyzw"}
+    actual = join_model(split_model(model))
+    assert actual.content_hash == model.content_hash
+    assert actual.node_names == model.node_names
+    assert (actual.inputs, actual.outputs) == (model.inputs, model.outputs)
+    assert {v: actual.spec(v) for v in "xyzw"} == {v: model.spec(v) for v in "xyzw"}
 
 
 def test_part_of_a_model_keeps_types_from_the_whole() -> None:
@@ -87,8 +87,8 @@ def test_part_of_a_model_keeps_types_from_the_whole() -> None:
     model = read_model(f"light:{name}")
     middle = len(model.nodes) // 2
     part = model.extract(range(middle, middle + 3), model.nodes[middle + 2].writes)
-    got = join_model(split_model(part))
-    assert [got.spec(v) for n in got.nodes for v in n.reads] == [
+    actual = join_model(split_model(part))
+    assert [actual.spec(v) for n in actual.nodes for v in n.reads] == [
         model.spec(v) for n in part.nodes for v in n.reads
     ]
     assert light_model_inputs(model)

@@ -12,7 +12,7 @@ import pytest
 import hetero
 from hetero.apps.generate.batcher import Batcher
 from hetero.apps.generate.sequences import SequenceBatch, StepGroup
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 
 
 class FullBatches:

@@ -13,7 +13,7 @@ import hetero
 from hetero.devices.plugin.program import nbytes_of
 from hetero.scheduler.channels.memory import MemoryChannel, Switchboard
 from hetero.scheduler.types.messages import Message
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.loopback import LoopbackChannel
 
 

@@ -24,7 +24,7 @@ import hetero
 from hetero.cli import model_command as job
 from hetero.devices import errors
 from hetero.scheduler.observe.metrics import Metrics
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 import hetero
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches
 
 pytestmark = pytest.mark.ray

@@ -22,7 +22,7 @@ from hetero.scheduler.client.recompute import StateRecomputer, Way
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.types.messages import Task
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.full_batches import FullBatches, read
 from tests.support.models import branches
 from tests.support.stateful_models import STATES, decoder, expected

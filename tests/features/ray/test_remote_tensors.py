@@ -13,7 +13,7 @@ from onnx.parser import parse_model
 
 import hetero
 from hetero.errors import DeviceLostError, TensorError
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.remote_cores import CHAIN, DEVICES
 
 pytestmark = pytest.mark.ray

@@ -21,7 +21,7 @@ import hetero
 from hetero.devices.errors import DeviceLostError, UnknownDeviceError
 from hetero.scheduler.executor import Remade
 from hetero.scheduler.ray.nodes import alive_nodes
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ import pytest
 
 import hetero
 from hetero.devices.request.state_machine import RequestStateMachine
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.endless_plugin import EndlessPlugin
 from tests.support.models import branches
 

@@ -16,7 +16,7 @@ import hetero.backend
 from benchmarks.memory import run
 from hetero.comparison.compare import compare
 from hetero.devices import errors
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -15,7 +15,7 @@ import pytest
 import hetero
 from hetero.observe.metrics_server import MetricsServer
 from hetero.scheduler.observe.load import Load
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support import prometheus_text as exposition
 from tests.support.command_line import Shell
 from tests.support.models import branches

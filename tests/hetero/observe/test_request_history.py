@@ -12,7 +12,7 @@ import pytest
 
 import hetero
 from hetero.devices import errors
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 

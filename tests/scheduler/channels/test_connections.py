@@ -23,7 +23,15 @@ from hetero.scheduler.channels.addresses import Endpoint, to_address, to_endpoin
 from hetero.scheduler.channels.control import PATIENCE
 from hetero.scheduler.channels.peers import Peer
 from hetero.scheduler.types.messages import Dropped, Message
-from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
+from tests.scheduler.endpoints import (
+    LONG_S,
+    TASK,
+    ChannelEndpoint,
+    check,
+    number_of,
+    values,
+    wait_for,
+)
 
 
 class SlowLink:
@@ -69,10 +77,12 @@ class SlowLink:
 
 @pytest.fixture
 def slow_link(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Party, Party, SlowLink, str]]:
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str]]:
     """Two parties, as on two nodes, and the address of the second one by a slow link."""
-    first, second = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
+    first, second = (
+        make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2)
+    )
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     endpoint = to_endpoint(second.address)
     link = SlowLink(endpoint.data_port, 5e6)
@@ -81,7 +91,7 @@ def slow_link(
 
 
 def test_slow_link_loses_no_message_and_suspects_no_peer(
-    slow_link: tuple[Party, Party, SlowLink, str],
+    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
 ) -> None:
     first, second, _, address = slow_link
     count = 2_500_000  # 10 MB take two seconds, forty heartbeats
@@ -90,25 +100,25 @@ def test_slow_link_loses_no_message_and_suspects_no_peer(
     first.channel.send(address, values(2))
     check(second.next(), 1, count)
     check(second.next(), 2)
-    assert first.lost.empty()
+    assert first.losses.empty()
     assert first.suspected.empty()
 
 
 def test_broken_connection_is_reported_and_replaced(
-    slow_link: tuple[Party, Party, SlowLink, str],
+    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
 ) -> None:
     first, second, link, address = slow_link
     first.channel.send(address, values(1, 5_000_000))
     wait_for(lambda: link.nbytes > 1_000_000)
     link.reset()
-    assert first.lost.get(timeout=LONG_S) == address
+    assert first.losses.get(timeout=LONG_S) == address
     first.channel.send(address, values(2))
     check(second.next(), 2)  # and nothing of the first
-    assert first.lost.empty()
+    assert first.losses.empty()
 
 
 def test_unstable_link_delivers_at_most_once_and_reports_losses(
-    slow_link: tuple[Party, Party, SlowLink, str],
+    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
 ) -> None:
     first, second, link, address = slow_link
     sizes = (4, 1_000, 40_000)
@@ -125,10 +135,10 @@ def test_unstable_link_delivers_at_most_once_and_reports_losses(
         is_lost = False
         while want and not is_lost:
             with contextlib.suppress(Empty):
-                is_lost = first.lost.get_nowait() == address
+                is_lost = first.losses.get_nowait() == address
             second.channel.pump(0.05)
-            while not second.came.empty():
-                message = second.came.get()
+            while not second.messages.empty():
+                message = second.messages.get()
                 check(message, number_of(message), sizes[number_of(message) % 60 % 3])
                 came.append(number_of(message))
                 want.discard(number_of(message) % 60)
@@ -136,31 +146,32 @@ def test_unstable_link_delivers_at_most_once_and_reports_losses(
 
 
 def test_loss_between_endpoints_is_reported_to_an_observer(
-    slow_link: tuple[Party, Party, SlowLink, str], party: Callable[..., Party]
+    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
     first, second, link, address = slow_link
-    client = party(host="127.0.0.1", curve=False, heartbeat_s=0.05)
+    client = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05)
     client.channel.watch(first.address)
     client.channel.watch(second.address)
-    stranger = party(host="127.0.0.1", curve=False, heartbeat_s=0.05)
+    stranger = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05)
     stranger.channel.watch(first.address)  # it has nothing to do with the second
     for one in (client, stranger):
         wait_for(partial(_is_met, one, first))
     first.channel.send(address, values(1, 5_000_000))
     wait_for(lambda: link.nbytes > 1_000_000)
     link.reset()
-    assert client.lost.get(timeout=LONG_S) == first.address
+    assert client.losses.get(timeout=LONG_S) == first.address
     health = stranger.channel._peers.by_address[first.address].health
     wait_for(lambda: to_endpoint(second.address).identity in health.num_lost)
-    assert stranger.lost.empty()
-    assert client.lost.empty()
+    assert stranger.losses.empty()
+    assert client.losses.empty()
 
 
 def test_control_messages_continue_during_a_tensor_transfer(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"host": "127.0.0.1", "heartbeat_s": 0.02, "timeout_s": 2 * LONG_S}
-    first, second, third = (party(**options) for _ in range(3))
+    first, second, third = (make_endpoint(**options) for _ in range(3))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     for other in (second, third):
         other.channel.watch(first.address)
@@ -189,47 +200,50 @@ def test_control_messages_continue_during_a_tensor_transfer(
 @pytest.mark.parametrize("number", [12_000])
 @pytest.mark.parametrize("far", [False, True])
 def test_every_dropped_request_arrives(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, number: int, far: bool
+    make_endpoint: Callable[..., ChannelEndpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    far: bool,
 ) -> None:
-    first, second = party(host="127.0.0.1"), party(host="127.0.0.1")
+    first, second = make_endpoint(host="127.0.0.1"), make_endpoint(host="127.0.0.1")
     if far:
         monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     for i in range(number):
         first.channel.send(second.address, Dropped(Request(id=i)))
-    came = [second.came.get(timeout=LONG_S) for _ in range(number)]
+    came = [second.messages.get(timeout=LONG_S) for _ in range(number)]
     assert [message.request.id for message in came if isinstance(message, Dropped)] == [
         *range(number)
     ]
 
 
 def test_client_with_another_key_is_refused(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = zmq.curve_keypair()[1]
-    one, friend = (party(host="127.0.0.1", secret=secret) for _ in range(2))
-    stranger = party(host="127.0.0.1", secret=zmq.curve_keypair()[1])
+    one, friend = (make_endpoint(host="127.0.0.1", secret=secret) for _ in range(2))
+    stranger = make_endpoint(host="127.0.0.1", secret=zmq.curve_keypair()[1])
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     stranger.channel.send(one.address, values(1))
     stranger.channel.send(one.address, Dropped(TASK.request))
     friend.channel.send(one.address, Dropped(TASK.request))
-    assert one.came.get(timeout=LONG_S) == Dropped(TASK.request)
+    assert one.messages.get(timeout=LONG_S) == Dropped(TASK.request)
     friend.channel.send(one.address, values(2))
     check(one.next(), 2)
     assert one.channel.pump(0.5) == 0
-    assert one.came.empty()
+    assert one.messages.empty()
     assert one.channel.is_suspected(stranger.address)
 
 
 def test_oversized_frame_is_refused_and_the_next_arrives(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hetero.scheduler.channels.sockets.MAX_FRAME_NBYTES", 10_000)
-    one, two = (party(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
+    one, two = (make_endpoint(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     two.channel.send(one.address, values(1, 100_000))  # its own limit is another
     pumping = threading.Thread(target=one.channel.pump, args=(LONG_S,))
     pumping.start()
-    assert two.lost.get(timeout=LONG_S) == one.address
+    assert two.losses.get(timeout=LONG_S) == one.address
     one.channel.wake()
     pumping.join(LONG_S)
     two.channel.send(one.address, values(2))
@@ -239,8 +253,8 @@ def test_oversized_frame_is_refused_and_the_next_arrives(
         two.channel.send(one.address, values(3, 100_000))
 
 
-def test_thousands_of_endpoints_are_observed(party: Callable[..., Party]) -> None:
-    one = party(host="127.0.0.1", curve=False, heartbeat_s=1.0, timeout_s=3.0)
+def test_thousands_of_endpoints_are_observed(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    one = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=1.0, timeout_s=3.0)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(1100):  # more than libzmq's sockets by default
         elsewhere = Endpoint(os.urandom(8), "elsewhere", 1, "1", "", "127.0.0.1", 9, 9)
@@ -249,7 +263,7 @@ def test_thousands_of_endpoints_are_observed(party: Callable[..., Party]) -> Non
     assert len({one.suspected.get(timeout=LONG_S)[0] for _ in range(1100)}) == 1100
 
 
-def _is_met(one: Party, other: Party) -> bool:
+def _is_met(one: ChannelEndpoint, other: ChannelEndpoint) -> bool:
     return one.channel.clock_offset_s(other.address) is not None
 
 
@@ -259,7 +273,7 @@ class OneWayLink:
     def __init__(self, port: int) -> None:
         self._to = port
         self._open: list[socket.socket] = []
-        #: Whether what goes to the party arrives, and what it sends back.
+        #: Whether what goes to the endpoint arrives, and what it sends back.
         self.passes = {True: True, False: True}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -291,9 +305,11 @@ class OneWayLink:
 
 @pytest.mark.parametrize("is_deaf", [True, False])
 def test_endpoint_cut_off_in_one_direction_is_suspected(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, is_deaf: bool
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch, is_deaf: bool
 ) -> None:
-    one, other = (party(host="127.0.0.1", heartbeat_s=0.05, timeout_s=1.0) for _ in range(2))
+    one, other = (
+        make_endpoint(host="127.0.0.1", heartbeat_s=0.05, timeout_s=1.0) for _ in range(2)
+    )
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     endpoint = to_endpoint(other.address)
     link = OneWayLink(endpoint.control_port)
@@ -303,29 +319,29 @@ def test_endpoint_cut_off_in_one_direction_is_suspected(
     link.passes[is_deaf] = False
     assert one.suspected.get(timeout=LONG_S)[0] == address
     link.passes[is_deaf] = True
-    assert one.live.get(timeout=LONG_S) == address
-    assert one.ended.empty()
+    assert one.live_addresses.get(timeout=LONG_S) == address
+    assert one.ended_addresses.empty()
     link.close()
 
 
 def test_closed_channel_is_reported_to_other_nodes(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (party(host="127.0.0.1") for _ in range(2))
+    one, other = (make_endpoint(host="127.0.0.1") for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(other.address)
     other.channel.watch(one.address)
     for a, b in ((one, other), (other, one)):
         wait_for(partial(_is_met, a, b))
     other.channel.close()
-    assert one.ended.get(timeout=LONG_S) == other.address
+    assert one.ended_addresses.get(timeout=LONG_S) == other.address
     assert one.channel.is_suspected(other.address)
     one.channel.unwatch(other.address)
     wait_for(lambda: other.address not in one.channel._peers.by_address)
 
 
-def test_suspended_endpoint_suspects_no_peer(party: Callable[..., Party]) -> None:
-    one, two = party(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), party()
+def test_suspended_endpoint_suspects_no_peer(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    one, two = make_endpoint(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), make_endpoint()
     one.channel.watch(two.address)
     (peer,) = one.channel._peers
     control, later_s = one.channel._control, time.monotonic() + 10 * LONG_S
@@ -341,22 +357,22 @@ def test_suspended_endpoint_suspects_no_peer(party: Callable[..., Party]) -> Non
 
 
 def test_endpoint_whose_port_was_taken_over_has_ended(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, new = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
+    one, new = (make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     old = to_address(to_endpoint(new.address)._replace(identity=b"formerly"))
     one.channel.watch(old)
-    assert one.ended.get(timeout=LONG_S) == old
+    assert one.ended_addresses.get(timeout=LONG_S) == old
     one.channel.watch(new.address)
     wait_for(partial(_is_met, one, new))
     assert not one.channel.is_suspected(new.address)
 
 
 def test_endpoint_is_suspected_if_another_uses_its_port(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, old = (party(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
+    one, old = (make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(old.address)
     wait_for(partial(_is_met, one, old))

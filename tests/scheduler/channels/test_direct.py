@@ -22,24 +22,36 @@ from hetero.scheduler.channels.addresses import to_address, to_endpoint
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.channels.peers import SHARED_NBYTES
 from hetero.scheduler.types.messages import Dropped
-from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
+from tests.scheduler.endpoints import (
+    LONG_S,
+    TASK,
+    ChannelEndpoint,
+    check,
+    number_of,
+    values,
+    wait_for,
+)
 
 
 @pytest.fixture(params=["ipc", "tcp", "tcp with CURVE"])
 def pair(
-    request: pytest.FixtureRequest, party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Party, Party]:
+    request: pytest.FixtureRequest,
+    make_endpoint: Callable[..., ChannelEndpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[ChannelEndpoint, ChannelEndpoint]:
     """Two parties that reach each other on a node, or as if they were on two."""
     if request.param == "ipc":
-        return party(), party()
-    parties = [party(host="127.0.0.1", curve="CURVE" in request.param) for _ in range(2)]
+        return make_endpoint(), make_endpoint()
+    parties = [make_endpoint(host="127.0.0.1", curve="CURVE" in request.param) for _ in range(2)]
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     return parties[0], parties[1]
 
 
 @pytest.mark.parametrize("size", [4, 10_000, 1_000_000])
 @pytest.mark.parametrize("count", [1, 15])
-def test_messages_and_replies_arrive_once(pair: tuple[Party, Party], size: int, count: int) -> None:
+def test_messages_and_replies_arrive_once(
+    pair: tuple[ChannelEndpoint, ChannelEndpoint], size: int, count: int
+) -> None:
     first, second = pair
     for number in range(count):
         first.channel.send(second.address, values(number, size))
@@ -51,9 +63,9 @@ def test_messages_and_replies_arrive_once(pair: tuple[Party, Party], size: int, 
 
 
 def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second = party(), party()
+    first, second = make_endpoint(), make_endpoint()
     count = 2000  # more than any kernel holds for one receiver
     for number in range(count):
         first.channel.send(second.address, values(number))
@@ -61,9 +73,9 @@ def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
 
 
 def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second = party(shared_nbytes=None), party()
+    first, second = make_endpoint(shared_nbytes=None), make_endpoint()
     sizes = (4, 1_000_000, 40_000, 200_000)
     for number in range(20):
         first.channel.send(second.address, values(number, sizes[number % 4]))
@@ -73,9 +85,13 @@ def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
 
 
 def test_corked_messages_are_sent_together_others_at_once(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second, third = party(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), party(), party()
+    first, second, third = (
+        make_endpoint(heartbeat_s=LONG_S, timeout_s=3 * LONG_S),
+        make_endpoint(),
+        make_endpoint(),
+    )
     first.channel.cork()
     for number in range(100):  # more than the kernel holds for one receiver
         first.channel.send(second.address, values(number))
@@ -100,9 +116,9 @@ def test_corked_messages_are_sent_together_others_at_once(
 
 
 def test_corked_messages_without_room_are_sent_whole(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second = party(), party()
+    first, second = make_endpoint(), make_endpoint()
     first.channel.cork()
     for number in range(3):
         first.channel.send(second.address, values(number, SHARED_NBYTES // 4))
@@ -113,16 +129,18 @@ def test_corked_messages_without_room_are_sent_whole(
 
 
 def test_messages_corked_by_a_stuck_thread_follow_a_heartbeat(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second = party(), party()
+    first, second = make_endpoint(), make_endpoint()
     first.channel.cork()
     first.channel.send(second.address, values(1))
     check(second.next(), 1)
 
 
-def test_corked_messages_beyond_kernel_buffers_wait(party: Callable[..., Party]) -> None:
-    first, second = party(), party()
+def test_corked_messages_beyond_kernel_buffers_wait(
+    make_endpoint: Callable[..., ChannelEndpoint],
+) -> None:
+    first, second = make_endpoint(), make_endpoint()
     for number in range(0, 2000, 2):
         first.channel.cork()
         first.channel.send(second.address, values(number))
@@ -132,9 +150,9 @@ def test_corked_messages_beyond_kernel_buffers_wait(party: Callable[..., Party])
 
 
 def test_local_and_remote_messages_do_not_starve_each_other(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local, remote, receiver = (party(host="127.0.0.1", curve=False) for _ in range(3))
+    local, remote, receiver = (make_endpoint(host="127.0.0.1", curve=False) for _ in range(3))
     local.channel.send(receiver.address, values(0))  # it is on this node for ever
     check(receiver.next(), 0)
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
@@ -156,7 +174,7 @@ def test_process_that_ends_without_close_leaves_no_files(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from hetero.scheduler.channels.direct import DirectChannel\n"
-        "from tests.scheduler.parties import values\n"
+        "from tests.scheduler.endpoints import values\n"
         "one, two = (DirectChannel(print, folder=Path(sys.argv[1])) for _ in range(2))\n"
         "one.send(two.address, values(1, 100_000))\n"
     )
@@ -167,18 +185,18 @@ def test_process_that_ends_without_close_leaves_no_files(folder: Path) -> None:
     assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
 
 
-def test_drop_notice_arrives_without_a_pump(pair: tuple[Party, Party]) -> None:
+def test_drop_notice_arrives_without_a_pump(pair: tuple[ChannelEndpoint, ChannelEndpoint]) -> None:
     first, second = pair
     first.channel.send(second.address, Dropped(TASK.request))
-    assert second.came.get(timeout=LONG_S) == Dropped(TASK.request)
+    assert second.messages.get(timeout=LONG_S) == Dropped(TASK.request)
 
 
 def test_observed_endpoint_reports_status_and_clock(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = count()
-    first = party(host="127.0.0.1", heartbeat_s=0.01)
-    second = party(host="127.0.0.1", status=lambda: {"queued": 3, "asked": next(numbers)})
+    first = make_endpoint(host="127.0.0.1", heartbeat_s=0.01)
+    second = make_endpoint(host="127.0.0.1", status=lambda: {"queued": 3, "asked": next(numbers)})
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     assert first.channel.clock_offset_s(second.address) is None
     first.channel.watch(second.address)
@@ -192,26 +210,28 @@ def test_observed_endpoint_reports_status_and_clock(
     assert first.channel.silent_s(second.address) == 0.0
 
 
-def test_oversized_status_is_empty(party: Callable[..., Party]) -> None:
-    first = party()
-    second = party(status=lambda: {f"{i}" * 1000: 1.0 for i in range(64)})
+def test_oversized_status_is_empty(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    first = make_endpoint()
+    second = make_endpoint(status=lambda: {f"{i}" * 1000: 1.0 for i in range(64)})
     first.channel.watch(second.address)
     wait_for(lambda: first.channel.clock_offset_s(second.address) is not None)
     assert first.channel.status_of(second.address) == {}
 
 
-def test_pump_returns_after_wake_or_close(party: Callable[..., Party]) -> None:
-    one = party()
+def test_pump_returns_after_wake_or_close(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    one = make_endpoint()
     one.channel.wake()
     assert one.channel.pump(LONG_S) == 0
-    ended: Queue[int] = Queue()
-    threads = [threading.Thread(target=lambda: ended.put(one.channel.pump())) for _ in range(3)]
+    ended_threads: Queue[int] = Queue()
+    threads = [
+        threading.Thread(target=lambda: ended_threads.put(one.channel.pump())) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     one.channel.close()
     for thread in threads:
         thread.join(LONG_S)
-    assert [ended.get(timeout=LONG_S) for _ in threads] == [0, 0, 0]
+    assert [ended_threads.get(timeout=LONG_S) for _ in threads] == [0, 0, 0]
     assert one.channel.pump(0) == 0
     one.channel.send(one.address, values(1))
     one.channel.wake()
@@ -219,13 +239,13 @@ def test_pump_returns_after_wake_or_close(party: Callable[..., Party]) -> None:
 
 
 def test_concurrent_pumps_deliver_each_message_once(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    first, second = party(), party()
+    first, second = make_endpoint(), make_endpoint()
     count = 200
 
     def pump() -> None:
-        while second.came.qsize() < count:
+        while second.messages.qsize() < count:
             second.channel.pump(0.05)
 
     threads = [threading.Thread(target=pump) for _ in range(3)]
@@ -235,7 +255,9 @@ def test_concurrent_pumps_deliver_each_message_once(
         first.channel.send(second.address, values(number))
     for thread in threads:
         thread.join(LONG_S)
-    assert sorted(number_of(second.came.get_nowait()) for _ in range(count)) == list(range(count))
+    assert sorted(number_of(second.messages.get_nowait()) for _ in range(count)) == list(
+        range(count)
+    )
 
 
 OTHER = """
@@ -251,9 +273,11 @@ while True:
 
 
 @pytest.fixture
-def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
-    """A party here, and one in a process of its own that sends back what comes."""
-    one = party(timeout_s=2 * LONG_S)
+def other(
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
+) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
+    """A endpoint here, and one in a process of its own that sends back what comes."""
+    one = make_endpoint(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, folder, one.address],
         stdout=subprocess.PIPE,
@@ -266,16 +290,16 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
     process.wait()
     process.stdout.close()
     for left in folder.glob(f"*-{process.pid}-*"):
-        left.unlink(missing_ok=True)  # the other party removes them as well
+        left.unlink(missing_ok=True)  # the other endpoint removes them as well
 
 
 def test_suspended_process_is_suspected_then_live_and_loses_messages(
-    other: tuple[Party, Any, str], party: Callable[..., Party]
+    other: tuple[ChannelEndpoint, Any, str], make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
     one, process, address = other
     one.channel.send(address, values(1))
     check(one.next(), 1)
-    impatient = party(timeout_s=0.8, heartbeat_s=0.1)
+    impatient = make_endpoint(timeout_s=0.8, heartbeat_s=0.1)
     impatient.channel.watch(address)
     wait_for(lambda: impatient.channel.clock_offset_s(address) is not None)
     process.send_signal(signal.SIGSTOP)
@@ -286,29 +310,31 @@ def test_suspended_process_is_suspected_then_live_and_loses_messages(
     one.channel.watch(address)
     one.channel.watch(impatient.address)
     impatient.channel.send(address, values(3))  # not even kept, but that is reported
-    assert one.lost.get(timeout=LONG_S) == impatient.address
+    assert one.losses.get(timeout=LONG_S) == impatient.address
     process.send_signal(signal.SIGCONT)
-    assert impatient.live.get(timeout=LONG_S) == address
+    assert impatient.live_addresses.get(timeout=LONG_S) == address
     assert impatient.channel.silent_s(address) == 0.0
     one.channel.send(address, values(2))
     check(one.next(), 2)
-    assert impatient.ended.empty()
+    assert impatient.ended_addresses.empty()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_suspended_process_is_suspected_and_ended_one_reported(
-    other: tuple[Party, Any, str], party: Callable[..., Party], number: signal.Signals
+    other: tuple[ChannelEndpoint, Any, str],
+    make_endpoint: Callable[..., ChannelEndpoint],
+    number: signal.Signals,
 ) -> None:
-    one, (_, process, address) = party(), other
+    one, (_, process, address) = make_endpoint(), other
     one.channel.watch(address)
     wait_for(lambda: one.channel.clock_offset_s(address) is not None)
     begun_s = time.monotonic()
     process.send_signal(number)
     if number == signal.SIGSTOP:
         one.suspected.get(timeout=LONG_S)
-        assert one.ended.empty()
+        assert one.ended_addresses.empty()
         process.kill()  # though it is suspected, its end is reported
-    assert one.ended.get(timeout=LONG_S) == address
+    assert one.ended_addresses.get(timeout=LONG_S) == address
     assert time.monotonic() - begun_s < LONG_S
 
 
@@ -331,9 +357,9 @@ while True:
 
 @pytest.mark.parametrize("patience_s", ["any", "0.2"])
 def test_process_that_holds_the_gil_is_suspected_later(
-    folder: Path, party: Callable[..., Party], patience_s: str
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint], patience_s: str
 ) -> None:
-    one = party(heartbeat_s=0.05, timeout_s=0.4)
+    one = make_endpoint(heartbeat_s=0.05, timeout_s=0.4)
     command = [sys.executable, "-c", BUSY, str(folder), one.address, patience_s]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
@@ -347,56 +373,60 @@ def test_process_that_holds_the_gil_is_suspected_later(
         check(one.next(), 1)  # and has
         assert one.suspected.empty() == (patience_s == "any")
         if patience_s != "any":
-            assert one.live.get(timeout=LONG_S) == address
+            assert one.live_addresses.get(timeout=LONG_S) == address
         process.kill()
-        assert one.ended.get(timeout=LONG_S) == address
+        assert one.ended_addresses.get(timeout=LONG_S) == address
     for left in folder.glob(f"*-{process.pid}-*"):
         left.unlink(missing_ok=True)
 
 
 def test_ended_local_process_is_reported_and_its_files_removed(
-    other: tuple[Party, Any, str], folder: Path
+    other: tuple[ChannelEndpoint, Any, str], folder: Path
 ) -> None:
     one, process, address = other
     one.channel.watch(address)
     one.channel.send(address, values(1))
     check(one.next(), 1)
     process.kill()
-    assert one.ended.get(timeout=LONG_S) == address
+    assert one.ended_addresses.get(timeout=LONG_S) == address
     wait_for(lambda: not list(folder.glob(f"*-{process.pid}-*")))
     one.channel.send(address, values(2))  # goes nowhere, and raises nothing
 
 
 def test_sockets_of_killed_process_are_removed_by_the_next(
-    folder: Path, other: tuple[Party, Any, str], party: Callable[..., Party]
+    folder: Path,
+    other: tuple[ChannelEndpoint, Any, str],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
     _, process, _ = other
     process.kill()
     process.wait()
     assert list(folder.glob(f"*-{process.pid}-*"))
-    party()
+    make_endpoint()
     assert not list(folder.glob(f"*-{process.pid}-*"))
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero2:", "hetero2:!!", "hetero2:kwECAw=="])
-def test_invalid_address_is_refused(address: str, party: Callable[..., Party]) -> None:
+def test_invalid_address_is_refused(
+    address: str, make_endpoint: Callable[..., ChannelEndpoint]
+) -> None:
     with pytest.raises(BlobError, match="address"):
-        party().channel.send(address, values(1))
+        make_endpoint().channel.send(address, values(1))
 
 
 def test_local_endpoint_is_unreachable_from_other_nodes(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = party(), party()
+    one, two = make_endpoint(), make_endpoint()
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     with pytest.raises(ClusterError, match="network address"):
         one.channel.watch(two.address)
 
 
 def test_wrong_key_reaches_no_endpoint(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = party(host="127.0.0.1"), party(host="127.0.0.1")
+    one, two = make_endpoint(host="127.0.0.1"), make_endpoint(host="127.0.0.1")
     endpoint = to_endpoint(two.address)
     wrong = to_address(endpoint._replace(identity=b"somebody", key=zmq.curve_keypair()[0]))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
@@ -409,23 +439,23 @@ def test_wrong_key_reaches_no_endpoint(
 def test_folder_open_to_other_users_is_refused(folder: Path) -> None:
     folder.chmod(0o755)
     with pytest.raises(ClusterError, match="chmod 700"):
-        Party(folder)
+        ChannelEndpoint(folder)
     with pytest.raises(ClusterError, match="bytes"):
-        Party(folder / ("x" * 60))
+        ChannelEndpoint(folder / ("x" * 60))
     (folder / "file").touch()
     with pytest.raises(ClusterError, match="folder"):
-        Party(folder / "file")
+        ChannelEndpoint(folder / "file")
 
 
 def test_new_folder_is_private(folder: Path) -> None:
-    one = Party(folder / "new")
+    one = ChannelEndpoint(folder / "new")
     assert (folder / "new").stat().st_mode & 0o777 == 0o700
     one.channel.close()
 
 
 def test_address_with_another_nodes_host_is_refused(folder: Path) -> None:
     with pytest.raises(ClusterError, match="listen"):
-        Party(folder, host="192.0.2.1")
+        ChannelEndpoint(folder, host="192.0.2.1")
 
 
 def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
@@ -433,7 +463,7 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
     def use() -> None:
-        first, second = Party(folder, host="127.0.0.1"), Party(folder)
+        first, second = ChannelEndpoint(folder, host="127.0.0.1"), ChannelEndpoint(folder)
         first.channel.send(second.address, values(1, 100_000))
         check(second.next(), 1, 100_000)
         first.channel.close()
@@ -449,7 +479,9 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
 def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
     began_s = time.monotonic()
     for _ in range(10):
-        first, second = (Party(folder, heartbeat_s=LONG_S, timeout_s=3 * LONG_S) for _ in range(2))
+        first, second = (
+            ChannelEndpoint(folder, heartbeat_s=LONG_S, timeout_s=3 * LONG_S) for _ in range(2)
+        )
         first.channel.send(second.address, values(1))
         check(second.next(), 1)
         first.channel.close()
@@ -458,7 +490,7 @@ def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
 
 
 def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
-    channel = Party(folder).channel
+    channel = ChannelEndpoint(folder).channel
     control = channel._control
     control._closed = True  # it may see so at its next look, before it is woken
     control._thread.join()
@@ -469,24 +501,24 @@ def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
 
 
 def test_raising_callbacks_do_not_end_the_control_thread(
-    folder: Path, party: Callable[..., Party]
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    told: Queue[str] = Queue()
+    reports: Queue[str] = Queue()
 
     def fails(*arguments: Any) -> Any:
-        told.put("once more")
+        reports.put("once more")
         raise ValueError("a fault")
 
     faulty = DirectChannel(
         fails, folder=folder, heartbeat_s=0.02, status=fails, on_suspected=fails, on_ended=fails
     )
-    two = party(heartbeat_s=0.02, timeout_s=2 * LONG_S)
-    brief = Party(folder)
+    two = make_endpoint(heartbeat_s=0.02, timeout_s=2 * LONG_S)
+    brief = ChannelEndpoint(folder)
     faulty.watch(brief.address)
     brief.channel.close()
     two.channel.watch(faulty.address)
     for _ in range(3):
-        told.get(timeout=LONG_S)
+        reports.get(timeout=LONG_S)
     wait_for(lambda: two.channel.clock_offset_s(faulty.address) is not None)
     assert two.channel.status_of(faulty.address) == {}
     faulty.close()
@@ -496,7 +528,7 @@ CLIENTS = """
 import sys
 from pathlib import Path
 from hetero.scheduler.channels.direct import DirectChannel
-from tests.scheduler.parties import values
+from tests.scheduler.endpoints import values
 _, folder, target = sys.argv
 for _ in range(8):
     channel = DirectChannel(print, folder=Path(folder))
@@ -510,9 +542,9 @@ input()
 
 
 def test_short_lived_clients_leave_no_descriptors(
-    folder: Path, party: Callable[..., Party]
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    one = party(heartbeat_s=0.02, timeout_s=0.2)
+    one = make_endpoint(heartbeat_s=0.02, timeout_s=0.2)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with subprocess.Popen(
         [sys.executable, "-c", CLIENTS, folder, one.address],

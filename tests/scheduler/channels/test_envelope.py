@@ -64,10 +64,12 @@ def as_answered(task: Task) -> Task:
     return Task(Request(deployment="key/model:0", id=number, attempt=attempt), task.stage)
 
 
-def check_tensors(got: Any, want: Any) -> None:
-    task = as_answered(want.task) if type(want) is Outputs else want.task
-    assert got._replace(tensors={}) == want._replace(tensors={}, task=task)
-    assert_identical(got.tensors, want.tensors)
+def check_tensors(actual: Any, expected_value: Any) -> None:
+    task = (
+        as_answered(expected_value.task) if type(expected_value) is Outputs else expected_value.task
+    )
+    assert actual._replace(tensors={}) == expected_value._replace(tensors={}, task=task)
+    assert_identical(actual.tensors, expected_value.tensors)
 
 
 @pytest.mark.parametrize("kind", [Values, Outputs])
@@ -98,9 +100,9 @@ def test_tensors_of_every_element_type_survive(dtype: np.dtype, size: int) -> No
 def test_numpy_numbers_in_requests_and_timings_survive() -> None:
     request = Request(np.float64(2), id=np.int64(5), deployment="d")  # type: ignore[arg-type]
     run = StageTiming(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
-    got = arrived(Values(Task(request, 0), {}, (run,)))
-    assert got.task.request == request
-    assert got.runs == (StageTiming(1, "d", queued_s=0.5),)
+    actual = arrived(Values(Task(request, 0), {}, (run,)))
+    assert actual.task.request == request
+    assert actual.runs == (StageTiming(1, "d", queued_s=0.5),)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +120,9 @@ def test_numpy_numbers_in_requests_and_timings_survive() -> None:
     ],
 )
 def test_messages_without_tensors_survive(message: Message) -> None:
-    got = arrived(message)
-    assert type(got) is type(message)
-    assert got == message
+    actual = arrived(message)
+    assert type(actual) is type(message)
+    assert actual == message
 
 
 def test_request_with_resident_outputs_survives() -> None:
@@ -141,19 +143,19 @@ def test_request_with_resident_outputs_survives() -> None:
 )
 def test_ill_typed_message_fails_its_task_if_identified(message: Message, is_whole: bool) -> None:
     parts = envelope.to_frames(message)
-    with pytest.raises(BlobError) as refused:
+    with pytest.raises(BlobError) as raised:
         envelope.from_frames(parts)
-    failure = envelope.unreadable_task(parts, refused.value)
-    wanted = Failure(Task(Request(deployment="d", id=3), 1), refused.value)
-    assert failure == (wanted if is_whole else None)
+    failure = envelope.unreadable_task(parts, raised.value)
+    expected = Failure(Task(Request(deployment="d", id=3), 1), raised.value)
+    assert failure == (expected if is_whole else None)
 
 
 def test_damaged_message_fails_no_task() -> None:
     parts = envelope.to_frames(Values(Task(Request(deployment="d", id=3), 1), {}))
     parts[0] = parts[0][:-1]
-    with pytest.raises(BlobError) as refused:
+    with pytest.raises(BlobError) as raised:
         envelope.from_frames(parts)
-    assert envelope.unreadable_task(parts, refused.value) is None
+    assert envelope.unreadable_task(parts, raised.value) is None
 
 
 def test_resident_tensors_survive() -> None:
@@ -166,20 +168,20 @@ def test_large_tensors_are_frames_without_a_copy() -> None:
     parts = to_frames(Values(TASK, {"x": array}))
     assert np.shares_memory(np.frombuffer(parts[1], np.int32), array)
     received = [parts[0], memoryview(bytearray(parts[1]))]
-    got = envelope.from_frames(received)
-    assert isinstance(got, Values)
-    assert np.shares_memory(got.tensors["x"], np.frombuffer(received[1], np.int32))
-    assert not got.tensors["x"].flags.writeable
+    actual = envelope.from_frames(received)
+    assert isinstance(actual, Values)
+    assert np.shares_memory(actual.tensors["x"], np.frombuffer(received[1], np.int32))
+    assert not actual.tensors["x"].flags.writeable
 
 
 def test_unaligned_tensors_become_aligned() -> None:
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
     head, segment = to_frames(Values(TASK, {"x": array}))
-    moved = memoryview(b"x" + bytes(segment))[1:]
-    got = envelope.from_frames([head, moved])
-    assert isinstance(got, Values)
-    assert got.tensors["x"].flags.aligned
-    np.testing.assert_array_equal(got.tensors["x"], array)
+    unaligned = memoryview(b"x" + bytes(segment))[1:]
+    actual = envelope.from_frames([head, unaligned])
+    assert isinstance(actual, Values)
+    assert actual.tensors["x"].flags.aligned
+    np.testing.assert_array_equal(actual.tensors["x"], array)
 
 
 def test_tensors_in_a_store_are_found() -> None:
@@ -197,8 +199,8 @@ def test_tensors_in_a_store_are_found() -> None:
     }
     parts = MessageWriter().frames(Values(TASK, tensors), put)
     assert len(parts) == 2
-    got = envelope.from_frames(parts, lambda place, nbytes: store[place[0]][:nbytes])
-    check_tensors(got, Values(TASK, tensors))
+    actual = envelope.from_frames(parts, lambda place, nbytes: store[place[0]][:nbytes])
+    check_tensors(actual, Values(TASK, tensors))
 
 
 def test_unserializable_values_are_refused() -> None:
@@ -209,11 +211,11 @@ def test_unserializable_values_are_refused() -> None:
 def test_error_keeps_class_message_data_and_cause() -> None:
     error = DeviceLostError("gone", device="ORT.0", node="n", attempt=2, shape=(1, 2))
     error.__cause__ = TensorShapeError("wrong", port="x")
-    got = arrived(Failure(TASK, error)).error
-    assert type(got) is DeviceLostError
-    assert (str(got), got.node, got.data["shape"]) == ("gone", "n", [1, 2])
-    assert type(got.__cause__) is TensorShapeError
-    assert got.__cause__.port == "x"
+    actual = arrived(Failure(TASK, error)).error
+    assert type(actual) is DeviceLostError
+    assert (str(actual), actual.node, actual.data["shape"]) == ("gone", "n", [1, 2])
+    assert type(actual.__cause__) is TensorShapeError
+    assert actual.__cause__.port == "x"
 
 
 class OwnError(TensorShapeError):
@@ -229,14 +231,14 @@ class OwnError(TensorShapeError):
     ],
 )
 def test_foreign_errors_become_the_nearest_known_class(error: Any, kind: type) -> None:
-    got = arrived(Failure(TASK, error)).error
-    assert type(got) is kind
-    assert str(error) in str(got)
+    actual = arrived(Failure(TASK, error)).error
+    assert type(actual) is kind
+    assert str(error) in str(actual)
 
 
 def test_unserializable_error_data_become_text() -> None:
-    got = arrived(Failure(TASK, HeteroError("x", what=slice(1)))).error
-    assert got.what == "slice(None, 1, None)"
+    actual = arrived(Failure(TASK, HeteroError("x", what=slice(1)))).error
+    assert actual.what == "slice(None, 1, None)"
 
 
 def test_long_chain_of_causes_is_truncated() -> None:

@@ -37,8 +37,8 @@ class Listening:
     def receive(self) -> list[Arrival]:
         """Receive all that is there."""
         came: list[Arrival] = []
-        while found := self.epoll.poll(0):
-            for descriptor, _ in found:
+        while events := self.epoll.poll(0):
+            for descriptor, _ in events:
                 if descriptor == self.listener.fileno():
                     self.listener.accept()
                 else:
@@ -58,29 +58,29 @@ def path() -> Iterator[str]:
 
 @pytest.fixture
 def listening(path: str) -> Iterator[Listening]:
-    made = Listening(path)
-    yield made
-    made.close()
+    links_made = Listening(path)
+    yield links_made
+    links_made.close()
 
 
 @pytest.fixture
 def links() -> Iterator[LocalLinks]:
-    made = LocalLinks()
-    yield made
-    made.close()
+    links_made = LocalLinks()
+    yield links_made
+    links_made.close()
 
 
 @pytest.fixture
 def link(path: str, listening: Listening, links: LocalLinks) -> Iterator[Callable[[], LocalLink]]:
-    made: list[LocalLink] = []
+    links_made: list[LocalLink] = []
 
-    def make(first: bytes = hello(RECEIVER, SENDER), ended: list[str] | None = None) -> LocalLink:
-        on_end: Any = None if ended is None else (lambda: ended.append("ended"))
-        made.append(LocalLink(path, first, links, on_end))
-        return made[-1]
+    def make(first: bytes = hello(RECEIVER, SENDER), ends: list[str] | None = None) -> LocalLink:
+        on_end: Any = None if ends is None else (lambda: ends.append("ended"))
+        links_made.append(LocalLink(path, first, links, on_end))
+        return links_made[-1]
 
     yield make
-    for one in made:
+    for one in links_made:
         one.close()
 
 
@@ -142,32 +142,32 @@ def test_urgent_message_is_not_sent_while_others_wait(
 def test_receiver_end_is_reported_once_and_drops_later_messages(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
 ) -> None:
-    ended: list[str] = []
-    one = link(ended=ended)
+    ends: list[str] = []
+    one = link(ends=ends)
     one.send([b"unread"])
     links.poll()
-    assert ended == []
+    assert ends == []
     listening.close()
     links.poll()
-    assert ended == ["ended"]
+    assert ends == ["ended"]
     one.send([b"x"])
     one.send([b"x" * 10**6])
     assert one.try_send([b"x"])
     one.flush()
     links.poll()
-    assert ended == ["ended"]
+    assert ends == ["ended"]
 
 
 def test_end_noticed_by_a_sender_is_reported_once(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
 ) -> None:
-    ended: list[str] = []
-    one = link(ended=ended)
+    ends: list[str] = []
+    one = link(ends=ends)
     listening.close()
     one.send([b"x"])
-    assert ended == ["ended"]
+    assert ends == ["ended"]
     links.poll()
-    assert ended == ["ended"]
+    assert ends == ["ended"]
 
 
 @pytest.mark.parametrize("is_left", [True, False])
@@ -175,18 +175,18 @@ def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_l
     if is_left:  # by a process that was killed
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
             left.bind(path)
-    ended: list[str] = []
-    LocalLink(path, b"", links, lambda: ended.append("ended")).send([b"x"])
-    assert ended == ["ended"]
+    ends: list[str] = []
+    LocalLink(path, b"", links, lambda: ends.append("ended")).send([b"x"])
+    assert ends == ["ended"]
 
 
 def test_reused_descriptor_does_not_end_a_link(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
-    ended: list[str] = []
-    one = link(ended=ended)
+    ends: list[str] = []
+    one = link(ends=ends)
     one.end()
-    assert ended == []
+    assert ends == []
     one.send([b"x"])
     assert len(listening.receive()) == 1
 
@@ -196,17 +196,17 @@ def test_connection_before_accept_is_made_later(
 ) -> None:
     monkeypatch.setattr(local, "_BACKLOG", 0)  # of which the kernel makes one
     listening = Listening(path)
-    made = [LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None) for _ in range(5)]
-    for number, one in enumerate(made):
+    links_made = [LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None) for _ in range(5)]
+    for number, one in enumerate(links_made):
         one.send([b"%d" % number])
         assert not one.try_send([b"not before"]) or number < 3
     came = set()
     while len(came) < 5:
         came |= {contents(arrival)[1][0] for arrival in listening.receive()} - {b"not before"}
-        for one in made:
+        for one in links_made:
             one.flush()
     assert came == {b"%d" % number for number in range(5)}
-    for one in made:
+    for one in links_made:
         one.close()
     listening.close()
 
@@ -217,12 +217,12 @@ def test_connection_before_accept_is_made_later(
 def test_connection_with_another_greeting_is_closed(
     link: Callable[..., LocalLink], listening: Listening, links: LocalLinks, first: bytes
 ) -> None:
-    ended: list[str] = []
-    one = link(first, ended)
+    ends: list[str] = []
+    one = link(first, ends)
     one.send([b"x"])
     assert listening.receive() == []
     links.poll()
-    assert ended == ["ended"]
+    assert ends == ["ended"]
 
 
 def test_interrupted_large_message_is_reported_and_next_arrives(

@@ -23,16 +23,24 @@ from hetero.scheduler.channels.addresses import to_endpoint
 from hetero.scheduler.channels.local import FRAMES, HEADER, MESSAGE, PART, TOGETHER, hello
 from hetero.scheduler.channels.protocol import MAX_CONTROL_NBYTES, PREFIX, VERSION
 from hetero.scheduler.types.messages import Dropped, Message, Values
-from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
+from tests.scheduler.endpoints import (
+    LONG_S,
+    TASK,
+    ChannelEndpoint,
+    check,
+    number_of,
+    values,
+    wait_for,
+)
 
 DROP = envelope.to_frames(Dropped(TASK.request))[0]
 
 
 class Foreign:
-    """Sends a party frames of any kind."""
+    """Sends a endpoint frames of any kind."""
 
-    def __init__(self, party: Party) -> None:
-        self.endpoint = to_endpoint(party.address)
+    def __init__(self, endpoint: ChannelEndpoint) -> None:
+        self.endpoint = to_endpoint(endpoint.address)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.data = self.context.socket(zmq.DEALER)
         self.data.connect(self.endpoint.data_url)
@@ -46,10 +54,10 @@ class Foreign:
         return PREFIX.pack(self.endpoint.identity, b"a sender", 0) + head
 
     def connect(self) -> socket.socket:
-        """Return a connection as of a party of the node."""
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made.connect(self.endpoint.local_path)
-        return made
+        """Return a connection as of a endpoint of the node."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self.endpoint.local_path)
+        return connection
 
     def say(self, message: protocol.ControlMessage, sender: str) -> None:
         """Send a control message in a sender's name."""
@@ -62,15 +70,17 @@ class Foreign:
 
 
 @pytest.fixture
-def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
-    one = party(host="127.0.0.1", curve=False)
+def foreign(
+    make_endpoint: Callable[..., ChannelEndpoint],
+) -> Iterator[tuple[ChannelEndpoint, Foreign]]:
+    one = make_endpoint(host="127.0.0.1", curve=False)
     sender = Foreign(one)
     yield one, sender
     sender.close()
 
 
 def test_damaged_or_foreign_frames_are_skipped_and_reported(
-    foreign: tuple[Party, Foreign],
+    foreign: tuple[ChannelEndpoint, Foreign],
 ) -> None:
     one, sender = foreign
     first = sender.frame(values(1))
@@ -105,11 +115,11 @@ def test_damaged_or_foreign_frames_are_skipped_and_reported(
     sender.local.send(HEADER.pack(MESSAGE, 0) + envelope.to_frames(values(4))[0])
     sender.local.send(b"short")
     for greeting in (b"x", b"HTS\xff" + bytes(16), hello(b"somebody", b"a sender"), b"HTS\x01"):
-        refused = sender.connect()
-        refused.send(greeting)
+        reason = sender.connect()
+        reason.send(greeting)
         with contextlib.suppress(OSError):
-            refused.send(HEADER.pack(MESSAGE, 0) + envelope.to_frames(values(9))[0])
-        refused.close()
+            reason.send(HEADER.pack(MESSAGE, 0) + envelope.to_frames(values(9))[0])
+        reason.close()
     sender.data.send_multipart([b"z", b"more"])
     sender.data.send_multipart([first, b"more"])
     ask = protocol.StatusRequest(0.5)
@@ -118,14 +128,14 @@ def test_damaged_or_foreign_frames_are_skipped_and_reported(
     sender.control.send(protocol.pack_control(protocol.Drop([DROP]), b"somebody", b"a sender"))
     sender.say(protocol.Drop([b"none"]), one.address)
     sender.data.send(sender.frame(values(3)))
-    lost = one.channel._control._num_lost
+    lost_counts = one.channel._control._num_lost
     # Thirteen packets, and four messages from another node.
-    while one.came.qsize() < 3 or lost.get(b"a sender", 0) < 17:
+    while one.messages.qsize() < 3 or lost_counts.get(b"a sender", 0) < 17:
         one.channel.pump(0.05)
-    came = sorted((one.came.get() for _ in range(3)), key=number_of)
+    came = sorted((one.messages.get() for _ in range(3)), key=number_of)
     for message, number in zip(came, (1, 3, 4), strict=True):
         check(message, number)
-    assert lost == {b"a sender": 17}
+    assert lost_counts == {b"a sender": 17}
 
 
 SAID = [
@@ -138,10 +148,10 @@ SAID = [
 
 @given(st.sampled_from(SAID), st.integers(0, 400), st.binary(max_size=3))
 def test_mutated_control_messages_are_read_or_refused(
-    said: protocol.ControlMessage, position: int, replacement: bytes
+    logged_text: protocol.ControlMessage, position: int, replacement: bytes
 ) -> None:
-    data = bytearray(protocol.pack_control(said, b"receiver", b"a sender"))
-    assert protocol.read_control(bytes(data)) == (b"receiver", b"a sender", said)
+    data = bytearray(protocol.pack_control(logged_text, b"receiver", b"a sender"))
+    assert protocol.read_control(bytes(data)) == (b"receiver", b"a sender", logged_text)
     at = position % len(data)
     data[at : at + max(1, len(replacement))] = replacement
     with contextlib.suppress(BlobError):
@@ -183,7 +193,7 @@ def test_addresses_of_any_bytes_are_read_or_refused(data: bytes) -> None:
         str(to_endpoint(address))
 
 
-def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -> None:
+def test_noise_on_every_socket_changes_nothing(foreign: tuple[ChannelEndpoint, Foreign]) -> None:
     one, sender = foreign
     rng = np.random.default_rng(0)
     good = sender.frame(values(1))
@@ -197,38 +207,38 @@ def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -
             sender.local.send(bytes(data), socket.MSG_DONTWAIT)
         one.channel.pump(0)
     sender.data.send(sender.frame(values(77)))
-    while not any(isinstance(m, Values) and number_of(m) == 77 for m in list(one.came.queue)):
+    while not any(isinstance(m, Values) and number_of(m) == 77 for m in list(one.messages.queue)):
         one.channel.pump(LONG_S)
-    two = Party(Path(sender.endpoint.path).parent)
+    two = ChannelEndpoint(Path(sender.endpoint.path).parent)
     two.channel.send(one.address, Dropped(TASK.request))
-    while Dropped(TASK.request) != one.came.get(timeout=LONG_S):
+    while Dropped(TASK.request) != one.messages.get(timeout=LONG_S):
         pass
     two.channel.close()
 
 
 def test_unsolicited_message_in_anothers_name_is_ignored(
-    party: Callable[..., Party],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
-    one, two = party(host="127.0.0.1", curve=False), party()
+    one, two = make_endpoint(host="127.0.0.1", curve=False), make_endpoint()
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     sender = Foreign(one)
     sender.say(protocol.Leave(), two.address)
     sender.say(protocol.Status(0.5, 0.5, {b"identity": 3}, {"n": 1.0}), two.address)
     sender.say(protocol.Drop([DROP]), two.address)
-    assert one.came.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
+    assert one.messages.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
     assert not one.channel.is_suspected(two.address)
     assert one.channel.status_of(two.address) == {}
     two.channel.close()
-    assert one.ended.get(timeout=LONG_S) == two.address
+    assert one.ended_addresses.get(timeout=LONG_S) == two.address
     sender.close()
 
 
 @pytest.mark.parametrize("curve", [True, False])
 def test_strangers_at_network_ports_change_nothing(
-    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch, curve: bool
+    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch, curve: bool
 ) -> None:
-    one, friend = (party(host="127.0.0.1", curve=curve, heartbeat_s=0.05) for _ in range(2))
+    one, friend = (make_endpoint(host="127.0.0.1", curve=curve, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     friend.channel.send(one.address, values(1))
     check(one.next(), 1)
@@ -238,38 +248,38 @@ def test_strangers_at_network_ports_change_nothing(
     rng = np.random.default_rng(1)
     strangers = []
     for port in (endpoint.data_port, endpoint.control_port):
-        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", greeting, rng.bytes(10_000)):
+        for logged_text in (b"", b"GET / HTTP/1.1\r\n\r\n", greeting, rng.bytes(10_000)):
             for more in (b"", b"\x02" + b"\xff" * 8, rng.bytes(1_000)):  # a frame of 2**64 bytes
                 stranger = socket.create_connection(("127.0.0.1", port))
-                stranger.sendall(said + more)
+                stranger.sendall(logged_text + more)
                 strangers.append(stranger)
     friend.channel.send(one.address, values(2))
     friend.channel.send(one.address, Dropped(TASK.request))
     end_s = time.monotonic() + LONG_S
-    while one.came.qsize() < 2:
+    while one.messages.qsize() < 2:
         assert time.monotonic() < end_s
         one.channel.pump(1.0)
-    came = [one.came.get() for _ in range(2)]
+    came = [one.messages.get() for _ in range(2)]
     assert Dropped(TASK.request) in came
     check(next(m for m in came if isinstance(m, Values)), 2)
     for stranger in strangers:
         stranger.close()
     # The parties have a few connections of their own by now.
     wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) < before + len(strangers) / 2)
-    assert one.lost.empty()
+    assert one.losses.empty()
 
 
 def test_oversized_control_message_closes_its_connection(
-    party: Callable[..., Party], caplog: pytest.LogCaptureFixture
+    make_endpoint: Callable[..., ChannelEndpoint], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = party(host="127.0.0.1", curve=False)
+    one = make_endpoint(host="127.0.0.1", curve=False)
     endpoint = to_endpoint(one.address)
     sender = Foreign(one)
     control = sender.context.socket(zmq.DEALER)
     control.connect(f"tcp://127.0.0.1:{endpoint.control_port}")
     control.send(bytes(MAX_CONTROL_NBYTES + 1))
     end_s = time.monotonic() + LONG_S
-    while one.came.empty():  # what is sent before the connection is made anew may be lost
+    while one.messages.empty():  # what is sent before the connection is made anew may be lost
         assert time.monotonic() < end_s
         control.send(protocol.pack_control(protocol.Drop([DROP]), endpoint.identity, b"somebody"))
         time.sleep(0.05)

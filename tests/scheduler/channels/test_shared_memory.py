@@ -18,7 +18,7 @@ import pytest
 from hetero.devices.errors import BlobError
 from hetero.scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
 from hetero.scheduler.processes.owned_files import Process
-from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
+from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, check, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 READER = Process(2**22 + 1, "1")
@@ -28,9 +28,9 @@ LARGE = 500_000
 
 @pytest.fixture
 def pool() -> Iterator[SlotPool]:
-    made = SlotPool()
-    yield made
-    made.close()
+    pool = SlotPool()
+    yield pool
+    pool.close()
     assert files() == set()
 
 
@@ -53,19 +53,19 @@ def test_slot_is_read_without_a_copy(pool: SlotPool, reader: SlotReader, nbytes:
     data = contents(nbytes)
     slot = pool.fill(data, READER)
     assert slot is not None
-    got = reader.view(list(slot.place), nbytes)
-    np.testing.assert_array_equal(got, data)
+    actual = reader.view(list(slot.place), nbytes)
+    np.testing.assert_array_equal(actual, data)
     slot.data[0] ^= 255
-    assert got[0] == data[0] ^ 255
+    assert actual[0] == data[0] ^ 255
     assert slot.data.nbytes <= max(PAGE, 1.25 * nbytes + PAGE)
 
 
 def test_views_of_a_slot_are_read_only(pool: SlotPool, reader: SlotReader) -> None:
     slot = pool.fill(contents(100), READER)
     assert slot is not None
-    got = reader.view(list(slot.place), 100)
+    actual = reader.view(list(slot.place), 100)
     with pytest.raises(ValueError, match="cannot set WRITEABLE"):
-        got.setflags(write=True)
+        actual.setflags(write=True)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_freed_slots_are_reused(pool: SlotPool, reader: SlotReader) -> None:
 
 
 def test_slot_with_a_view_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
-    held = []
+    views = []
     for seed in range(200):
         slot = pool.fill(contents(60_000, seed), READER)
         assert slot is not None
         view = reader.view(list(slot.place), 60_000)
         if seed % 3:
-            held.append((seed, view))
-    for seed, view in held:
+            views.append((seed, view))
+    for seed, view in views:
         np.testing.assert_array_equal(view, contents(60_000, seed))
 
 
@@ -191,9 +191,9 @@ def test_slot_filled_during_frees_keeps_its_reader(
     pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, is_closed: bool
 ) -> None:
     dead = Process(1, "1")
-    given_back, kept = (pool.fill(contents(100), dead, b"closed") for _ in range(2))
+    given_back, kept_view = (pool.fill(contents(100), dead, b"closed") for _ in range(2))
     assert given_back is not None
-    assert kept is not None
+    assert kept_view is not None
     given_back.free()  # its reader lived when it gave this back
     free = Slot.free
     sending = threading.Thread(target=lambda: filled.append(pool.fill(contents(100, 7), READER)))
@@ -268,13 +268,13 @@ def test_reader_closes_deleted_files(pool: SlotPool, reader: SlotReader) -> None
     other = SlotPool()
     slot = other.fill(contents(100), READER)
     assert slot is not None
-    kept = reader.view(list(slot.place), 100)
+    kept_view = reader.view(list(slot.place), 100)
     other.close()
     slot = pool.fill(contents(100), READER)
     assert slot is not None
     reader.view(list(slot.place), 100)
     assert len(reader._mapped) == 1
-    np.testing.assert_array_equal(kept, contents(100))
+    np.testing.assert_array_equal(kept_view, contents(100))
 
 
 PARTY = """
@@ -294,9 +294,11 @@ while True:
 
 
 @pytest.fixture
-def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
-    """A party here, and one in a process of its own that keeps and sends back what comes."""
-    one = party(timeout_s=2 * LONG_S)
+def relay(
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
+) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
+    """A endpoint here, and one in a process of its own that keeps and sends back what comes."""
+    one = make_endpoint(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", PARTY, folder, one.address],
         stdout=subprocess.PIPE,
@@ -311,7 +313,7 @@ def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
 
 
 def test_large_tensors_survive_the_end_of_reader_and_owner(
-    relay: tuple[Party, Any, str], folder: Path
+    relay: tuple[ChannelEndpoint, Any, str], folder: Path
 ) -> None:
     one, process, address = relay
     one.channel.watch(address)
@@ -324,7 +326,7 @@ def test_large_tensors_survive_the_end_of_reader_and_owner(
     assert len(busy) == 3
     assert files(process.pid)
     process.kill()
-    assert one.ended.get(timeout=LONG_S) == address
+    assert one.ended_addresses.get(timeout=LONG_S) == address
     # The reader gives nothing back any more, and the owner removes no file: both is done for them.
     wait_for(lambda: all(slot.is_free for slot in busy))
     wait_for(lambda: files(process.pid) == set())
@@ -359,33 +361,33 @@ def test_next_pool_removes_files_of_killed_owner(folder: Path) -> None:
 
 
 def test_close_frees_slots_of_unreceived_messages(
-    party: Callable[..., Party], folder: Path
+    make_endpoint: Callable[..., ChannelEndpoint], folder: Path
 ) -> None:
-    one, two = party(timeout_s=2 * LONG_S), Party(folder)
+    one, two = make_endpoint(timeout_s=2 * LONG_S), ChannelEndpoint(folder)
     one.channel.watch(two.address)
     for number in range(3):
         one.channel.send(two.address, values(number, LARGE))
-    kept = two.next()
+    kept_view = two.next()
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     two.channel.close()
-    assert one.ended.get(timeout=LONG_S) == two.address
+    assert one.ended_addresses.get(timeout=LONG_S) == two.address
     busy = [slot for slot in one.channel._pool._filled() if not slot.is_free]
     assert len(busy) == 1
-    check(kept, 0, LARGE)
-    del kept
+    check(kept_view, 0, LARGE)
+    del kept_view
     wait_for(lambda: busy[0].is_free)
 
 
-def test_tensors_beyond_the_pool_use_sockets(party: Callable[..., Party]) -> None:
-    one, two = party(pool_nbytes=0), party(shared_nbytes=None)
+def test_tensors_beyond_the_pool_use_sockets(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    one, two = make_endpoint(pool_nbytes=0), make_endpoint(shared_nbytes=None)
     for first, second in ((one, two), (two, one)):
         first.channel.send(second.address, values(1, LARGE))
         check(second.next(), 1, LARGE)
     assert files() == set()
 
 
-def test_unsendable_message_takes_no_slot(party: Callable[..., Party]) -> None:
-    one, two = party(), party()
+def test_unsendable_message_takes_no_slot(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+    one, two = make_endpoint(), make_endpoint()
     message = values(1, LARGE)
     bad = message._replace(tensors={**message.tensors, "y": object()})
     with pytest.raises(TypeError, match="not an ONNX value"):
@@ -393,20 +395,22 @@ def test_unsendable_message_takes_no_slot(party: Callable[..., Party]) -> None:
     assert all(slot.is_free for slot in one.channel._pool._filled())
 
 
-def test_message_to_itself_is_passed_by_reference(party: Callable[..., Party]) -> None:
-    one = party()
+def test_message_to_itself_is_passed_by_reference(
+    make_endpoint: Callable[..., ChannelEndpoint],
+) -> None:
+    one = make_endpoint()
     message = values(1, LARGE)
     one.channel.send(one.address, message)
-    got = one.came.get_nowait()
-    check(got, 1, LARGE)
-    assert np.shares_memory(got.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
+    actual = one.messages.get_nowait()
+    check(actual, 1, LARGE)
+    assert np.shares_memory(actual.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
 
 
 def test_memory_of_a_burst_is_returned(pool: SlotPool, reader: SlotReader) -> None:
     slots = [pool.fill(contents(2_000_000), READER) for _ in range(10)]
-    held = slots[0]
-    assert held is not None
-    view = reader.view(list(held.place), 2_000_000)
+    views = slots[0]
+    assert views is not None
+    view = reader.view(list(views.place), 2_000_000)
     for slot in slots[1:]:
         assert slot is not None
         slot.free()

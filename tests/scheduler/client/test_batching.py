@@ -37,12 +37,12 @@ class Batches:
         self.batcher.leave(self._records[number])
 
     def fired(self, now_s: float = 0.0) -> list[tuple[int, ...]]:
-        found = []
+        batches = []
         while requests := self.batcher.fire(now_s):
             self.batcher.begin(requests)
-            found.append(requests)
-        self._in_flight += found
-        return [tuple(request.id for request in requests) for requests in found]
+            batches.append(requests)
+        self._in_flight += batches
+        return [tuple(request.id for request in requests) for requests in batches]
 
     def ended(self, which: int = 0) -> None:
         *others, last = self._in_flight.pop(which)
@@ -57,11 +57,11 @@ def batcher(size: int = 4, timeout_s: float = 1.0, busy: int = 1, most: int = 8)
 def arrive(
     b: Batches, *ids: int, now_s: float = 0.0, rows: int = 1, group: str = "g"
 ) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    batches: list[tuple[int, ...]] = []
     for i in ids:
         b.put(i, group, rows, now_s)
-        found += b.fired(now_s)
-    return found
+        batches += b.fired(now_s)
+    return batches
 
 
 def end(b: Batches, now_s: float = 0.0) -> list[tuple[int, ...]]:
@@ -211,11 +211,11 @@ def test_every_request_is_in_one_timely_batch(
         assert len(rows_of) == 1 or sum(rows_of) <= size
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-def test_due_time_is_that_of_the_oldest_waiting_request(gone: int) -> None:
+@pytest.mark.parametrize("cancelled_number", [0, 1])
+def test_due_time_is_that_of_the_oldest_waiting_request(cancelled_number: int) -> None:
     b = batcher()
     arrive(b, 1)
     arrive(b, 2, now_s=0.25)
     arrive(b, 3, now_s=0.5)
-    b.leave(2 + gone)
-    assert b.next_due_s == (1.5, 1.25)[gone]
+    b.leave(2 + cancelled_number)
+    assert b.next_due_s == (1.5, 1.25)[cancelled_number]

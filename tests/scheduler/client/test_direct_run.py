@@ -92,9 +92,9 @@ def test_direct_run_adopted_after_close_is_cancelled() -> None:
     assert run is not None
     m.handle(ev.Closed(2.0))
     assert not m.end_direct(run, 3.0, 8)
-    (told,) = m.handle(ev.Adopted(3.0, 1, {"y": 1}))
-    assert isinstance(told, ev.Fail)
-    assert isinstance(told.error, RequestCancelledError)
+    (instruction,) = m.handle(ev.Adopted(3.0, 1, {"y": 1}))
+    assert isinstance(instruction, ev.Fail)
+    assert isinstance(instruction.error, RequestCancelledError)
     assert m.state(1) is _S.CANCELLED
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
@@ -180,10 +180,10 @@ class Twins(RuleBasedStateMachine):
         for number in [n for n in self.direct if n not in self.twin._direct]:
             del self.direct[number]
 
-    def compare(self, *asked: list[ev.ClientInstruction]) -> None:
-        usual, twin = ([repr(i) for i in instructions] for instructions in asked)
+    def compare(self, *instruction_lists: list[ev.ClientInstruction]) -> None:
+        usual, twin = ([repr(i) for i in instructions] for instructions in instruction_lists)
         assert usual == twin
-        for instruction in asked[0]:
+        for instruction in instruction_lists[0]:
             if isinstance(instruction, ev.StartAttempt):
                 self.attempts[instruction.request_id] = instruction.attempt
             elif not isinstance(instruction, ev.Admitted):

@@ -127,24 +127,24 @@ class Client:
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    made = Client()
-    yield made
-    made.deployment.close()
+    submission = Client()
+    yield submission
+    submission.deployment.close()
 
 
 def test_plain_request_runs_without_a_record(client: Client) -> None:
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     ((to, head, tensors),) = client.devices.packed
     assert (to, head.stage, head.input_mask, head.kind) == ("at A", 0, 1, lane.TO_STAGE)
-    assert (head.request_id, head.attempt, head.route) == (made.request_id, 1, 0)
+    assert (head.request_id, head.attempt, head.route) == (submission.request_id, 1, 0)
     np.testing.assert_array_equal(tensors[0], X)
-    assert client.machine.state(made.request_id) is RequestState.DIRECT
+    assert client.machine.state(submission.request_id) is RequestState.DIRECT
     assert client.runner.counts() == (0, 1)
-    client.answer(made.request_id, [X + 2])
-    answer = made.future.result(0)
+    client.answer(submission.request_id, [X + 2])
+    answer = submission.future.result(0)
     np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
     assert [(run.stage, run.device) for run in answer.stage_timings] == [(0, "A"), (1, "B")]
-    story = [line.event for line in made.story()]
+    story = [line.event for line in submission.story()]
     assert story == ["submitted with 16 bytes", "started", "answered"]
     assert client.devices.messages == []
     assert client.holds_nothing
@@ -152,12 +152,12 @@ def test_plain_request_runs_without_a_record(client: Client) -> None:
 
 def test_full_channel_falls_back_to_messages(client: Client) -> None:
     client.devices.has_room = False
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     ((to, values),) = client.devices.messages
     assert (to, type(values)) == ("at A", Values)
-    assert values.task.request.id == made.request_id
-    client.answer(made.request_id, [X])
-    assert made.future.result(0)
+    assert values.task.request.id == submission.request_id
+    client.answer(submission.request_id, [X])
+    assert submission.future.result(0)
 
 
 @pytest.mark.parametrize(
@@ -170,54 +170,54 @@ def test_request_with_options_uses_messages(client: Client, request_: Request) -
 
 
 def test_request_with_own_deadline_has_record_and_uses_lanes(client: Client) -> None:
-    made = client.deployment.submit({"x": X}, Request(timeout_s=0.05))
-    assert client.machine.state(made.request_id) is RequestState.RUNNING
+    submission = client.deployment.submit({"x": X}, Request(timeout_s=0.05))
+    assert client.machine.state(submission.request_id) is RequestState.RUNNING
     assert len(client.devices.packed) == 1
     with pytest.raises(DeadlineError):
-        made.future.result(PATIENCE_S)
+        submission.future.result(PATIENCE_S)
 
 
 def test_request_without_a_record_expires() -> None:
     client = Client(limits=Limits(timeout_s=0.05))
-    made = client.deployment.submit({"x": X})
-    assert client.machine.state(made.request_id) is RequestState.DIRECT
+    submission = client.deployment.submit({"x": X})
+    assert client.machine.state(submission.request_id) is RequestState.DIRECT
     with pytest.raises(DeadlineError):
-        made.future.result(PATIENCE_S)
+        submission.future.result(PATIENCE_S)
     assert isinstance(client.devices.messages[0][1], Dropped)
     assert client.holds_nothing
     client.deployment.close()
 
 
 def test_duplicate_result_is_dropped(client: Client) -> None:
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     for value in (X, X + 1):
-        client.answer(made.request_id, [value])
-    np.testing.assert_array_equal(made.future.result(0).outputs["t1"], X)
-    assert made.story()[-1].event == "PartArrived came late and was dropped"
-    client.answer(made.request_id + 1, [X])  # an unknown request
+        client.answer(submission.request_id, [value])
+    np.testing.assert_array_equal(submission.future.result(0).outputs["t1"], X)
+    assert submission.story()[-1].event == "PartArrived came late and was dropped"
+    client.answer(submission.request_id + 1, [X])  # an unknown request
     assert client.holds_nothing
 
 
 def test_lost_device_causes_a_replay(client: Client) -> None:
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     now_s = client.runner.now_s()
     client.runner.handle(events.DeviceLost(now_s, "B", "node", "pulled"))
-    assert client.machine.state(made.request_id) is RequestState.PARKED
+    assert client.machine.state(submission.request_id) is RequestState.PARKED
     client.runner.handle(events.DeviceReturned(now_s, "B"))
     (_, first, _), (_, again, _) = client.devices.packed
     assert (first.attempt, again.attempt) == (1, 2)
-    client.answer(made.request_id, [X])  # of the attempt that was lost
-    assert not made.future.done()
-    client.answer(made.request_id, [X + 2], attempt=2)
-    np.testing.assert_array_equal(made.future.result(0).outputs["t1"], X + 2)
+    client.answer(submission.request_id, [X])  # of the attempt that was lost
+    assert not submission.future.done()
+    client.answer(submission.request_id, [X + 2], attempt=2)
+    np.testing.assert_array_equal(submission.future.result(0).outputs["t1"], X + 2)
     assert client.holds_nothing
 
 
 def test_cancelled_request_is_dropped_on_its_devices(client: Client) -> None:
-    made = client.deployment.submit({"x": X})
-    assert made.cancel()
+    submission = client.deployment.submit({"x": X})
+    assert submission.cancel()
     with pytest.raises(RequestCancelledError):
-        made.future.result(0)
+        submission.future.result(0)
     assert [to for to, message in client.devices.messages if type(message) is Dropped] == [
         "at A",
         "at B",
@@ -228,19 +228,19 @@ def test_cancelled_request_is_dropped_on_its_devices(client: Client) -> None:
 def test_outputs_of_several_stages_form_one_result() -> None:
     model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
     client = Client(cut(model, ("A", ["a"]), ("B", ["b"]))[0])
-    made = client.deployment.submit({"x": X})
-    client.answer(made.request_id, [-X], stage=0, stages=(0,))
-    assert not made.future.done()
-    client.answer(made.request_id, [X], stage=1, stages=(0, 1))
-    assert made.future.result(0).outputs.keys() == {"y", "z"}
+    submission = client.deployment.submit({"x": X})
+    client.answer(submission.request_id, [-X], stage=0, stages=(0,))
+    assert not submission.future.done()
+    client.answer(submission.request_id, [X], stage=1, stages=(0, 1))
+    assert submission.future.result(0).outputs.keys() == {"y", "z"}
     assert client.holds_nothing
     client.deployment.close()
 
 
 @pytest.mark.parametrize("damage", ["tensors", "stage", "timing", "bytes"])
 def test_damaged_result_raises_a_typed_error(client: Client, damage: str) -> None:
-    made = client.deployment.submit({"x": X})
-    number = made.request_id
+    submission = client.deployment.submit({"x": X})
+    number = submission.request_id
     if damage == "tensors":
         client.answer(number, [X, X])
     elif damage == "stage":
@@ -253,16 +253,16 @@ def test_damaged_result_raises_a_typed_error(client: Client, damage: str) -> Non
         other.deployment.close()
         client.shared.receive_lane(data[:-1], 0)
     with pytest.raises(BlobError):
-        made.future.result(0)
+        submission.future.result(0)
     assert client.holds_nothing
 
 
 def test_message_for_a_closed_deployment_is_dropped(client: Client) -> None:
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     client.deployment.close()
-    client.answer(made.request_id, [X])
+    client.answer(submission.request_id, [X])
     with pytest.raises(RequestCancelledError, match="closed"):
-        made.future.result(0)
+        submission.future.result(0)
     with pytest.raises(BlobError):
         client.shared.receive_lane(b"noise", 0)
 
@@ -282,14 +282,17 @@ def test_result_admits_a_waiting_request() -> None:
 
 def test_observers_receive_requests_without_a_record(client: Client) -> None:
     client.deployments.observers.append(client.notes)  # type: ignore[attr-defined]  # a list
-    made = client.deployment.submit({"x": X})
+    submission = client.deployment.submit({"x": X})
     assert [request.record.state for request in client.deployment.in_flight()] == [
         RequestState.DIRECT
     ]
-    client.answer(made.request_id, [X])
-    (ended,) = client.notes.requests
-    assert (ended.record.id, ended.record.state) == (made.request_id, RequestState.ANSWERED)
-    assert len(ended.runs) == 2
+    client.answer(submission.request_id, [X])
+    (request,) = client.notes.requests
+    assert (request.record.id, request.record.state) == (
+        submission.request_id,
+        RequestState.ANSWERED,
+    )
+    assert len(request.runs) == 2
 
 
 def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
@@ -310,17 +313,17 @@ def test_ctrl_c_during_submit_leaves_nothing_reserved(client: Client) -> None:
     client.answer(client.deployment.submit({"x": X}).request_id, [X])
     before = sys.getprofile()
     for number in itertools.count(1):
-        made = None
+        submission = None
         sys.setprofile(interrupted_after(number))
         try:
-            made = client.deployment.submit({"x": X})
+            submission = client.deployment.submit({"x": X})
         except KeyboardInterrupt:
             pass
         finally:
             sys.setprofile(before)
-        if made is not None:
+        if submission is not None:
             break
         assert client.holds_nothing, number
-    client.answer(made.request_id, [X])
-    assert made.future.result(0)
+    client.answer(submission.request_id, [X])
+    assert submission.future.result(0)
     assert number > 40

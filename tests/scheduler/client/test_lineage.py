@@ -41,12 +41,12 @@ def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) 
     took = enumerate(CUTS[made_by].values())
     runs = [StageTiming(number, "A", 0.0, 0.0, seconds) for number, seconds in took]
     memory: Any = Forgetful()
-    lost = DeviceBundle(memory, "A", "a", "k", {"present": ("tensor(float)", (1,))})
-    given = dict.fromkeys(("x", "past"), np.zeros(1, np.float32))
-    lost.past = PastRun(given, {}, 0, alone(plans[made_by]).routes[0], runs, lambda _: None)
+    bundle = DeviceBundle(memory, "A", "a", "k", {"present": ("tensor(float)", (1,))})
+    inputs = dict.fromkeys(("x", "past"), np.zeros(1, np.float32))
+    bundle.past = PastRun(inputs, {}, 0, alone(plans[made_by]).routes[0], runs, lambda _: None)
 
     def again(most_s: float) -> Any:
-        return steps([lost], plans[again_by], lambda *_: False, lambda _: True, most_s)
+        return steps([bundle], plans[again_by], lambda *_: False, lambda _: True, most_s)
 
     [step], _ = again(3.1)
     assert step.stages == tuple(range(len(CUTS[again_by])))

@@ -25,18 +25,18 @@ from hetero.scheduler.types.events import (
 
 def live(**options: Any) -> Liveness:
     """Return two devices that live, A at a0 and B at b0."""
-    made = Liveness(**options)
-    assert made.started(0.0, "A", "n1", "a0") == []
-    assert made.started(0.0, "B", "n2", "b0") == []
-    return made
+    liveness = Liveness(**options)
+    assert liveness.started(0.0, "A", "n1", "a0") == []
+    assert liveness.started(0.0, "B", "n2", "b0") == []
+    return liveness
 
 
 def test_suspected_device_is_lost_until_it_responds() -> None:
     m = live()
-    lost = DeviceLost(
+    loss = DeviceLost(
         1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
     )
-    assert m.suspected(1.0, "a0", 1.8) == [lost]
+    assert m.suspected(1.0, "a0", 1.8) == [loss]
     assert m.suspected(1.5, "a0", 2.3) == []
     assert m.answered(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
     assert m.answered(2.1, "a0") == []
@@ -59,13 +59,13 @@ def test_device_suspected_on_probation_is_excluded() -> None:
     m = live()
     m.suspected(2.0, "a0", 2.0)
     m.answered(3.0, "a0")
-    told = m.suspected(5.3, "a0", 2.0)
-    assert [type(order) for order in told] == [DeviceLost, see.Exclude]
+    orders = m.suspected(5.3, "a0", 2.0)
+    assert [type(order) for order in orders] == [DeviceLost, see.Exclude]
     m.answered(6.6, "a0")
     assert m.tick(13.0) == []  # it was unreachable for 3.3 s
     assert m.tick(13.2) == [DeviceSteady(13.2, "A")]
-    told = m.suspected(15.0, "a0", 2.0)
-    assert [type(order) for order in told] == [DeviceLost]
+    orders = m.suspected(15.0, "a0", 2.0)
+    assert [type(order) for order in orders] == [DeviceLost]
 
 
 def test_device_that_remains_suspected_is_restarted() -> None:
@@ -110,14 +110,14 @@ def test_observations_of_an_earlier_address_are_ignored() -> None:
 
 
 def test_lost_messages_lose_and_return_their_device() -> None:
-    told = live().messages_lost(1.0, "a0")
-    assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
+    orders = live().messages_lost(1.0, "a0")
+    assert [type(order) for order in orders] == [DeviceLost, DeviceReturned]
 
 
 def test_ended_process_is_restarted_with_growing_pauses() -> None:
     m = live()
-    told = m.ended(1.0, "a0", "killed")
-    assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
+    orders = m.ended(1.0, "a0", "killed")
+    assert orders == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
     assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
     now_s, pauses = 5.0, []
     for _ in range(7):
@@ -127,16 +127,16 @@ def test_ended_process_is_restarted_with_growing_pauses() -> None:
         assert [type(order) for order in m.tick(now_s)] == [Restart]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     m.started(now_s, "A", "n1", "a1")
-    told = m.ended(now_s + 60, "a1", "killed")
-    assert [type(order) for order in told] == [DeviceLost, Restart]  # it had lived long
+    orders = m.ended(now_s + 60, "a1", "killed")
+    assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had lived long
 
 
 def test_process_with_a_hanging_stage_is_restarted() -> None:
     m = live()
-    lost, restart = m.overdue(5.2, "a0", 5.1)
-    assert isinstance(lost, DeviceLost)
-    assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in lost.cause
-    assert restart == Restart("A", "a0", lost.cause)
+    loss, restart = m.overdue(5.2, "a0", 5.1)
+    assert isinstance(loss, DeviceLost)
+    assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in loss.cause
+    assert restart == Restart("A", "a0", loss.cause)
     assert m.overdue(5.4, "a0", 5.3) == []
 
 

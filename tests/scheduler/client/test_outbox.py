@@ -71,12 +71,12 @@ def test_raising_or_interrupted_order_does_not_block_others() -> None:
 
 def test_orders_of_many_threads_run_once_each() -> None:
     outbox, done, lock = Outbox(lambda order: None), [], threading.Lock()
-    given: list[int] = []
+    results: list[int] = []
 
     def work() -> None:
         for _ in range(500):
             with lock:
-                given.append(number := len(given))
+                results.append(number := len(results))
                 outbox.orders.append(lambda number=number: done.append(number))
             outbox.carry_out()
 
@@ -85,4 +85,4 @@ def test_orders_of_many_threads_run_once_each() -> None:
         thread.start()
     for thread in threads:
         thread.join(_WAIT_S)
-    assert done == given
+    assert done == results

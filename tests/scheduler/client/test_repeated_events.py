@@ -67,9 +67,9 @@ def test_repeated_part_counts_once() -> None:
 
 def test_device_that_is_lost_twice_returns_once() -> None:
     m = machine(route("A"))
-    lost = ev.DeviceLost(1.0, "A", "n", "killed")
-    assert m.handle(lost) == [ev.DropAttempt(1, 1)]
-    assert m.handle(lost) == []
+    loss = ev.DeviceLost(1.0, "A", "n", "killed")
+    assert m.handle(loss) == [ev.DropAttempt(1, 1)]
+    assert m.handle(loss) == []
     assert m.handle(ev.DeviceReturned(2.0, "A")) == [ev.StartAttempt(1, 2)]
     assert m.handle(ev.DeviceReturned(2.5, "A")) == []
 

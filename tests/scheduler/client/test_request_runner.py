@@ -38,15 +38,15 @@ class _Nowhere:
     def drop(self, request: Request) -> None:
         pass
 
-    def answer(self, request: Request, inputs: Any, made: Any, runs: Any) -> Response:
-        return Response(made, runs)
+    def answer(self, request: Request, inputs: Any, value: Any, runs: Any) -> Response:
+        return Response(value, runs)
 
 
 @pytest.fixture
 def clock() -> Iterator[Clock]:
-    made = Clock("test")
-    yield made
-    made.close()
+    value = Clock("test")
+    yield value
+    value.close()
 
 
 def _runner(
@@ -76,11 +76,11 @@ def test_error_of_failed_start_keeps_no_inputs_alive(
     runner = _runner(clock)
     runner.attempts = _Failing()
     array = np.zeros(1)
-    held = weakref.ref(array)
+    reference = weakref.ref(array)
     future = runner.submit({"x": array}, DEFAULT_REQUEST).future
     del array
     assert isinstance(future.exception(_WAIT_S), TensorLostError)
-    assert held() is None
+    assert reference() is None
 
 
 class _Answered(_Nowhere):
@@ -165,12 +165,12 @@ def test_bytes_freed_by_a_deployment_admit_anothers_request(
     waiting, other = (_runner(clock, limits, shared) for _ in range(2))
     inputs = {"x": np.zeros(60, np.uint8)}
     waiting.submit({}, DEFAULT_REQUEST)  # one request of a deployment may always be in flight
-    held = other.submit(inputs, DEFAULT_REQUEST)
+    reference = other.submit(inputs, DEFAULT_REQUEST)
     submits = threading.Thread(target=waiting.submit, args=(inputs, DEFAULT_REQUEST))
     submits.start()
     while not waiting.counts()[0]:
         time.sleep(0.001)
-    held.cancel()
+    reference.cancel()
     submits.join(_WAIT_S / 3)
     assert waiting.counts() == (0, 2)
     for runner in (waiting, other):

@@ -152,8 +152,8 @@ def test_too_many_waiting_callers_are_refused() -> None:
 def test_nonwaiting_request_without_room_is_refused() -> None:
     m = machine(requests=1)
     assert m.handle(ev.Submitted(0.0, 1, 1, 9.0, waits=False)) == [ev.StartAttempt(1, 1)]
-    refused = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
-    assert isinstance(failure(refused[0]), OverloadedError)
+    refusals = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
+    assert isinstance(failure(refusals[0]), OverloadedError)
 
 
 def test_expired_request_never_starts() -> None:
@@ -231,13 +231,13 @@ def test_requests_of_lost_device_are_replayed_after_its_return() -> None:
     assert m.handle(answered(1.5, 1, 1, "late")) == []
     assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
     assert m.handle(answered(4.0, 1, 2, "y")) == [delivered(1, "y"), ev.StartAttempt(3, 1)]
-    gone = "device A on node node-7 is gone: killed"
+    message = "device A on node node-7 is gone: killed"
     restarted = "A device whose node is alive is restarted: send the request again."
     assert [line.event for line in m.story(1)] == [
         "submitted with 1 bytes",
         "started",
-        f"failed: request 1, attempt 1: {gone}. {restarted}",
-        f"parked: {gone}",
+        f"failed: request 1, attempt 1: {message}. {restarted}",
+        f"parked: {message}",
         "PartArrived came late and was dropped",
         "started",
         "answered",
@@ -250,8 +250,8 @@ def test_request_waits_for_its_lost_device() -> None:
     assert m.handle(submitted(1)) == []
     assert "waits: device A on node node-7 is gone" in m.story(1)[-1].event
     for number, waits in ((2, False), (3, None)):
-        (refused,) = m.handle(ev.Submitted(2.0, number, 1, 9.0, waits=waits))
-        assert isinstance(failure(refused), DeviceLostError)
+        (refusals,) = m.handle(ev.Submitted(2.0, number, 1, 9.0, waits=waits))
+        assert isinstance(failure(refusals), DeviceLostError)
     assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
 
 
@@ -260,8 +260,8 @@ def test_removed_device_ends_its_waiting_requests() -> None:
     for request_id in (1, 2):
         m.handle(submitted(request_id))
     m.handle(LOST)
-    told = m.handle(GONE)
-    errors = [failure(i) for i in told]
+    instructions = m.handle(GONE)
+    errors = [failure(i) for i in instructions]
     assert [type(e) for e in errors] == [DeviceLostError] * 2
     assert errors[0].story[-1].startswith("2000.000 ms, attempt 1: refused: request 1, attempt 1")
     assert any("attempt 1: started" in line for line in errors[0].story)
@@ -317,14 +317,18 @@ def test_poison_request_fails_alone(is_silent_first: bool) -> None:
         if poison in running:  # it is the first to run, and the device is lost with all that it has
             num_lost += 1
             if is_silent_first:
-                told = [*m.handle(SILENT), *m.handle(ev.DeviceEnded(2.5, "A")), *m.handle(BACK)]
+                instructions = [
+                    *m.handle(SILENT),
+                    *m.handle(ev.DeviceEnded(2.5, "A")),
+                    *m.handle(BACK),
+                ]
             else:
-                told = [*m.handle(LOST), *m.handle(BACK)]
+                instructions = [*m.handle(LOST), *m.handle(BACK)]
         else:
             record = m.record(min(running))
             assert record is not None
-            told = m.handle(answered(4.0, record.id, record.attempt, "y"))
-        for order in told:
+            instructions = m.handle(answered(4.0, record.id, record.attempt, "y"))
+        for order in instructions:
             match order:
                 case ev.StartAttempt(i):
                     running.add(i)
@@ -375,12 +379,12 @@ def test_repeatedly_silent_device_costs_no_attempt() -> None:
 
 def test_lost_messages_cost_attempts_without_suspicion() -> None:
     m = machine(attempts=2)
-    lost = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
+    loss = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
     for i in (1, 2):
         m.handle(submitted(i))
-    m.handle(lost)
+    m.handle(loss)
     assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
-    assert [type(o) for o in m.handle(lost)] == [ev.DropAttempt, ev.Fail] * 2
+    assert [type(o) for o in m.handle(loss)] == [ev.DropAttempt, ev.Fail] * 2
 
 
 def test_messages_lost_by_a_live_device_are_resent() -> None:
@@ -414,8 +418,8 @@ def test_parked_requests_end_by_deadline_cancellation_or_close() -> None:
     assert "parked: device A on node node-7 is gone: killed" in str(failure(expired))
     (cancelled,) = m.handle(ev.CancelAsked(3.0, 2))
     assert isinstance(failure(cancelled), RequestCancelledError)
-    told = m.handle(ev.ClusterLost(4.0, ClusterError("no cluster")))
-    assert [str(failure(i)) for i in told] == [
+    instructions = m.handle(ev.ClusterLost(4.0, ClusterError("no cluster")))
+    assert [str(failure(i)) for i in instructions] == [
         f"request {i}, attempt 1: no cluster" for i in (3, 4)
     ]
     assert isinstance(failure(m.handle(submitted(5))[0]), ClusterError)
@@ -455,9 +459,9 @@ def test_results_are_delivered_in_order_if_configured() -> None:
         m.handle(submitted(request_id))
     assert m.handle(answered(1.0, 2, 1, "b")) == []
     assert m.handle(answered(1.0, 3, 1, "c")) == []  # those held keep their room
-    told = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
-    assert isinstance(failure(told[0]), HeteroError)
-    assert told[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
+    instructions = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
+    assert isinstance(failure(instructions[0]), HeteroError)
+    assert instructions[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
 
 
 def test_ended_requests_leave_no_state() -> None:
@@ -472,8 +476,8 @@ def test_close_cancels_current_and_later_requests() -> None:
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
-    told = m.handle(ev.Closed(1.0))
-    assert [type(i) for i in told] == [ev.DropAttempt, ev.Fail, ev.Fail]
+    instructions = m.handle(ev.Closed(1.0))
+    assert [type(i) for i in instructions] == [ev.DropAttempt, ev.Fail, ev.Fail]
     assert isinstance(failure(m.handle(submitted(3))[0]), RequestCancelledError)
 
 
@@ -488,10 +492,10 @@ def test_impossible_events_raise() -> None:
 
 
 def test_transition_table_is_complete() -> None:
-    reached = {RequestState.NEW, RequestState.DIRECT} | {
+    expected_states = {RequestState.NEW, RequestState.DIRECT} | {
         state for row in TRANSITIONS.values() for state in row.to
     }
-    assert reached == set(RequestState)
+    assert expected_states == set(RequestState)
     assert {event for _, event in TRANSITIONS} == set(get_args(ev.ClientEvent))
     for row in TRANSITIONS.values():
         assert callable(getattr(ClientMachine, row.handler))

@@ -39,12 +39,12 @@ def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
     return [i.task for i in instructions if isinstance(i, ev.TaskRun)]
 
 
-def drain(m: DeviceMachine, started: list[Task]) -> Iterator[Task]:
+def drain(m: DeviceMachine, running: list[Task]) -> Iterator[Task]:
     """End what runs, one after the other."""
-    while started:
-        (task,) = started
+    while running:
+        (task,) = running
         yield task
-        started = end(m, task)
+        running = end(m, task)
 
 
 def end(m: DeviceMachine, task: Task) -> list[Task]:
@@ -64,22 +64,22 @@ def test_tasks_run_by_request_level_and_priority(
     m = machine("AB")
     for _ in drain(m, arrive(m, "B", 1)):  # another was there
         pass
-    started = arrive(m, "A", 1)
+    running = arrive(m, "A", 1)
     for sequence, level, priority in tasks:
         assert arrive(m, "A", sequence, level=level, priority=priority) == []
-    order = [(t.request.id, t.stage) for t in drain(m, started)][1:]
-    wanted = sorted(tasks, key=lambda t: (t[0] + t[1], -t[2]))
-    assert order == [t[:2] for t in wanted]
+    order = [(t.request.id, t.stage) for t in drain(m, running)][1:]
+    expected = sorted(tasks, key=lambda t: (t[0] + t[1], -t[2]))
+    assert order == [t[:2] for t in expected]
 
 
 def test_flood_of_a_client_does_not_delay_anothers_request() -> None:
     m = machine("AB")
-    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    running = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(10):
-        started = end(m, started[0])
+        running = end(m, running[0])
     arrive(m, "B", 1)
     arrive(m, "B", 2)
-    order = [task.request.deployment for task in drain(m, started)]
+    order = [task.request.deployment for task in drain(m, running)]
     assert order.index("B") <= 2
     assert "".join(order[:6]).count("B") == 2
 
@@ -87,24 +87,24 @@ def test_flood_of_a_client_does_not_delay_anothers_request() -> None:
 @pytest.mark.parametrize("first", [1, 10**6])
 def test_sequential_client_gets_half_of_a_flooded_device(first: int) -> None:
     m = machine("AB")
-    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    running = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     count = Counter[str]()
     for step in range(200):
-        if not step or started[0].request.deployment == "B":
+        if not step or running[0].request.deployment == "B":
             arrive(m, "B", first + step)
-        count[started[0].request.deployment] += 1
-        started = end(m, started[0])
+        count[running[0].request.deployment] += 1
+        running = end(m, running[0])
     assert count["A"] == pytest.approx(100, abs=3)
 
 
 @pytest.mark.parametrize("in_flight", [8, 64])
 def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
     m = machine("AB")
-    started = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
+    running = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
     newest = Counter(A=in_flight, B=1)
     order = ""
     for step in range(20 * in_flight):
-        (task,) = started
+        (task,) = running
         client, level = task.request.deployment, task.stage
         order += client
         if level + 1 < LEVELS:
@@ -114,7 +114,7 @@ def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
             arrive(m, client, newest[client])
         if step == 10 * in_flight:  # the flood's requests are at all levels
             arrive(m, "B", 1)
-        started = end(m, task)
+        running = end(m, task)
     assert "AA" not in order[10 * in_flight + 2 :]
 
 
@@ -122,12 +122,12 @@ def test_idle_client_saves_no_turns() -> None:
     m = machine("AB")
     for _ in drain(m, arrive(m, "B", 1)):
         pass
-    started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
+    running = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(500):
-        started = end(m, started[0])
+        running = end(m, running[0])
     for sequence in range(2, 200):
         arrive(m, "B", sequence)
-    first = [task.request.deployment for task in islice(drain(m, started), 100)]
+    first = [task.request.deployment for task in islice(drain(m, running), 100)]
     assert first.count("B") == pytest.approx(50, abs=2)
 
 
@@ -136,11 +136,11 @@ def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels:
     """Numbers of a client's requests on this device may have gaps: others went elsewhere."""
     clients = "ABCD"[: len(gaps)]
     m = machine(clients)
-    started: list[Task] = []
+    running: list[Task] = []
     for turn in range(1, 31):
         for client, gap in zip(clients, gaps, strict=True):
-            started += arrive(m, client, turn * gap, level=turn % (levels + 1))
+            running += arrive(m, client, turn * gap, level=turn % (levels + 1))
     count = Counter[str]()
-    for task in islice(drain(m, started), 20 * len(clients)):
+    for task in islice(drain(m, running), 20 * len(clients)):
         count[task.request.deployment] += 1
     assert max(count.values()) - min(count.values()) <= 2 + 2 * levels

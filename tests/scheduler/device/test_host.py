@@ -35,20 +35,22 @@ def test_stage_is_not_closed_between_lookup_and_run(
     host = loaded("add")
     compiled = host._stages["add", 0]
     unloading = threading.Thread(target=host.unload, args=("add",))
-    asked = threading.Event()
+    unload_started = threading.Event()
     ran_at_close: list[int] = []
     cancel, close = RunContext.cancel, compiled.close
 
     class Stages(dict[tuple[str, int], Any]):
         def get(self, key: Any, default: Any = None) -> Any:
             """Another thread unloads the stage just as a run has found it."""
-            found = super().get(key)
+            program = super().get(key)
             unloading.start()
-            assert asked.wait(PATIENCE_S)
-            return found
+            assert unload_started.wait(PATIENCE_S)
+            return program
 
     monkeypatch.setattr(host, "_stages", Stages(host._stages))
-    monkeypatch.setattr(RunContext, "cancel", lambda context: (cancel(context), asked.set()))
+    monkeypatch.setattr(
+        RunContext, "cancel", lambda context: (cancel(context), unload_started.set())
+    )
     monkeypatch.setattr(
         compiled, "close", lambda: (ran_at_close.append(len(host._running)), close())
     )

@@ -78,8 +78,8 @@ class Device:
             0: (Send("next", 4, ("y",), (1,)), Send("other", 5, ("y",), (0,))),
             1: (),
         }
-        opened = StageOpened(KEY, 3, ("a", "b"), 1, sends, (), num_streams, "client", timeout_s)
-        self.loop.open_stage(opened)
+        stage = StageOpened(KEY, 3, ("a", "b"), 1, sends, (), num_streams, "client", timeout_s)
+        self.loop.open_stage(stage)
 
     def receive(
         self,

@@ -21,13 +21,15 @@ from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.types.events import Send, StageOpened
 from hetero.scheduler.types.messages import Failure, Task, Values
+from tests.scheduler.endpoints import LONG_S, ChannelEndpoint
 from tests.scheduler.models import chain
-from tests.scheduler.parties import LONG_S, Party
 from tests.scheduler.plugins import ToyPlugin
 
 
 @pytest.fixture
-def device(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
+def device(
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
+) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
     """Return a loop and its channel, closed before the parties are."""
     channels: list[DirectChannel] = []
 
@@ -49,10 +51,15 @@ def opened(loop: DeviceLoop, client: str) -> StageOpened:
 
 @pytest.mark.parametrize("end", ["closed", "client gone"])
 def test_values_for_an_unloaded_stage_report_lost_device(
-    end: str, device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+    end: str,
+    device: tuple[DeviceLoop, DirectChannel],
+    make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
     loop, channel = device
-    client, before = party(), party()  # another device hears of nothing, the client of all
+    client, before = (
+        make_endpoint(),
+        make_endpoint(),
+    )  # another device hears of nothing, the client of all
     loop.open_stage(opened(loop, client.address))
     if end == "closed":
         loop.close_deployment("key")
@@ -69,21 +76,21 @@ def test_values_for_an_unloaded_stage_report_lost_device(
 
 
 def test_ill_typed_message_is_a_typed_error(
-    device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+    device: tuple[DeviceLoop, DirectChannel], make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
     loop, channel = device
-    client = party()
+    client = make_endpoint()
     loop.open_stage(opened(loop, client.address))
     ill_typed: Any = 1.5
     request = Request(deployment="key", id=3, attempt=2, priority=ill_typed)
     client.channel.send(loop.address, Values(Task(request, 0), {"x": np.ones(1, np.float32)}))
     while not channel.pump(LONG_S):
         pass
-    told = client.next()
-    assert isinstance(told, Failure)
-    assert told.task == Task(Request(deployment="key", id=3, attempt=2), 0)
-    assert isinstance(told.error, BlobError)
-    assert "int" in str(told.error)
+    failure = client.next()
+    assert isinstance(failure, Failure)
+    assert failure.task == Task(Request(deployment="key", id=3, attempt=2), 0)
+    assert isinstance(failure.error, BlobError)
+    assert "int" in str(failure.error)
 
 
 def test_outputs_follow_the_route_of_their_attempt() -> None:
@@ -97,22 +104,23 @@ def test_outputs_follow_the_route_of_their_attempt() -> None:
     wire = {0: (Send("near", 5, ("t0",)),), 1: (Send("far", 6, ("t0",)),)}
     x = np.ones(4, np.float32)
 
-    def told(route: int, number: int) -> dict[str, list[tuple[str, int]]]:
+    def failure(route: int, number: int) -> dict[str, list[tuple[str, int]]]:
         request = Request(deployment="key", id=number, attempt=1, route=route)
         loop.receive(Values(Task(request, 0), {"x": x}))
-        heard = {
-            name: [(type(m).__name__, m.task.stage) for m in found] for name, found in came.items()
+        received = {
+            name: [(type(m).__name__, m.task.stage) for m in messages]
+            for name, messages in came.items()
         }
-        for found in came.values():
-            found.clear()
-        return {name: found for name, found in heard.items() if found}
+        for messages in came.values():
+            messages.clear()
+        return {name: messages for name, messages in received.items() if messages}
 
     loop.open_stage(replace(stage, sends=wire))
-    assert told(0, 1) == {"near": [("Values", 5)], "client": [("Outputs", 0)]}
-    assert told(1, 2) == {"far": [("Values", 6)], "client": [("Outputs", 0)]}
+    assert failure(0, 1) == {"near": [("Values", 5)], "client": [("Outputs", 0)]}
+    assert failure(1, 2) == {"far": [("Values", 6)], "client": [("Outputs", 0)]}
     loop.open_stage(replace(stage, sends={0: (Send("moved", 5, ("t0",)),)}, outputs=()))
-    assert told(0, 3) == {"moved": [("Values", 5)]}
-    assert told(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
+    assert failure(0, 3) == {"moved": [("Values", 5)]}
+    assert failure(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
     loop.close()
 
 

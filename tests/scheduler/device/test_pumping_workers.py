@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hetero.scheduler.device.workers import _LOOK_S, PumpingWorkers
-from tests.scheduler.parties import LONG_S
+from tests.scheduler.endpoints import LONG_S
 
 
 class Script:

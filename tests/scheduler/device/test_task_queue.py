@@ -72,8 +72,8 @@ def test_reopened_stage_keeps_its_tasks() -> None:
     m = machine()
     arrived(m, task(1), "x")
     arrived(m, task(2), "x")
-    moved = Send("B2", 2, ("t",))
-    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
+    target = Send("B2", 2, ("t",))
+    m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (target,)}))
     assert end(m, task(1)) == [
         run(task(1), "x"),
         run(task(2), "x"),
@@ -189,11 +189,11 @@ def test_closed_deployment_drops_its_tasks_and_later_ones() -> None:
 
 
 def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
-    (told,) = instructions
-    assert isinstance(told, Failure)
-    assert told.task == of
-    assert isinstance(told.error, DeviceError)
-    return told.error
+    (failure,) = instructions
+    assert isinstance(failure, Failure)
+    assert failure.task == of
+    assert isinstance(failure.error, DeviceError)
+    return failure.error
 
 
 def test_values_for_unknown_stage_are_refused_by_name() -> None:
@@ -249,7 +249,7 @@ def test_impossible_events_raise() -> None:
 )
 def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
     m = machine(streams)
-    sent: set[tuple[int, str]] = set()
+    sent_values: set[tuple[int, str]] = set()
     dropped: set[int] = set()
     running: list[Task] = []
     runs: list[Task] = []
@@ -264,7 +264,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
 
     for what, number in life:
         if what in "xab":  # some come twice
-            sent.add((number, what))
+            sent_values.add((number, what))
             came = task(number, 0 if what == "x" else 1)
             follow(m.arrived(came, {what: np.zeros(10, np.uint8)}, (), 0.0))
         elif what == "e" and running:
@@ -278,8 +278,8 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
     while running:
         follow(end(m, running.pop()))
     assert len(runs) == len(set(runs))
-    ready = {task(n) for n, t in sent if t == "x"}
-    ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
+    ready = {task(n) for n, t in sent_values if t == "x"}
+    ready |= {task(n, 1) for n, t in sent_values if t == "a" and (n, "b") in sent_values}
     assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready
 
 
@@ -321,8 +321,8 @@ def test_client_over_its_memory_loses_its_oldest_join(
     for request_id in range(1, 9):
         assert joining(m, request_id) == []
     done = joining(m, 9)
-    ended = [i.task for i in done if isinstance(i, Failure)]
-    assert ended == [task(1, 1), task(2, 1), task(3, 1)]
+    failed_tasks = [i.task for i in done if isinstance(i, Failure)]
+    assert failed_tasks == [task(1, 1), task(2, 1), task(3, 1)]
     assert all(isinstance(i, Failure) for i in done)
     assert nbytes_of(m, "one") == 60
     assert m.num_tasks == 6 + 2

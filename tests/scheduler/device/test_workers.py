@@ -31,15 +31,15 @@ INLINE = Request(inline=True, timeout_s=300)
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The thread of each run of a stage."""
-    found: list[threading.Thread] = []
+    run_threads: list[threading.Thread] = []
     run = ToyProgram.run
 
     def noted(self: ToyProgram, *arguments: object) -> object:
-        found.append(threading.current_thread())
+        run_threads.append(threading.current_thread())
         return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(ToyProgram, "run", noted)
-    return found
+    return run_threads
 
 
 @pytest.fixture
@@ -93,11 +93,11 @@ def test_request_passes_its_stages_in_one_thread(
 def test_busy_worker_delegates_the_notice_to_the_client(
     executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[int, threading.Thread] = {}
+    stories: dict[int, threading.Thread] = {}
     receive = Deployment._receive
 
     def noted(self: Deployment, message: Any) -> None:
-        told[message.task.stage] = threading.current_thread()
+        stories[message.task.stage] = threading.current_thread()
         receive(self, message)
 
     monkeypatch.setattr(Deployment, "_receive", noted)
@@ -106,8 +106,8 @@ def test_busy_worker_delegates_the_notice_to_the_client(
     answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     np.testing.assert_array_equal(answer.outputs["y"], -X)
     np.testing.assert_array_equal(answer.outputs["z"], X)
-    assert told[0] not in threads  # which run the second stage
-    assert told[1] in threads
+    assert stories[0] not in threads  # which run the second stage
+    assert stories[1] in threads
 
 
 def test_ctrl_c_in_callers_stage_ends_its_request(
@@ -171,15 +171,15 @@ def test_ctrl_c_during_a_callers_run_leaves_devices_free(
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """What runs on devices wait for."""
-    opened = threading.Event()
+    gate_opened = threading.Event()
     run = ToyProgram.run
 
     def held(self: ToyProgram, *arguments: object) -> object:
-        assert opened.wait(PATIENCE_S)
+        assert gate_opened.wait(PATIENCE_S)
         return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(ToyProgram, "run", held)
-    return opened
+    return gate_opened
 
 
 def test_caller_of_a_busy_device_waits_its_turn(
@@ -190,25 +190,27 @@ def test_caller_of_a_busy_device_waits_its_turn(
     deployment.submit({"x": X}, INLINE).future.result()
     gate.clear()
     del threads[:]
-    made = [deployment.submit({"x": X + i}, r) for i, r in enumerate((Request(), INLINE, INLINE))]
-    assert not any(submission.future.done() for submission in made)
+    submissions = [
+        deployment.submit({"x": X + i}, r) for i, r in enumerate((Request(), INLINE, INLINE))
+    ]
+    assert not any(submission.future.done() for submission in submissions)
     gate.set()
-    for i, submission in enumerate(made):
+    for i, submission in enumerate(submissions):
         np.testing.assert_array_equal(submission.future.result(PATIENCE_S).outputs["t0"], X + i + 1)
     assert threading.main_thread() not in threads
 
 
 def test_request_run_by_its_caller_is_observed(executor: InProcessExecutor, quick: None) -> None:
     deployment = executor.deploy(*chain("TOY.0"))
-    told = []
+    stories = []
     for request in (Request(), INLINE):
-        made = deployment.submit({"x": X}, request)
-        (run,) = made.future.result(PATIENCE_S).stage_timings
-        told.append(
-            ([line.event for line in made.story()], run.stage, run.device, run.output_nbytes)
+        submissions = deployment.submit({"x": X}, request)
+        (run,) = submissions.future.result(PATIENCE_S).stage_timings
+        stories.append(
+            ([line.event for line in submissions.story()], run.stage, run.device, run.output_nbytes)
         )
         assert run.queued_s >= 0 < run.run_s
-    assert told[0] == told[1]
+    assert stories[0] == stories[1]
 
 
 def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(
@@ -226,9 +228,9 @@ def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(
         return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
 
     monkeypatch.setattr(ToyProgram, "run", fail_once)
-    made = deployment.submit({"x": X}, INLINE)
-    np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
-    assert max(line.attempt for line in made.story()) == 2
+    submissions = deployment.submit({"x": X}, INLINE)
+    np.testing.assert_array_equal(submissions.future.result(PATIENCE_S).outputs["t0"], X + 1)
+    assert max(line.attempt for line in submissions.story()) == 2
     assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
@@ -269,8 +271,10 @@ def test_tasks_behind_a_long_task_move_to_another_thread(
     monkeypatch.setattr(workers, "_WATCH_S", watch_s)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
     wait_for_each_other(monkeypatch, 3)
-    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
-    for submission in made:
+    submissions = [
+        deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments
+    ]
+    for submission in submissions:
         np.testing.assert_array_equal(submission.future.result().outputs["t0"], X + 1)
 
 
@@ -283,9 +287,11 @@ def test_tasks_behind_short_tasks_run_on_the_same_thread(
     monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: 0.0, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
-    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
+    submissions = [
+        deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments
+    ]
     gate.set()
-    for submission in made:
+    for submission in submissions:
         assert submission.future.result()
     assert len(threads) == 3
     assert len(set(threads)) == 1

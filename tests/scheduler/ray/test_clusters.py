@@ -25,7 +25,7 @@ from hetero.scheduler.processes.owned_files import sweep
 from hetero.scheduler.ray import private_api
 from hetero.scheduler.ray import session as ray_start
 from hetero.scheduler.ray.address import check_reachable, find_address
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[3]

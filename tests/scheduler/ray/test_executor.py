@@ -39,6 +39,7 @@ from hetero.scheduler.ray.node_discovery import NodeDiscovery
 from hetero.scheduler.ray.nodes import ClusterNode, alive_nodes
 from hetero.scheduler.ray.session import connect
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from tests.scheduler.endpoints import wait_for
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # also run on Ray
     test_branches_of_one_request_overlap,
@@ -49,7 +50,6 @@ from tests.scheduler.on_any_executor import (  # noqa: F401  # also run on Ray
     test_plugin_that_fails_to_compile_is_named,
     test_raising_stage_is_named_and_deployment_continues,
 )
-from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
 
 pytestmark = pytest.mark.ray

@@ -18,7 +18,7 @@ from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.ray import receiver, signals
 from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.types.messages import Message
-from tests.scheduler.parties import LONG_S, Party, number_of, values, wait_for
+from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, number_of, values, wait_for
 
 
 class Client:
@@ -26,14 +26,14 @@ class Client:
 
     def __init__(self, folder: Path) -> None:
         self.awaited: set[int] = set()
-        self.came: Queue[tuple[int, threading.Thread]] = Queue()
+        self.received: Queue[tuple[int, threading.Thread]] = Queue()
         self.channel = DirectChannel(self.receive, folder=folder)
         self.receiver = MessageReceiver(self.channel, lambda: len(self.awaited))
 
     def receive(self, message: Message) -> None:
         number = number_of(message)
         self.awaited.discard(number)
-        self.came.put((number, threading.current_thread()))
+        self.received.put((number, threading.current_thread()))
 
     def ask(self, *numbers: int) -> None:
         self.awaited.update(numbers)
@@ -42,7 +42,7 @@ class Client:
         self.receiver.receive_until(lambda: number not in self.awaited)
 
     def next(self) -> tuple[int, threading.Thread]:
-        return self.came.get(timeout=LONG_S)
+        return self.received.get(timeout=LONG_S)
 
     def close(self) -> None:
         self.receiver.close()
@@ -50,16 +50,16 @@ class Client:
 
 
 @pytest.fixture
-def client(folder: Path, party: Callable[..., Party]) -> Iterator[Client]:
-    made = Client(folder)
-    yield made
-    made.close()
+def client(folder: Path, make_endpoint: Callable[..., ChannelEndpoint]) -> Iterator[Client]:
+    client = Client(folder)
+    yield client
+    client.close()
 
 
 def test_single_waiting_caller_receives_its_result(
-    client: Client, party: Callable[..., Party]
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    device = party()
+    device = make_endpoint()
     for number in range(20):
         client.ask(number)
         device.channel.send(client.channel.address, values(number))
@@ -68,9 +68,9 @@ def test_single_waiting_caller_receives_its_result(
 
 
 def test_message_without_waiting_caller_is_received_by_thread(
-    client: Client, party: Callable[..., Party]
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    device = party()
+    device = make_endpoint()
     for number in range(20):
         client.ask(number)
         client.receiver.expect()
@@ -78,8 +78,10 @@ def test_message_without_waiting_caller_is_received_by_thread(
         assert client.next() == (number, client.receiver._thread)
 
 
-def test_thread_receives_after_a_caller_leaves(client: Client, party: Callable[..., Party]) -> None:
-    device = party()
+def test_thread_receives_after_a_caller_leaves(
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
+) -> None:
+    device = make_endpoint()
     for number in range(0, 20, 2):
         client.ask(number)
         helping = threading.Thread(target=client.help, args=(number,))
@@ -95,9 +97,9 @@ def test_thread_receives_after_a_caller_leaves(client: Client, party: Callable[.
 
 
 def test_second_waiting_caller_leaves_receiving_to_the_first(
-    client: Client, party: Callable[..., Party]
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    device = party()
+    device = make_endpoint()
     client.ask(1, 2)
     client.help(1)  # returns at once: it is not the only one
     for number in (1, 2):
@@ -123,9 +125,9 @@ def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
 
 
 def test_interrupted_caller_leaves_all_results_received(
-    client: Client, party: Callable[..., Party]
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
-    device = party()
+    device = make_endpoint()
     client.ask(1)
 
     def interrupted() -> bool:
@@ -141,9 +143,9 @@ def test_interrupted_caller_leaves_all_results_received(
 
 
 def test_unprocessable_message_leaves_others_received(
-    client: Client, party: Callable[..., Party], caplog: pytest.LogCaptureFixture
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint], caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = party()
+    device = make_endpoint()
 
     def receive(message: Message) -> None:
         if number_of(message) % 2:
@@ -164,8 +166,10 @@ def test_unprocessable_message_leaves_others_received(
     wait_for(lambda: caplog.text.count("RuntimeError: of a message") == 2)
 
 
-def test_ctrl_c_at_any_line_loses_no_message(client: Client, party: Callable[..., Party]) -> None:
-    device = party()
+def test_ctrl_c_at_any_line_loses_no_message(
+    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
+) -> None:
+    device = make_endpoint()
     traced = {code.__file__ for code in (receiver, signals, direct, inbox)}
     lines = interrupted = 0
 
@@ -183,9 +187,9 @@ def test_ctrl_c_at_any_line_loses_no_message(client: Client, party: Callable[...
         lines = 0
         client.ask(at)
 
-        def is_ended(number: int = at, sent: list[bool] = []) -> bool:  # noqa: B006 - one a round
-            if not sent:
-                sent.append(True)
+        def is_ended(number: int = at, sent_messages: list[bool] = []) -> bool:  # noqa: B006 - one a round
+            if not sent_messages:
+                sent_messages.append(True)
                 device.channel.send(client.channel.address, values(number))
             return number not in client.awaited
 
@@ -194,11 +198,11 @@ def test_ctrl_c_at_any_line_loses_no_message(client: Client, party: Callable[...
             client.receiver.receive_until(is_ended)
         except KeyboardInterrupt:
             interrupted += 1
-            if client.came.empty():
+            if client.received.empty():
                 client.receiver.expect()
                 is_ended()
         finally:
             sys.settrace(None)
         assert client.next()[0] == at
-        assert client.came.empty()
+        assert client.received.empty()
     assert interrupted > 20

@@ -14,7 +14,7 @@ from hetero.scheduler.ray.actor import DeviceActor
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.supervisor import DeviceSupervisor
 from hetero.scheduler.types import events
-from tests.scheduler.parties import wait_for
+from tests.scheduler.endpoints import wait_for
 
 _WAIT_S = 30.0
 

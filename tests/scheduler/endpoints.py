@@ -19,30 +19,30 @@ LONG_S = 60
 TASK = Task(Request(deployment="key/model:0", id=1), 0)
 
 
-class Party:
+class ChannelEndpoint:
     """A channel, and queues of what it is told."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        self.came: Queue[Message] = Queue()
+        self.messages: Queue[Message] = Queue()
         self.suspected: Queue[tuple[str, float]] = Queue()
-        self.ended: Queue[str] = Queue()
-        self.live: Queue[str] = Queue()
-        self.lost: Queue[str] = Queue()
+        self.ended_addresses: Queue[str] = Queue()
+        self.live_addresses: Queue[str] = Queue()
+        self.losses: Queue[str] = Queue()
         self.channel = DirectChannel(
-            self.came.put,
+            self.messages.put,
             folder=folder,
             on_suspected=lambda address, silent_s: self.suspected.put((address, silent_s)),
-            on_ended=self.ended.put,
-            on_live=self.live.put,
-            on_messages_lost=self.lost.put,
+            on_ended=self.ended_addresses.put,
+            on_live=self.live_addresses.put,
+            on_messages_lost=self.losses.put,
             **options,
         )
         self.address = self.channel.address
 
     def next(self) -> Message:
-        while self.came.empty():
+        while self.messages.empty():
             assert self.channel.pump(LONG_S)
-        return self.came.get()
+        return self.messages.get()
 
 
 def values(number: int, size: int = 4) -> Values:
@@ -61,8 +61,8 @@ def number_of(message: Message) -> int:
     return message.task.request.id
 
 
-def wait_for(found: Callable[[], Any]) -> None:
+def wait_for(condition: Callable[[], Any]) -> None:
     end_s = time.monotonic() + LONG_S
-    while not found():
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.001)
