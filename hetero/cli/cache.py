@@ -10,7 +10,7 @@ from typing import Any, Final
 import click
 
 from hetero.cache.blob import describe_blob
-from hetero.cache.folder import Cache, CacheFile
+from hetero.cache.folder import VERDICTS_SUFFIX, Cache, CacheFile
 from hetero.cli.option_types import FiniteFloat, combine_options, json_option
 from hetero.cli.terminal import print_result
 from hetero.devices.errors import BlobError
@@ -103,7 +103,9 @@ def clear(folder: Path) -> None:
 def _row(entry: CacheFile) -> dict[str, Any]:
     now = time.time()
     kind, model, devices = "costs", None, []
-    if not entry.path.name.endswith(COSTS_SUFFIX):
+    if entry.path.name.endswith(VERDICTS_SUFFIX):
+        kind = "verdicts"
+    elif not entry.path.name.endswith(COSTS_SUFFIX):
         try:
             document = describe_blob(BlobFile(entry.path, of_cache=True))
             kind, model, devices = document["kind"], document["name"], list(document["devices"])

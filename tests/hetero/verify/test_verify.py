@@ -15,6 +15,7 @@ from onnx.parser import parse_model
 
 import hetero
 from tests.hetero.verify.faulty_vendor import FAULTS, FaultyVendor, SecondVendor
+from tests.support.command_line import Shell
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
 NODES: dict[str, list[set[str]]] = {
@@ -298,3 +299,13 @@ def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
         assert wrong_nodes(compiled) == [{"middle"}]
         assert compiled.affinity["middle"] == "CPU"
         np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
+
+
+def test_cache_lists_and_checks_verdicts(core: hetero.Core, tmp_path: Path, shell: Shell) -> None:
+    config = {"VERIFY": "YES", "CACHE_DIR": str(tmp_path)}
+    core.compile_model(small(), "HETERO:VENDOR,CPU", config).close()
+    kinds = {
+        row["kind"] for row in shell(f"cache list --dir {tmp_path} --json").document["entries"]
+    }
+    assert kinds == {"plan", "stage", "verdicts"}
+    assert shell(f"cache verify --dir {tmp_path}").code == 0
