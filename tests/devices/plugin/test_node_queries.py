@@ -181,3 +181,12 @@ def test_model_of_one_node_is_valid_and_anonymous() -> None:
     assert not hidden.graph.initializer
     assert [p.name for p in hidden.graph.input] == ["v0", "v1"]
     assert [p.name for p in hidden.graph.output] == ["v2"]
+
+
+@pytest.mark.parametrize(("is_visible", "count"), [(True, 2), (False, 1)])
+def test_contents_of_constants_count_if_they_are_visible(is_visible: bool, count: int) -> None:
+    queries = Queries(is_visible)
+    for constants in ("c k", "k c"):  # the contents depend on the position
+        model = build("a: v = Add(x, c)\nf: y = Add(v, k)", outputs="y", constants=constants)
+        queries.cache.verdicts(model.nodes[:1], model, "one")
+    assert sum(len(names) for names, _ in queries.asked) == count
