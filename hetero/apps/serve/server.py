@@ -28,6 +28,9 @@ _START_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 75
 #: Connections that wait to be accepted; Linux's default maximum. A client beyond retries after 1 s.
 _BACKLOG: Final = 4096
+#: Connections that asyncio accepts before it continues with the others; it takes this number from
+#: the backlog. Clients that connect without end would hold up the others.
+_MAX_ACCEPTED: Final = 16
 #: Milliseconds that a client may read nothing of its response.
 _UNREAD_MS: Final = 60_000
 
@@ -61,7 +64,7 @@ class Server:
             log_level="error",  # a warning for each malformed request would fill the log
             access_log=False,
             server_header=False,
-            backlog=_BACKLOG,
+            backlog=_MAX_ACCEPTED,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key,
@@ -159,6 +162,8 @@ class Server:
         tasks.append(asyncio.ensure_future(self._uvicorn.serve([self._socket])))
         while not (self._uvicorn.started or tasks[-1].done()):
             await asyncio.sleep(0.005)
+        if self._uvicorn.started:
+            self._socket.listen(_BACKLOG)  # asyncio has set its own
         self._started.set()
         link = self.service.link
         alive = None if link is None else asyncio.ensure_future(link.run(self.service.carry_out))
