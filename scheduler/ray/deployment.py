@@ -17,6 +17,7 @@ from hetero.devices.request.request import Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.device_states import DeploymentDevices
 from hetero.scheduler.executor import Remade, Remake
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.ray.devices import DeviceHandle
@@ -66,11 +67,8 @@ class RayDeployment(Deployment):
         self.num_threads = dict(num_threads)
         self.remake = remake
         self.stateful = stateful
-        #: Devices that were removed.
-        self.removed_devices: set[str] = set()
-        #: Devices that are lost now, including removed ones; devices with outdated peer addresses.
-        self.lost_devices: set[str] = set()
-        self.outdated_devices: set[str] = set()
+        #: Which devices are loaded, absent or excluded.
+        self.device_states = DeploymentDevices()
         #: Serializes device events, so that the last event determines the state of a device.
         self._telling = threading.RLock()
         self._num_streams: dict[int, int] = {}
@@ -103,12 +101,14 @@ class RayDeployment(Deployment):
     @property
     def is_stranded(self) -> bool:
         """Whether every route contains a device that is lost now."""
-        return not any(self.lost_devices.isdisjoint(r.plan.devices) for r in self.placement.routes)
+        return not any(
+            self.device_states.unavailable.isdisjoint(r.plan.devices) for r in self.placement.routes
+        )
 
     @property
     def _whole_routes(self) -> tuple[Route, ...]:
-        routes = self.placement.routes
-        return tuple(r for r in routes if self.removed_devices.isdisjoint(r.plan.devices))
+        excluded = self.device_states.excluded
+        return tuple(r for r in self.placement.routes if excluded.isdisjoint(r.plan.devices))
 
     def is_loaded_on(self, device: DeviceHandle) -> bool:
         """Whether the process of a device has loaded its stages of this deployment, if any."""
@@ -163,28 +163,26 @@ class RayDeployment(Deployment):
         self.devices[name] = device
         self.move(name, device.address)
         self.open_on(name)
-        others = {o: d for o, d in self.devices.items() if o != name}
         with self._telling:
-            unreachable = others.keys() & (self.lost_devices | self.removed_devices)
-            self.outdated_devices |= unreachable
+            reachable = self.device_states.moved(name, self.devices)
         refs = [
-            device.actor.open_stages.remote(self._opened_on(other))
-            for other, device in others.items()
-            if other not in unreachable
+            self.devices[other].actor.open_stages.remote(self._opened_on(other))
+            for other in reachable
         ]
         if refs:
             self._session.wait(refs, _OPEN_S)
-        self.removed_devices.discard(name)  # last: if opening fails, the supervisor retries
+        with self._telling:  # last: if opening fails, the supervisor retries
+            self.device_states.loaded(name)
 
     def open_on(self, name: str) -> None:
         """Send a device the addresses of the devices that its stages send to."""
-        self.outdated_devices.discard(
-            name
-        )  # first: a device that moves meanwhile adds the name again
+        with self._telling:  # first: a device that moves meanwhile makes this one unopened again
+            self.device_states.opening(name)
         try:
             self._ask(self.devices[name], "open_stages", self._opened_on(name))
         except BaseException:
-            self.outdated_devices.add(name)
+            with self._telling:
+                self.device_states.open_failed(name)
             raise
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
@@ -200,25 +198,27 @@ class RayDeployment(Deployment):
         """Apply an event of a device."""
         with self._telling:
             if isinstance(event, events.DeviceLost | events.DeviceRemoved):
-                self.lost_devices.add(event.device)
-            elif isinstance(event, events.DeviceReturned):
-                self.lost_devices.discard(event.device)
-                self.removed_devices.discard(event.device)
+                self.device_states.lost(event.device)
             self._runner.handle(event)
 
     def welcome(self, event: events.DeviceReturned) -> bool:
         """Apply the return of a device, unless it still has outdated peer addresses."""
         with self._telling:
-            if event.device in self.outdated_devices:
-                return False
-            self.notify(event)
-            return True
+            is_opened = self.device_states.returned(event.device)
+            if is_opened:
+                self.notify(event)
+            return is_opened
 
     def give_up(self, removal: events.DeviceRemoved) -> None:
         """Apply the removal of a device, unless it has returned."""
         with self._telling:
-            if removal.device in self.removed_devices:
+            if removal.device in self.device_states.excluded:
                 self.notify(removal)
+
+    def exclude(self, *devices: str) -> None:
+        """Plan without some devices from now on."""
+        with self._telling:
+            self.device_states.exclude(devices)
 
     def cluster_lost(self, error: ClusterError) -> None:
         """Fail all present and future requests."""

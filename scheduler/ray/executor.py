@@ -289,9 +289,9 @@ class RayExecutor:
 
     def _do_without(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
         """Exclude a device from a deployment; replan in the background if no route remains."""
-        if removal.device in deployment.removed_devices:
+        if removal.device in deployment.device_states.excluded:
             return
-        deployment.removed_devices.add(removal.device)
+        deployment.exclude(removal.device)
         if deployment.has_route or deployment.remake is None:
             deployment.notify(removal)
             return
@@ -303,7 +303,7 @@ class RayExecutor:
         until_s = time.monotonic() + AWAITED_S
         attempted_devices: set[str] | None = None
         reported = removal
-        while removal.device in deployment.removed_devices and not (
+        while removal.device in deployment.device_states.excluded and not (
             self._closed or self._session.is_left
         ):
             try:
@@ -315,9 +315,7 @@ class RayExecutor:
                         and listed != attempted_devices
                     ):
                         attempted_devices = listed
-                        self._add(
-                            deployment, deployment.remake(frozenset(deployment.removed_devices))
-                        )
+                        self._add(deployment, deployment.remake(deployment.device_states.excluded))
             except Exception as error:  # any failure is retried until the deadline
                 cause = f"{removal.cause.rstrip('.')}; without it: {error}"
                 if cause != reported.cause:

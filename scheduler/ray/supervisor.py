@@ -278,7 +278,7 @@ class DeviceSupervisor:
     def _stand_in(self, deployment: RayDeployment, loss: DeviceLost) -> None:
         """Replan a stateful deployment without another route; do not wait for the device."""
         if deployment.stateful and deployment.remake is not None and deployment.is_stranded:
-            deployment.removed_devices |= deployment.lost_devices - {loss.device}
+            deployment.exclude(*deployment.device_states.unavailable - {loss.device})
             removal = DeviceRemoved(loss.now_s, loss.device, loss.node, loss.cause)
             self._do_without(deployment, removal)
 
@@ -301,7 +301,7 @@ class DeviceSupervisor:
     def _look(self) -> None:
         """Check for removed devices that are listed again, overdue stages, and ended leases."""
         removed_names = {
-            name for deployment in self._deployments for name in deployment.removed_devices
+            name for deployment in self._deployments for name in deployment.device_states.excluded
         }
         if self._keeps_pool:
             removed_names |= self._removed_names

@@ -12,6 +12,7 @@ from math import inf
 from typing import Concatenate, Final, ParamSpec
 
 from hetero.scheduler.client.deployments import Deployments
+from hetero.scheduler.client.device_states import DeploymentDevices
 from hetero.scheduler.client.liveness import Exclude, Liveness, Order, Restart
 from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.simulation.client import SimulatedClient, SimulatedDeployment
@@ -38,16 +39,12 @@ class SupervisedDeployment(SimulatedDeployment):
     """A deployment on devices that may be lost."""
 
     def __init__(self, client: SimulatedClient, key: str, placement: Placement, limits: Limits):
-        #: Devices that are lost, and devices without the current addresses of others.
-        self.lost_devices: set[str] = set()
-        self.uninformed_devices: set[str] = set()
+        self.device_states = DeploymentDevices()
         super().__init__(client, key, placement, limits)
 
     def notify(self, event: ClientEvent) -> None:
         if isinstance(event, DeviceLost):
-            self.lost_devices.add(event.device)
-        elif isinstance(event, DeviceReturned):
-            self.lost_devices.discard(event.device)
+            self.device_states.lost(event.device)
         super().notify(event)
 
 
@@ -233,19 +230,19 @@ class SupervisedClient(SimulatedClient):
 
     def _report_returned(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         """Report a returned device, after it has received the addresses of others."""
-        if order.device in deployment.uninformed_devices:
-            self.simulator.spawn(partial(self._reopen, deployment, order))
-        else:
+        if deployment.device_states.returned(order.device):
             deployment.notify(order)
+        else:
+            self.simulator.spawn(partial(self._reopen, deployment, order))
 
     def _reopen(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         device = self.cluster.devices[order.device]
-        # Before the device opens, because a restart in the meantime adds it again.
-        deployment.uninformed_devices.discard(device.name)
+        # Before the device opens, because a restart in the meantime makes it unopened again.
+        deployment.device_states.opening(device.name)
         if self._call_and_wait(device, partial(device.open, deployment.opened_on(device.name))):
             self._enqueue(partial(self._report_returned_if_live, deployment, order))
         else:
-            deployment.uninformed_devices.add(device.name)
+            deployment.device_states.open_failed(device.name)
             self.observe(self._liveness.suspected, device.address, 0.0)
 
     def _report_returned_if_live(
@@ -292,15 +289,12 @@ class SupervisedClient(SimulatedClient):
                 if not self._call_and_wait(device, partial(device.load, deployment.key, stage)):
                     return False
             deployment.move(name, device.address)
-            # Before the device opens, because a restart in the meantime adds it again.
-            deployment.uninformed_devices.discard(name)
+            # Before the device opens, because a restart in the meantime makes it unopened again.
+            deployment.device_states.opening(name)
             if not self._call_and_wait(device, partial(device.open, deployment.opened_on(name))):
                 return False
-            others = [o for o in deployment.placement.devices if o != name]
-            deployment.uninformed_devices |= deployment.lost_devices.intersection(others)
-            reachable = [
-                self.cluster.devices[o] for o in others if o not in deployment.lost_devices
-            ]
+            others = deployment.device_states.moved(name, deployment.placement.devices)
+            reachable = [self.cluster.devices[other] for other in others]
             calls = [
                 self._call(other, partial(other.open, deployment.opened_on(other.name)))
                 for other in reachable

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hetero.scheduler.client.device_states import DeploymentDevices
 from hetero.scheduler.client.liveness import Restart
 from hetero.scheduler.ray.actor import DeviceActor
 from hetero.scheduler.ray.deployment import RayDeployment
@@ -23,12 +24,12 @@ class _Deployment:
     """A deployment that records events; a slow one takes long to accept a returned device."""
 
     key = "key"
-    removed_devices: frozenset[str] = frozenset()
     remake = None
     stateful = False
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
         self.devices = {"D": _device("a1")}
+        self.device_states = DeploymentDevices()
         self.events: list[str] = []
         self._is_slow = is_slow
         self._is_lost_again = is_lost_again
@@ -174,13 +175,12 @@ def test_lease_ends_only_for_silent_clients() -> None:
 
 def test_device_that_moves_during_open_needs_another_open() -> None:
     deployment = RayDeployment.__new__(RayDeployment)  # the test needs no other attribute
-    deployment.outdated_devices, deployment.devices, deployment._num_streams = (
-        {"D"},
-        {"D": _device("a1")},
-        {},
-    )
+    deployment.device_states = DeploymentDevices()
+    deployment.devices, deployment._num_streams = {"D": _device("a1")}, {}
+    deployment.device_states.lost("D")
+    deployment.device_states.moved("E", ["D", "E"])
     deployment._opened_on = lambda name: []  # type: ignore[method-assign]
-    deployment._ask = lambda device, method, stages: deployment.outdated_devices.add("D")
+    deployment._ask = lambda device, method, stages: deployment.device_states.moved("E", ["D"])
     deployment._telling = threading.RLock()
     deployment.open_on("D")
     assert not deployment.welcome(events.DeviceReturned(1.0, "D"))
