@@ -6,9 +6,9 @@ closes as soon as either process ends.
 Alternatives measured with round trips of 1 kB between two processes: ZeroMQ over ipc takes four
 times as long (83 instead of 20 microseconds), because a thread at either end hands each message on.
 SOCK_DGRAM takes as long as SOCK_SEQPACKET, but the kernel queues only ten datagrams per receiver
-(`net.unix.max_dgram_qlen`) and does not report the end of a peer. iceoryx2 0.10 with its event takes
-19 microseconds, pynng 57 to 87, gRPC 230, a Ray actor 500 to 900; iceoryx2 has no stable version yet,
-and binds each publisher to a thread.
+(`net.unix.max_dgram_qlen`) and does not report the end of a peer. iceoryx2 0.10 with its event
+takes 19 microseconds, pynng 57 to 87, gRPC 230, a Ray actor 500 to 900. iceoryx2 has no stable
+version yet, and binds each publisher to a thread.
 
 The first packet of a connection is a `hello`. Every other packet starts with its kind and a number:
 
