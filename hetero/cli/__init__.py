@@ -61,8 +61,23 @@ for command in (
     check_device_command,
 ):
     cli.add_command(command)
+
+
+def _broken_command(name: str, error: ImportError) -> click.Command:
+    """Return a command that reports why it cannot be loaded; the other commands still work."""
+
+    def fail(**_: object) -> None:
+        raise click.ClickException(f"the command {name} cannot be loaded: {error}.")
+
+    return click.Command(name, callback=fail, help=f"Cannot be loaded: {error}.")
+
+
 for entry_point in entry_points(group="hetero.commands"):
-    cli.add_command(entry_point.load())
+    try:
+        application_command = entry_point.load()
+    except ImportError as import_error:
+        application_command = _broken_command(entry_point.name, import_error)
+    cli.add_command(application_command)
 add_examples(cli)
 
 

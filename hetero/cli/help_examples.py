@@ -67,10 +67,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def add_examples(commands: click.Group, prefix: str = "") -> None:
-    """Append each command's example to its help."""
+    """Append each command's example to its help; commands of other packages have their own."""
     for name, command in commands.commands.items():
-        # click does not rewrap a paragraph that starts with \b.
-        lines = "\n".join(f"  {line}" for line in EXAMPLES[prefix + name])
-        command.epilog = f"\b\nExample:\n{lines}"
+        if example := EXAMPLES.get(prefix + name):
+            # click does not rewrap a paragraph that starts with \b.
+            lines = "\n".join(f"  {line}" for line in example)
+            command.epilog = f"\b\nExample:\n{lines}"
         if isinstance(command, click.Group):
             add_examples(command, f"{name} ")

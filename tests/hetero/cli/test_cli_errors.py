@@ -281,3 +281,20 @@ def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> 
     assert result.err.count("Usage:") == 1
     assert "Error:" not in result.err
     assert "Commands:" in result.err
+
+
+def test_command_that_cannot_be_loaded_leaves_the_others(tmp_path: Path) -> None:
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[hetero.commands]\nbroken = no_such_module:command\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "hetero", *arguments]
+        return subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+
+    assert run("--version").returncode == 0
+    broken = run("broken")
+    assert broken.returncode == 1
+    assert "the command broken cannot be loaded: No module named 'no_such_module'" in broken.stderr
