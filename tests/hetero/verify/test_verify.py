@@ -304,8 +304,6 @@ def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
 def test_cache_lists_and_checks_verdicts(core: hetero.Core, tmp_path: Path, shell: Shell) -> None:
     config = {"VERIFY": "YES", "CACHE_DIR": str(tmp_path)}
     core.compile_model(small(), "HETERO:VENDOR,CPU", config).close()
-    kinds = {
-        row["kind"] for row in shell(f"cache list --dir {tmp_path} --json").document["entries"]
-    }
-    assert kinds == {"plan", "stage", "verdicts"}
-    assert shell(f"cache verify --dir {tmp_path}").code == 0
+    listing = shell(f"cache list --dir {tmp_path} --json", ray=True).document
+    assert {row["kind"] for row in listing["entries"]} == {"plan", "stage", "verdicts"}
+    assert shell(f"cache verify --dir {tmp_path}", ray=True).code == 0
