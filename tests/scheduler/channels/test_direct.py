@@ -342,8 +342,8 @@ BUSY = """
 import ctypes, sys
 from pathlib import Path
 from hetero.scheduler.channels.direct import DirectChannel
-_, folder, client, patience_s = sys.argv
-status = {} if patience_s == "any" else {"patience_s": float(patience_s)}
+_, folder, client, stall_allowance_s = sys.argv
+status = {} if stall_allowance_s == "any" else {"stall_allowance_s": float(stall_allowance_s)}
 def compute(message):
     channel.send(client, message)
     ctypes.PyDLL(None).sleep(2)  # C code that keeps the interpreter's lock
@@ -355,12 +355,12 @@ while True:
 """
 
 
-@pytest.mark.parametrize("patience_s", ["any", "0.2"])
+@pytest.mark.parametrize("stall_allowance_s", ["any", "0.2"])
 def test_process_that_holds_the_gil_is_suspected_later(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint], patience_s: str
+    folder: Path, make_endpoint: Callable[..., ChannelEndpoint], stall_allowance_s: str
 ) -> None:
     one = make_endpoint(heartbeat_s=0.05, timeout_s=0.4)
-    command = [sys.executable, "-c", BUSY, str(folder), one.address, patience_s]
+    command = [sys.executable, "-c", BUSY, str(folder), one.address, stall_allowance_s]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     ) as process:
@@ -371,8 +371,8 @@ def test_process_that_holds_the_gil_is_suspected_later(
         one.channel.send(address, values(1))
         check(one.next(), 1)  # it computes from now on
         check(one.next(), 1)  # and has
-        assert one.suspected.empty() == (patience_s == "any")
-        if patience_s != "any":
+        assert one.suspected.empty() == (stall_allowance_s == "any")
+        if stall_allowance_s != "any":
             assert one.live_addresses.get(timeout=LONG_S) == address
         process.kill()
         assert one.ended_addresses.get(timeout=LONG_S) == address

@@ -27,14 +27,14 @@ from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, to_frames
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.types.messages import (
+    ConcatTensors,
     Dropped,
     Failure,
-    Free,
-    Give,
-    Join,
-    Keep,
+    FetchTensors,
+    FreeTensors,
     Message,
     Outputs,
+    StoreTensors,
     Task,
     Values,
 )
@@ -109,14 +109,18 @@ def test_numpy_numbers_in_requests_and_timings_survive() -> None:
     "message",
     [
         Dropped(REQUEST),
-        Give(TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)),
+        FetchTensors(
+            TASK, "client", "device", {"key/1": {"x": "y", "z": "y"}, "key/2": {}}, ("key/3",)
+        ),
         Outputs(as_answered(TASK), {}, (RUN,)),
         Values(Task(REQUEST._replace(route=REPLAY, resident_outputs=("y",)), 1), {}, (RUN,)),
-        Join(TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}),
-        Join(
+        ConcatTensors(
+            TASK, "client", "key/4", {"y": (RowLayout(0, 2, 7, True), (("key/1", "y", (0, 2)),))}
+        ),
+        ConcatTensors(
             TASK, "client", "k", {"z": (RowLayout(1), (("key/1", "y", (0,)), ("key/2", "z", ())))}
         ),
-        Free(("key/1", "key/2")),
+        FreeTensors(("key/1", "key/2")),
     ],
 )
 def test_messages_without_tensors_survive(message: Message) -> None:
@@ -137,7 +141,7 @@ def test_request_with_resident_outputs_survives() -> None:
         (Outputs(Task(Request(deployment="d", id=3), 1), {}, (1,)), True),  # type: ignore[arg-type]
         (Values(Task(Request(deployment="d", id="3"), 1), {}), False),  # type: ignore[arg-type]
         (Values(Task(Request(deployment="d", id=3), 1.5), {}), False),  # type: ignore[arg-type]
-        (Free((1,)), False),  # type: ignore[arg-type]
+        (FreeTensors((1,)), False),  # type: ignore[arg-type]
     ],
     ids=["priority", "runs", "id", "stage", "no task"],
 )
@@ -159,7 +163,9 @@ def test_damaged_message_fails_no_task() -> None:
 
 
 def test_resident_tensors_survive() -> None:
-    message = Keep(TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)})
+    message = StoreTensors(
+        TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)}
+    )
     check_tensors(arrived(message), message)
 
 
@@ -363,10 +369,10 @@ SAMPLES = [
         Outputs(TASK, {"y": [np.float32(1), {"k": None}]}, (RUN,)),
         Failure(TASK, InferenceError("no", device="d")),
         Dropped(REQUEST._replace(resident_outputs=("y",))),
-        Keep(TASK, "client", "key", {"x": np.arange(3)}),
-        Give(TASK, "client", "device", {"key": {"x": "y"}}),
-        Join(TASK, "client", "new", {"y": (RowLayout(0, 2, 7), (("key", "y", (0, 2)),))}),
-        Free(("key",)),
+        StoreTensors(TASK, "client", "key", {"x": np.arange(3)}),
+        FetchTensors(TASK, "client", "device", {"key": {"x": "y"}}),
+        ConcatTensors(TASK, "client", "new", {"y": (RowLayout(0, 2, 7), (("key", "y", (0, 2)),))}),
+        FreeTensors(("key",)),
     )
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from hetero.devices.errors import TensorLostError
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.device_tensors import DeviceBundle
-from hetero.scheduler.client.lineage import PastRun, steps
+from hetero.scheduler.client.lineage import RunNode, steps
 from hetero.scheduler.types.placement import alone
 from tests.scheduler.models import Line, build, cut
 
@@ -43,7 +43,7 @@ def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) 
     memory: Any = Forgetful()
     bundle = DeviceBundle(memory, "A", "a", "k", {"present": ("tensor(float)", (1,))})
     inputs = dict.fromkeys(("x", "past"), np.zeros(1, np.float32))
-    bundle.past = PastRun(inputs, {}, 0, alone(plans[made_by]).routes[0], runs, lambda _: None)
+    bundle.lineage = RunNode(inputs, {}, 0, alone(plans[made_by]).routes[0], runs, lambda _: None)
 
     def again(most_s: float) -> Any:
         return steps([bundle], plans[again_by], lambda *_: False, lambda _: True, most_s)

@@ -13,18 +13,18 @@ from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.request import REPLAY, Request
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
-from hetero.scheduler.device.resident_tensors import KeptTensors
+from hetero.scheduler.device.resident_tensors import ResidentTensors
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
-from hetero.scheduler.types.events import Run, Send, StageOpened
+from hetero.scheduler.types.events import Send, StageOpened, TaskRun
 from hetero.scheduler.types.messages import (
+    ConcatTensors,
     Dropped,
     Failure,
-    Free,
-    Give,
-    Join,
-    Keep,
+    FetchTensors,
+    FreeTensors,
     Message,
     Outputs,
+    StoreTensors,
     Task,
     Values,
     bundle_key,
@@ -55,12 +55,14 @@ class RecordingChannel:
 
 
 def test_tensors_are_counted_shared_and_freed_by_key() -> None:
-    tensors, channel = KeptTensors(TOY, lambda value: value), RecordingChannel()
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
-        tensors.answer(Keep(TASK, client, key, {"t": X[:2]}), channel.send)
+        tensors.answer(StoreTensors(TASK, client, key, {"t": X[:2]}), channel.send)
     assert tensors.nbytes == 24
     assert channel.messages[-1] == ("a", Values(TASK, {}))
-    tensors.answer(Give(TASK, "a", "other", {"1": {"x": "t"}}, free=("2", "none")), channel.send)
+    tensors.answer(
+        FetchTensors(TASK, "a", "other", {"1": {"x": "t"}}, free=("2", "none")), channel.send
+    )
     address, values = channel.messages[-1]
     assert address == "other"
     assert isinstance(values, Values)
@@ -68,7 +70,9 @@ def test_tensors_are_counted_shared_and_freed_by_key() -> None:
     assert tensors.nbytes == 16
     tensors.free_all_of("a")
     assert tensors.nbytes == 8
-    tensors.answer(Give(TASK, "a", "other", {"1": {"x": "t"}, "3": {"y": "t"}}), channel.send)
+    tensors.answer(
+        FetchTensors(TASK, "a", "other", {"1": {"x": "t"}, "3": {"y": "t"}}), channel.send
+    )
     client, failure = channel.messages[-1]
     assert client == "a"
     assert isinstance(failure, Failure)
@@ -77,12 +81,12 @@ def test_tensors_are_counted_shared_and_freed_by_key() -> None:
 
 
 def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
-    tensors, channel = KeptTensors(TOY, lambda value: value), RecordingChannel()
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     task = Task(Request(deployment="m", id=1, attempt=1, resident_outputs=("t",)), 2)
     reader = Task(Request(deployment="m", id=2, attempt=1, resident_outputs=("t",)), 2)
-    give = Give(reader, "a", "other", {bundle_key(*task): {"x": "t"}}, awaits=True)
+    give = FetchTensors(reader, "a", "other", {bundle_key(*task): {"x": "t"}}, awaits=True)
 
-    def come() -> list[Give]:
+    def come() -> list[FetchTensors]:
         tensors.keep_outputs("a", task, {"t": X[:2]})
         due = tensors.take_awaited(task)
         tensors.free([bundle_key(*task)])
@@ -105,17 +109,17 @@ def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
 
 def test_rows_of_resident_tensors_are_joined_in_place() -> None:
     tensors, channel = (
-        KeptTensors(replace(TOY, memory_nbytes=300), lambda value: value),
+        ResidentTensors(replace(TOY, memory_nbytes=300), lambda value: value),
         RecordingChannel(),
     )
     a, b = np.arange(12.0).reshape(2, 3, 2), np.arange(100.0, 102).reshape(1, 1, 2)
-    tensors.answer(Keep(TASK, "a", "1", {"a": a, "b": b}), channel.send)
+    tensors.answer(StoreTensors(TASK, "a", "1", {"a": a, "b": b}), channel.send)
     for at_end in (False, True):
         layout = RowLayout(0, 1, 2, at_end)
         parts = (("1", "b", (0,)), ("1", "a", (1, 0)))
-        tensors.answer(Join(TASK, "a", "3", {"c": (layout, parts)}), channel.send)
+        tensors.answer(ConcatTensors(TASK, "a", "3", {"c": (layout, parts)}), channel.send)
         assert channel.messages[-1] == ("a", Values(TASK, {}))
-        tensors.answer(Give(TASK, "a", "other", {"3": {"x": "c"}}), channel.send)
+        tensors.answer(FetchTensors(TASK, "a", "other", {"3": {"x": "c"}}), channel.send)
         want = np.zeros((3, 2, 2))
         own = slice(1, None) if at_end else slice(2)
         want[0, 1 if at_end else 0], want[1], want[2] = b[0, 0], a[1, own], a[0, own]
@@ -123,7 +127,7 @@ def test_rows_of_resident_tensors_are_joined_in_place() -> None:
         assert isinstance(values, Values)
         np.testing.assert_array_equal(values.tensors["x"], want)
     for client, row, error in (("b", 0, TensorError), ("a", 5, DeviceError)):
-        message = Join(TASK, client, "4", {"d": (RowLayout(0), (("1", "a", (row,)),))})
+        message = ConcatTensors(TASK, client, "4", {"d": (RowLayout(0), (("1", "a", (row,)),))})
         tensors.answer(message, channel.send)
         to, failure = channel.messages[-1]
         assert to == client
@@ -140,13 +144,13 @@ def test_device_without_shareable_memory_stores_tensors_on_host() -> None:
 
 
 def test_tensors_beyond_memory_are_refused_without_effect() -> None:
-    tensors, channel = KeptTensors(TOY, lambda value: value), RecordingChannel()
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     tensors.keep("a", "1", {"t": X})
     with pytest.raises(DeviceMemoryError, match="TOY on node here stores 16 bytes"):
         tensors.keep("b", "2", {"t": X, "u": X})
     assert tensors.nbytes == 16
     tensors.keep("a", "1", {"t": X, "u": X})  # what it had under the key makes room
-    tensors.answer(Keep(TASK, "b", "3", {"t": X}), channel.send)
+    tensors.answer(StoreTensors(TASK, "b", "3", {"t": X}), channel.send)
     assert isinstance(channel.messages[-1][1], Failure)
 
 
@@ -171,7 +175,7 @@ def test_output_stays_resident_unless_its_attempt_was_dropped(
     if dropped == "before":
         device_loop.receive(Dropped(request))
     device_loop.receive(Values(Task(request, 0), {"x": X}))
-    due: Run
+    due: TaskRun
     for due in runs:
         if dropped == "while it runs":
             device_loop.receive(Dropped(request))
@@ -184,7 +188,7 @@ def test_output_stays_resident_unless_its_attempt_was_dropped(
         assert isinstance(outputs, Outputs)
         assert (outputs.tensors, outputs.runs[-1].resident) == ({}, (("float", (4,), (0,)),))
         expected = {bundle_key(request, 0): {"x": name}}
-        device_loop.receive(Give(TASK, "client", "other", expected))
+        device_loop.receive(FetchTensors(TASK, "client", "other", expected))
         np.testing.assert_array_equal(channel.messages[-1][1].tensors["x"], X + 1)
         device_loop.close_deployment("d")
         assert device_loop.status()["kept_nbytes"] == 16
@@ -196,8 +200,8 @@ def test_error_of_vendor_reaches_the_requesting_client() -> None:
     def place(value: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
-    tensors, channel = KeptTensors(TOY, place), RecordingChannel()
-    tensors.answer(Keep(TASK, "a", "1", {"t": X}), channel.send)
+    tensors, channel = ResidentTensors(TOY, place), RecordingChannel()
+    tensors.answer(StoreTensors(TASK, "a", "1", {"t": X}), channel.send)
     (client, failure), *_ = channel.messages
     assert client == "a"
     assert isinstance(failure, Failure)
@@ -207,19 +211,19 @@ def test_error_of_vendor_reaches_the_requesting_client() -> None:
 
 
 def test_resident_tensors_belong_to_one_client() -> None:
-    tensors, channel = KeptTensors(TOY, lambda value: value), RecordingChannel()
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     tensors.keep("a", "1", {"t": X})
-    tensors.answer(Keep(TASK, "b", "1", {"t": X[:2]}), channel.send)
-    tensors.answer(Give(TASK, "b", "other", {"1": {"x": "t"}}, free=("1",)), channel.send)
+    tensors.answer(StoreTensors(TASK, "b", "1", {"t": X[:2]}), channel.send)
+    tensors.answer(FetchTensors(TASK, "b", "other", {"1": {"x": "t"}}, free=("1",)), channel.send)
     assert [type(message) for _, message in channel.messages] == [Failure, Failure]
-    tensors.answer(Give(TASK, "a", "other", {"1": {"x": "t"}}), channel.send)
+    tensors.answer(FetchTensors(TASK, "a", "other", {"1": {"x": "t"}}), channel.send)
     _, message = channel.messages[-1]
     assert isinstance(message, Values)
     np.testing.assert_array_equal(message.tensors["x"], X)
 
 
 def test_sent_tensors_are_evicted_for_required_ones() -> None:
-    tensors, channel = KeptTensors(TOY, lambda value: value), RecordingChannel()
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
     tasks = [Task(request, 0) for request in requests]
     for task in tasks:
@@ -234,7 +238,7 @@ def test_sent_tensors_are_evicted_for_required_ones() -> None:
     tensors.keep_sent("a", tasks[0], {"h": np.tile(X, 3)})  # there is no room, which is no error
     for task in tasks:
         expected = {sent_key(*task): {"h": "h"}}
-        tensors.answer(Give(TASK, "a", "other", expected), channel.send)
+        tensors.answer(FetchTensors(TASK, "a", "other", expected), channel.send)
     assert [type(message) for _, message in channel.messages] == [Failure, Failure]
     with pytest.raises(DeviceMemoryError):
         tensors.keep("a", "4", {"more": np.tile(X, 2)})
@@ -257,7 +261,9 @@ def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, end: str | 
         device_loop.client_gone("client")
     assert device_loop.status()["kept_nbytes"] == (0 if end else 16)
     if end is None:
-        device_loop.receive(Give(TASK, "client", "next", {sent_key(request, 0): {"y": name}}))
+        device_loop.receive(
+            FetchTensors(TASK, "client", "next", {sent_key(request, 0): {"y": name}})
+        )
         np.testing.assert_array_equal(channel.messages[-1][1].tensors["y"], X + 1)
 
 
@@ -267,7 +273,7 @@ def test_sent_tensors_are_freed_after_an_early_drop(loop: Any) -> None:
     sends = {0: (Send("next", 1, (name,)),)}
     device_loop.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
     request = Request(deployment="d", id=1, attempt=1, restore_s=1.0)
-    device_loop._send = lambda *_: device_loop.receive(Free((sent_key(request, 0),)))
+    device_loop._send = lambda *_: device_loop.receive(FreeTensors((sent_key(request, 0),)))
     device_loop.receive(Values(Task(request, 0), {"x": X}))
     device_loop.run(runs.pop())
     assert device_loop.status()["kept_nbytes"] == 0
@@ -291,7 +297,7 @@ def test_replayed_stage_reports_tensors_to_its_client_only(loop: Any) -> None:
 
 
 def test_keep_sent_of_dropped_attempt_leaves_nothing_to_evict() -> None:
-    class DroppingTensors(KeptTensors):
+    class DroppingTensors(ResidentTensors):
         """Drops the attempt as soon as its tensors are stored."""
 
         def keep(self, *arguments: Any, **options: Any) -> None:

@@ -260,14 +260,14 @@ def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(ToyProgram, "run", met)
 
 
-@pytest.mark.parametrize(("usual_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
+@pytest.mark.parametrize(("ewma_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
 def test_tasks_behind_a_long_task_move_to_another_thread(
-    usual_s: float,
+    ewma_s: float,
     watch_s: float,
     executor: InProcessExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: usual_s, lambda self, _: None))
+    monkeypatch.setattr(OpenStage, "ewma_s", property(lambda self: ewma_s, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", watch_s)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
     wait_for_each_other(monkeypatch, 3)
@@ -284,7 +284,7 @@ def test_tasks_behind_short_tasks_run_on_the_same_thread(
     gate: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: 0.0, lambda self, _: None))
+    monkeypatch.setattr(OpenStage, "ewma_s", property(lambda self: 0.0, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
     submissions = [
