@@ -31,7 +31,7 @@ def compile_request(
 ) -> CompileRequest:
     """Return a request with defaults; `options` are HETERO's."""
     descriptors = tuple(descriptor(d) if isinstance(d, str) else d for d in devices)
-    defaults = {name: p.default for name, p in HETERO_PROPERTIES.items()}
+    defaults = {name: p.default for name, p in HETERO_PROPERTIES.items()} | {"VERIFY": "NO"}
     assert options.keys() <= defaults.keys()
     own_configs: dict[str, Mapping[str, Any]] = {d.name: {} for d in descriptors}
     return CompileRequest(

@@ -50,7 +50,7 @@ PLAN_OPTIONS = {
     "PLAN_SEED": 1,
     "MAX_SUBGRAPHS": 2,
     "REPLICAS": 2,
-    "VERIFY": "YES",
+    "VERIFY": "STRICT",
     "VERIFY_SECONDS": 3.0,
     "COLOCATION": {"group": ["matmul"]},
     "DEVICE_MEMORY_NBYTES": {"X.0": 5},
