@@ -1,4 +1,4 @@
-"""Each kind of channel between the devices and the clients of one process."""
+"""Executors in this process with each kind of channel."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pumped:
 
 
 class DirectSwitchboard:
-    """Parties of one process that reach each other by their sockets."""
+    """Switchboard whose endpoints communicate by sockets."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,7 +55,7 @@ class DirectSwitchboard:
 
 @contextmanager
 def executor_on(kind: str, **options: Any) -> Iterator[InProcessExecutor]:
-    """An executor of this process whose messages go by a kind of channel."""
+    """Create an in-process executor that sends messages by a kind of channel."""
     with (
         tempfile.TemporaryDirectory(prefix="het") as folder,
         pytest.MonkeyPatch.context() as patch,

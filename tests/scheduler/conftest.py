@@ -1,4 +1,4 @@
-"""Parties on direct channels, closed after each test."""
+"""Endpoints of direct channels, closed after each test."""
 
 from __future__ import annotations
 

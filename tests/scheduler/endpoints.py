@@ -1,4 +1,4 @@
-"""Parties on direct channels: what they send, and queues of what they are told."""
+"""Endpoints of direct channels: test messages, and queues of received events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hetero.devices.request.request import Request
 from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.types.messages import Message, Task, Values
 
-#: Longer than anything here takes on a busy machine.
+#: Timeout of every wait.
 LONG_S = 60
 TASK = Task(Request(deployment="key/model:0", id=1), 0)
 
 
 class ChannelEndpoint:
-    """A channel, and queues of what it is told."""
+    """A direct channel with queues of its events."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.messages: Queue[Message] = Queue()

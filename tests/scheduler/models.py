@@ -1,4 +1,4 @@
-"""Small models cut into plans by hand."""
+"""Small models with manual plans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build(
     inputs: Sequence[str] = ("x",),
     weights: dict[str, np.ndarray] | None = None,
 ) -> Model:
-    """Make a model of lines (operator, node name, inputs, output)."""
+    """Build a model from lines (operator, node name, inputs, output)."""
     proto = helper.make_model(
         helper.make_graph(
             [
@@ -95,7 +95,7 @@ def replicate(plan: Plan, replicas: Mapping[int, Mapping[str, float]]) -> Placem
 def chain(
     *devices: str, name: str = "add", names: Sequence[str] = ()
 ) -> tuple[Plan, list[StageSource]]:
-    """Add one as often as there are devices, once on each."""
+    """Return a plan that adds one on each device in turn."""
     names = names or [f"{name}{i}" for i in range(len(devices))]
     one = {"one": np.ones(1, np.float32)}
     lines = [
@@ -108,7 +108,7 @@ def chain(
 def diamond(
     devices: tuple[str, str, str, str], *, left: str = "left", right: str = "right"
 ) -> tuple[Plan, list[StageSource]]:
-    """(-x) twice over, and added: -x + 2 and 3 * -x, summed: 2 - 4x."""
+    """Return a plan for y = (-x + 2) + (3 * -x) = 2 - 4x with two branches."""
     weights = {"two": np.full(1, 2, np.float32), "three": np.full(1, 3, np.float32)}
     lines: list[Line] = [
         ("Neg", "top", ("x",), "a"),

@@ -7,7 +7,7 @@ from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """Observer that records ended requests."""
 
     def __init__(self) -> None:
         self.requests: list[ObservedRequest] = []
@@ -20,4 +20,4 @@ class Notes:
         self.ran_stages.append(request.runs)
 
     def device(self, event: DeviceEvent) -> None:
-        """Keep nothing of devices."""
+        """Ignore events of devices."""

@@ -1,4 +1,4 @@
-"""What holds on every executor: tests for the modules that have a fixture `executor`."""
+"""Tests for every executor; modules with a fixture `executor` import them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_misbehaving_plugin_fails_its_request_only(
 
 @pytest.mark.parametrize(
     "name", sorted(EXCEPTIONS.keys() - {"interrupt"})
-)  # in this thread the user's
+)  # in this thread it is the user's Ctrl-C
 def test_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) -> None:
     with pytest.raises(DeviceError, match=type(EXCEPTIONS[name]).__name__) as caught:
         executor.deploy(*chain("TOY.0", "TOY.1", name=f"unbuilt_{name}"))
@@ -109,5 +109,5 @@ def test_constant_stages_are_folded_into_their_readers(executor: Executor) -> No
         np.testing.assert_array_equal(answer.outputs["c"], -np.arange(50_000.0))
         runs = answer.stage_timings
         assert [(run.stage, run.device) for run in runs] == [(i, f"TOY.{i}") for i in range(3)]
-        # Who was not asked sent nothing either.
+        # Folded stages have runs without a duration.
         assert sum(run.started_s == run.ended_s for run in runs) == constant_count

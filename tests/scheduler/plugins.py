@@ -1,7 +1,7 @@
 """A plugin over numpy for scheduler tests: a few operators, and faults by node name.
 
 A node called ``sleep_0.2…`` takes that long, ``meet_2_FOLDER?…`` notes in a folder that it runs and
-waits until two runs are noted, ``refuse…`` raises a typed error, ``odd…`` gives what is no value,
+waits until two runs are noted, ``refuse…`` raises a typed error, ``odd…`` returns an invalid value,
 ``die…`` kills its process, and a name of `EXCEPTIONS` raises that; after ``unbuilt_`` it does so as
 it is compiled.
 """
@@ -86,7 +86,7 @@ class ToyProgram(Program):
 
 
 class MuteError(Exception):
-    """An exception that fails where it is shown."""
+    """An exception whose text raises."""
 
     def __repr__(self) -> str:
         raise ZeroDivisionError("by design")
@@ -102,7 +102,7 @@ class LockedError(Exception):
         self.lock = threading.Lock()
 
 
-#: Names of nodes begin so -> what they raise.
+#: Prefix of node names -> exception of the node.
 EXCEPTIONS = {
     "fail": ZeroDivisionError("by design"),
     "full": MemoryError("by design"),
@@ -143,7 +143,7 @@ class ToyPlugin(Plugin):
 
 
 class TwinPlugin(ToyPlugin):
-    """The same with two devices of its own."""
+    """The toy plugin with two device ids."""
 
     name = "TWIN"
 

@@ -1,4 +1,4 @@
-"""Callers whose requests are joined: each its own rows, deadline, cancellation, error and story."""
+"""Batched requests: each caller has its own rows, deadline, cancellation, error and story."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Inputs = Mapping[str, Any]
 
 
 class Below:
-    """Attempts that end when the test says so."""
+    """Attempts that end at the test's request."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[Inputs, Request]] = []
         self.cancelled: list[int] = []
-        #: Raised by what is started.
+        #: Error that started attempts raise.
         self.refusal: Exception | None = None
         self.is_refused = threading.Event()
-        #: Whether what is started is answered at once.
+        #: Whether started attempts return results at once.
         self.answers = False
         self.arrival = threading.Condition()
 
@@ -277,7 +277,7 @@ def test_batch_of_a_lost_device_is_joined_again(below: Below) -> None:
     assert below.cancelled == [1]
     batched.handle(events.DeviceReturned(batched.now_s(), "TOY"))
     assert below.rows() == [[1], [2, 3], [2, 3]]
-    below.answer_to(1)  # too late
+    below.answer_to(1)  # after the deadline
     below.answer_to(2)
     assert [rows_of(s) for s in (first, *others)] == [[-1], [-2], [-3]]
     batched.close()

@@ -1,4 +1,4 @@
-"""The container: what is written comes back, and what is damaged is refused."""
+"""Blob files: written values are read back, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(value: Any) -> bytes:
 
 
 def resealed(blob: bytes) -> bytes:
-    """Return a blob whose header's checksum is right again."""
+    """Return a blob with a recomputed checksum of its header."""
     (nbytes,) = struct.unpack_from("<Q", blob, 16)
     checksum = xxhash.xxh3_128_digest(blob[:48] + blob[64 : 64 + nbytes])
     return blob[:48] + checksum + blob[64:]

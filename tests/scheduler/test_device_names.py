@@ -1,4 +1,4 @@
-"""Device strings: what they mean, and what they are told when they mean nothing."""
+"""Device names: parsing, resolution, and errors of invalid names."""
 
 from __future__ import annotations
 

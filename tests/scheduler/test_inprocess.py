@@ -1,4 +1,4 @@
-"""The in-process executor: the whole path, without Ray."""
+"""In-process executor: the whole request path without Ray."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_cancel_stops_the_running_stage(executor: InProcessExecutor) -> None:
     with pytest.raises(RequestCancelledError):
         submission.future.result(300)
     assert not submission.cancel()
-    # The device is free again: the sleeper stopped long before its time.
+    # The device is free, because the sleeping stage was cancelled.
     other = executor.deploy(*chain("TOY.0"))
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 

@@ -1,4 +1,4 @@
-"""Plugins of other interpreters: what cannot serve is known before Ray waits for it."""
+"""Plugins with another Python interpreter: unusable interpreters are refused before Ray starts."""
 
 import json
 import platform
@@ -35,7 +35,7 @@ def test_plugin_spec_names_its_interpreter(text, source, label):
 
 
 def interpreter(folder: Path, body: str) -> str:
-    """Return a file that is run as one."""
+    """Return a file that acts as an interpreter."""
     path = folder / "python"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
@@ -60,7 +60,7 @@ def test_environment_folder_stands_for_its_interpreter(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
     minor = ".".join(OURS["Python"].split(".")[:2])
-    report = json.dumps(OURS | {"Python": f"{minor}.99"})  # of the last number nothing depends
+    report = json.dumps(OURS | {"Python": f"{minor}.99"})  # the patch version does not matter
     python.write_text(f"#!/bin/sh\necho '{report}'\n")
     python.chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path.parent))

@@ -1,4 +1,4 @@
-"""Descriptors and threads at their limits: a typed error, and nothing left behind."""
+"""Exhausted descriptors and threads: a typed error, and no leaks."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ def test_process_without_descriptors_continues_without_channel(folder: Path) -> 
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert 40 < int(done.stdout) < 80  # the second one is, where the first was not
+    assert 40 < int(done.stdout) < 80  # the second channel is created after the first failed
 
 
 class Threads:
-    """How many more threads can be started."""
+    """Limit of the number of threads that can be started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 10**6

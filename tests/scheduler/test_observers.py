@@ -1,4 +1,4 @@
-"""What observers are told: each request that ends, once, with its times on one clock."""
+"""Observers: each ended request is reported once, with times on one clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ X = {"x": np.zeros(2, np.float32)}
 
 
 class Devices:
-    """A channel to devices that answer at once, the last stage for all."""
+    """Channel to devices that respond at once with the last stage's result."""
 
     address = "client"
 
@@ -44,20 +44,20 @@ class Devices:
             self._receive(self._reply(message))
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Close nothing."""
 
 
 class Deployed(Deployment):
-    """A plan on such devices."""
+    """Deployment on these devices."""
 
     def executed_nodes(self, stage: int) -> Any:
-        """Nobody asks."""
+        """Not used."""
 
     def export(self, stage: int) -> Any:
-        """Nobody asks."""
+        """Not used."""
 
     def _unload(self) -> None:
-        """Have nothing to let go of."""
+        """Close nothing."""
 
 
 def deployed(

@@ -106,7 +106,7 @@ def test_idle_routes_get_their_shares(shares: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_route_that_is_due_first_is_chosen(seed: int) -> None:
-    """As found by looking at the credit of each, in whole numbers; the last route is stuck."""
+    """The expected route follows from integer credits; the last route is stuck."""
     random = Random(seed)
     shares = [random.choice((1, 2, 4)) for _ in range(random.randint(2, 6))]
     routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
@@ -128,7 +128,7 @@ def test_route_that_is_due_first_is_chosen(seed: int) -> None:
 
 
 def calls_of_choices(count: int) -> int:
-    """Return how many calls choices among so many routes make, with ten requests on each."""
+    """Count the calls of a choice among `count` routes with ten requests each."""
     routes = Routes([route(str(i), share=1 + i % 3) for i in range(count)])
     running = deque[int]()
 
@@ -173,7 +173,7 @@ def test_device_on_probation_is_used_as_last_choice() -> None:
     assert route_number() == {1}
     routes.lose(ev.DeviceLost(1.0, "B", "n", "silent"))
     assert route_number() == {0}
-    routes.trust("B")  # it may be said of one that is away
+    routes.trust("B")  # a lost device may be unsteady, too
     assert route_number() == {0}
     routes.regain("B")
     assert route_number() == {1}
@@ -186,7 +186,7 @@ def test_device_on_probation_is_used_as_last_choice() -> None:
 
 
 def test_slow_route_gets_requests_by_its_speed() -> None:
-    """A runs a request in 1 s, B in 4 s, and 5 are always in flight: B does a fifth."""
+    """A runs a request in 1 s, B in 4 s, with 5 in flight, so B runs a fifth."""
     routes = Routes([route("A", share=4), route("B", share=1)])
     takes_s, ends, done = (1, 4), [0, 0], Counter[int]()
     pending: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Plans: what they refuse, what they derive, and that they survive bytes."""
+"""Plans: validation, derived values and serialization."""
 
 from __future__ import annotations
 

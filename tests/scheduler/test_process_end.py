@@ -1,4 +1,4 @@
-"""A process that ends with its program: as Python ends, but at once."""
+"""Immediate end of a process with Python's exit handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request programs: what callers' threads run, and what the machine adopts of it."""
+"""Request programs: runs on callers' threads, and their adoption by the state machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STARTS = Request(inline=None)
 
 @pytest.fixture(autouse=True)
 def all_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every request that has run once count as short, however busy the machine is."""
+    """Classify every request that has run once as short, independent of the load."""
     monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
     monkeypatch.setattr(deployment_module, "_TINY_S", PATIENCE_S)
 
@@ -60,7 +60,7 @@ def executor() -> Iterator[InProcessExecutor]:
 
 
 def warm(deployment: InProcessDeployment, **inputs: np.ndarray) -> InProcessDeployment:
-    """Return a deployment whose requests are known to be short, and whose workers wait."""
+    """Return a deployment with idle workers, whose requests are classified as short."""
     for _ in range(deployment_module._STEADY):
         deployment.submit(inputs or {"x": X}).future.result(PATIENCE_S)
     while not deployment._workers.are_idle:
@@ -69,13 +69,13 @@ def warm(deployment: InProcessDeployment, **inputs: np.ndarray) -> InProcessDepl
 
 
 def learn_that_it_is_short(deployment: Deployment, nbytes: int = X.nbytes) -> None:
-    """Have a deployment's requests count as short without a run."""
+    """Classify a deployment's requests as short without a run."""
     for _ in range(deployment_module._STEADY):
         deployment._learn(0.0, nbytes)
 
 
 def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
-    """Whether nothing is counted, reserved or running."""
+    """Return whether nothing is counted, reserved or running."""
     runner = deployment._runner
     in_flight, machine = executor._deployments.in_flight, runner._machine
     loops = executor._loops.values()
@@ -236,7 +236,7 @@ def test_routes_take_turns(executor: InProcessExecutor) -> None:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """What runs on devices wait for."""
+    """Event for which runs on devices wait."""
     gate_opened = threading.Event()
     run = ToyProgram.run
 
@@ -389,7 +389,7 @@ def test_close_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) 
 
 
 def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
-    """Return a profiler that raises as Ctrl-C does, as a call begins or after it."""
+    """Return a profiler that raises KeyboardInterrupt at the start or end of a call."""
     calls = itertools.count(1)
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -401,7 +401,7 @@ def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
 
 
 def ways_to_run(executor: InProcessExecutor) -> Iterator[InProcessDeployment]:
-    """Deployments of a chain and of two routes."""
+    """Return deployments of a chain and of two routes."""
     yield executor.deploy(*chain("TOY.0", "TOY.1"))
     plans = [chain(name) for name in ("TOY.0", "TOY.1")]
     placement = share([plan for plan, _ in plans], [1, 1])
@@ -429,7 +429,7 @@ def test_ctrl_c_during_a_run_leaves_nothing_reserved(
 
 
 def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
-    """Return a random graph of operators, each on a random device; one may have a fault."""
+    """Return a random graph on random devices; one node may have a fault."""
     values, lines = ["x", "y"], list[Line]()
     for index in range(random.randint(1, 6)):
         operator, arity = random.choice([("Add", 2), ("Mul", 2), ("Neg", 1), ("Relu", 1)])
@@ -448,7 +448,7 @@ def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
 
 
 def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
-    """Yield what becomes of random requests of random models, and what is counted after each."""
+    """Yield the outcome of random requests, and the counters after each."""
     random = Random(seed)
     notes = Notes()
     executor = create_executor(
@@ -483,7 +483,7 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
                     "runs": answer and [(r.stage, r.device, r[9:]) for r in answer.stage_timings],
                     "record": (record.id, record.state, record.attempt, record.route),
                     "sizes": (record.submitted.nbytes, record.nbytes, record.submitted.trace),
-                    # A submitted request's other branches may go on after one has failed.
+                    # Other branches of a submitted request may continue after one has failed.
                     "story": [
                         (line.attempt, line.event)
                         for line in record.story
@@ -535,6 +535,6 @@ def test_starts_run_directly_after_many_short_requests(
     assert runs_as_it_starts(0.6)
     assert not runs_as_it_starts(0.6)
     assert [runs_as_it_starts(0.4) for _ in range(8)] == [False] * 7 + [True]
-    assert runs_as_it_starts(0.6, 2 * X.nbytes)  # what larger ones take says nothing
+    assert runs_as_it_starts(0.6, 2 * X.nbytes)  # durations of larger requests do not count
     assert runs_as_it_starts(0.6, 2 * X.nbytes)
-    assert not runs_as_it_starts(0.4, 2 * X.nbytes)  # until they count among them
+    assert not runs_as_it_starts(0.4, 2 * X.nbytes)  # until larger requests are in the statistics

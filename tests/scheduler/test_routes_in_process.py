@@ -1,4 +1,4 @@
-"""Placements at work: plans that share requests, stages on several devices, one admission."""
+"""Placements in process: shared requests, replicated stages, one admission."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
 
 
 def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], ...]]:
-    """Return how often each way was taken, all answers being right."""
+    """Check the results, and count the requests per route."""
     route_counts: Counter[tuple[tuple[int, str], ...]] = Counter()
     for _ in range(count):
         answer = deployment.submit({"x": X}).future.result(300)

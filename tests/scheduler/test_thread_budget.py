@@ -1,4 +1,4 @@
-"""Devices of one node that work at the same time share its cores."""
+"""Thread budgets: devices of one node share its cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and models on their way to another process: every value of ONNX survives it."""
+"""Serialization of values and models between processes: every ONNX value survives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.comparison import ELEMENT_TYPES, assert_identical
 
 
 def sent(value: Any) -> Any:
-    """Return a value as it arrives in another process."""
+    """Serialize and parse a value."""
     task = Task(Request(deployment="key", id=1), 0)
     frames = [bytes(frame) for frame in envelope.to_frames(Values(task, {"x": value}))]
     message = envelope.from_frames(frames)

@@ -1,4 +1,4 @@
-"""Connections between nodes that are slow or break, control messages, and limits of both."""
+"""Connections between nodes: slow and broken links, control messages, limits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.scheduler.endpoints import (
 
 
 class SlowLink:
-    """A proxy on the way to a party's data port: so many bytes in a second, until it is cut."""
+    """Proxy to an endpoint's data port with a limited rate, which the test can cut."""
 
     def __init__(self, port: int, bytes_per_s: float) -> None:
         self._to = port
@@ -79,7 +79,7 @@ class SlowLink:
 def slow_link(
     make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str]]:
-    """Two parties, as on two nodes, and the address of the second one by a slow link."""
+    """Two endpoints on separate nodes, and the second one's address through a slow link."""
     first, second = (
         make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2)
     )
@@ -124,11 +124,13 @@ def test_unstable_link_delivers_at_most_once_and_reports_losses(
     sizes = (4, 1_000, 40_000)
     came: list[int] = []
     want, num_tries = set(range(60)), 0
-    while want:  # as a client does: what may be lost is sent again, under another number
+    while want:  # like a client, which resends possibly lost messages with other numbers
         for number in sorted(want):
             before = link.nbytes
             first.channel.send(address, values(60 * num_tries + number, sizes[number % 3]))
-            if not (number + 1) % 7 and num_tries < 3:  # with some on their way, or a part of one
+            if (
+                not (number + 1) % 7 and num_tries < 3
+            ):  # while messages, or a part of one, are in transit
                 wait_for(lambda before=before: link.nbytes > before)
                 link.reset()
         num_tries += 1
@@ -154,7 +156,7 @@ def test_loss_between_endpoints_is_reported_to_an_observer(
     client.channel.watch(first.address)
     client.channel.watch(second.address)
     stranger = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05)
-    stranger.channel.watch(first.address)  # it has nothing to do with the second
+    stranger.channel.watch(first.address)  # it has no connection to the second endpoint
     for one in (client, stranger):
         wait_for(partial(_is_met, one, first))
     first.channel.send(address, values(1, 5_000_000))
@@ -240,7 +242,7 @@ def test_oversized_frame_is_refused_and_the_next_arrives(
     monkeypatch.setattr("hetero.scheduler.channels.sockets.MAX_FRAME_NBYTES", 10_000)
     one, two = (make_endpoint(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
-    two.channel.send(one.address, values(1, 100_000))  # its own limit is another
+    two.channel.send(one.address, values(1, 100_000))  # the sender's limit is another
     pumping = threading.Thread(target=one.channel.pump, args=(LONG_S,))
     pumping.start()
     assert two.losses.get(timeout=LONG_S) == one.address
@@ -268,12 +270,12 @@ def _is_met(one: ChannelEndpoint, other: ChannelEndpoint) -> bool:
 
 
 class OneWayLink:
-    """A proxy on the way to a party's control port that can lose what goes one way."""
+    """Proxy to an endpoint's control port that can drop one direction."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._open: list[socket.socket] = []
-        #: Whether what goes to the endpoint arrives, and what it sends back.
+        #: Whether each direction delivers: to the endpoint, and from it.
         self.passes = {True: True, False: True}
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]

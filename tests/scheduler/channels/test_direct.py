@@ -39,7 +39,7 @@ def pair(
     make_endpoint: Callable[..., ChannelEndpoint],
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[ChannelEndpoint, ChannelEndpoint]:
-    """Two parties that reach each other on a node, or as if they were on two."""
+    """Two endpoints on one node, or on two simulated nodes."""
     if request.param == "ipc":
         return make_endpoint(), make_endpoint()
     parties = [make_endpoint(host="127.0.0.1", curve="CURVE" in request.param) for _ in range(2)]
@@ -66,7 +66,7 @@ def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
     make_endpoint: Callable[..., ChannelEndpoint],
 ) -> None:
     first, second = make_endpoint(), make_endpoint()
-    count = 2000  # more than any kernel holds for one receiver
+    count = 2000  # more than the buffers of any kernel
     for number in range(count):
         first.channel.send(second.address, values(number))
     assert [number_of(second.next()) for _ in range(count)] == list(range(count))
@@ -93,10 +93,10 @@ def test_corked_messages_are_sent_together_others_at_once(
         make_endpoint(),
     )
     first.channel.cork()
-    for number in range(100):  # more than the kernel holds for one receiver
+    for number in range(100):  # more than the kernel's buffer
         first.channel.send(second.address, values(number))
     first.channel.send(third.address, values(0, 8_000))
-    first.channel.send(third.address, values(1, 8_000))  # no room for a third beside them
+    first.channel.send(third.address, values(1, 8_000))  # leaves no room for a third message
     assert second.channel.pump(0) == third.channel.pump(0) == 0
     first.channel.send(third.address, values(2, 100_000))
     other = threading.Thread(target=first.channel.send, args=(third.address, values(3)))
@@ -153,7 +153,7 @@ def test_local_and_remote_messages_do_not_starve_each_other(
     make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local, remote, receiver = (make_endpoint(host="127.0.0.1", curve=False) for _ in range(3))
-    local.channel.send(receiver.address, values(0))  # it is on this node for ever
+    local.channel.send(receiver.address, values(0))  # local messages never end
     check(receiver.next(), 0)
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     remote.channel.send(receiver.address, values(1))
@@ -166,7 +166,7 @@ def test_local_and_remote_messages_do_not_starve_each_other(
         while 1000 not in came:
             endless.channel.send(receiver.address, values(0))
             came.append(number_of(receiver.next()))
-        for _ in range(201):  # one was sent for each that came
+        for _ in range(201):  # each received message caused one
             receiver.next()
 
 
@@ -204,7 +204,7 @@ def test_observed_endpoint_reports_status_and_clock(
     assert first.channel.status_of(second.address)["queued"] == 3
     offset_s = first.channel.clock_offset_s(second.address)
     assert offset_s is not None
-    assert abs(offset_s) < LONG_S  # one machine: the clocks are the same
+    assert abs(offset_s) < LONG_S  # both endpoints use the clock of this machine
     assert second.channel.status_of("nobody") == {}
     assert not first.channel.is_suspected(second.address)
     assert first.channel.silent_s(second.address) == 0.0
@@ -309,7 +309,7 @@ def test_suspended_process_is_suspected_then_live_and_loses_messages(
     assert impatient.channel.is_suspected(address)
     one.channel.watch(address)
     one.channel.watch(impatient.address)
-    impatient.channel.send(address, values(3))  # not even kept, but that is reported
+    impatient.channel.send(address, values(3))  # the message is dropped and reported
     assert one.losses.get(timeout=LONG_S) == impatient.address
     process.send_signal(signal.SIGCONT)
     assert impatient.live_addresses.get(timeout=LONG_S) == address
@@ -333,7 +333,7 @@ def test_suspended_process_is_suspected_and_ended_one_reported(
     if number == signal.SIGSTOP:
         one.suspected.get(timeout=LONG_S)
         assert one.ended_addresses.empty()
-        process.kill()  # though it is suspected, its end is reported
+        process.kill()  # its end is reported although it is suspected
     assert one.ended_addresses.get(timeout=LONG_S) == address
     assert time.monotonic() - begun_s < LONG_S
 
@@ -369,7 +369,7 @@ def test_process_that_holds_the_gil_is_suspected_later(
         one.channel.watch(address)
         wait_for(lambda: one.channel.clock_offset_s(address) is not None)
         one.channel.send(address, values(1))
-        check(one.next(), 1)  # it computes from now on
+        check(one.next(), 1)  # the process computes from now on
         check(one.next(), 1)  # and has
         assert one.suspected.empty() == (stall_allowance_s == "any")
         if stall_allowance_s != "any":
@@ -390,7 +390,7 @@ def test_ended_local_process_is_reported_and_its_files_removed(
     process.kill()
     assert one.ended_addresses.get(timeout=LONG_S) == address
     wait_for(lambda: not list(folder.glob(f"*-{process.pid}-*")))
-    one.channel.send(address, values(2))  # goes nowhere, and raises nothing
+    one.channel.send(address, values(2))  # the message is dropped without an error
 
 
 def test_sockets_of_killed_process_are_removed_by_the_next(
@@ -492,7 +492,7 @@ def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
 def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
     channel = ChannelEndpoint(folder).channel
     control = channel._control
-    control._closed = True  # it may see so at its next look, before it is woken
+    control._closed = True  # the thread may notice the close before it is woken
     control._thread.join()
     closing = threading.Thread(target=channel.close, daemon=True)
     closing.start()
@@ -559,6 +559,6 @@ def test_short_lived_clients_leave_no_descriptors(
             one.next()
             print(file=process.stdin, flush=True)
         process.stdout.readline()
-        # Two pipes, the process itself, and what is mapped until the next file is.
+        # Two pipes, the process, and the mapped file until the next one replaces it.
         wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 5)
         print(file=process.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""The envelope: every message survives it, and no damage to its frames gets through or crashes."""
+"""Envelope: every message survives it, and damaged frames are refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def arrived(message: Message) -> Any:
 
 
 def as_answered(task: Task) -> Task:
-    """Return what an answer tells of its task."""
+    """Return the task as results report it."""
     number, attempt = task.request.id, task.request.attempt
     return Task(Request(deployment="key/model:0", id=number, attempt=attempt), task.stage)
 
@@ -225,7 +225,7 @@ def test_error_keeps_class_message_data_and_cause() -> None:
 
 
 class OwnError(TensorShapeError):
-    """A plugin's."""
+    """An error class of a plugin."""
 
 
 @pytest.mark.parametrize(

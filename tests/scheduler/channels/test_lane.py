@@ -1,4 +1,4 @@
-"""Tests of packed messages: readers return what was written, or raise BlobError."""
+"""Packed messages: readers return the written values or raise BlobError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections between processes of a node: order, room, and the end of either side."""
+"""Connections between processes of a node: order, full buffers, and ended processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ RECEIVER, SENDER = b"receiver", b"a sender"
 
 
 class Listening:
-    """A listener, and what it has received."""
+    """Listener that stores received messages."""
 
     def __init__(self, path: str) -> None:
         self.epoll = select.epoll()
         self.listener = LocalListener(RECEIVER, path, self.epoll)
 
     def receive(self) -> list[Arrival]:
-        """Receive all that is there."""
+        """Receive all available messages."""
         came: list[Arrival] = []
         while events := self.epoll.poll(0):
             for descriptor, _ in events:
@@ -104,7 +104,7 @@ def test_messages_of_all_sizes_arrive_in_order(sizes: list[list[int]]) -> None:
             link.send(message)
         came: list[Arrival] = []
         while len(came) < len(messages):
-            links.poll()  # where there was no room
+            links.poll()  # the socket was full
             came += listening.receive()
         assert [contents(arrival) for arrival in came] == [(SENDER, it) for it in messages]
         link.close()
@@ -126,7 +126,7 @@ def test_urgent_message_is_not_sent_while_others_wait(
     count = 0
     while one.try_send([b"number", b"%d" % count]):
         count += 1
-    assert count > 20  # the kernel holds many
+    assert count > 20  # the kernel buffers many messages
     one.send([b"waits"])
     assert not one.try_send([b"too early"])
     came = listening.receive()
@@ -172,7 +172,7 @@ def test_end_noticed_by_a_sender_is_reported_once(
 
 @pytest.mark.parametrize("is_left", [True, False])
 def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_left: bool) -> None:
-    if is_left:  # by a process that was killed
+    if is_left:  # of a killed process
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
             left.bind(path)
     ends: list[str] = []
@@ -194,7 +194,7 @@ def test_reused_descriptor_does_not_end_a_link(
 def test_connection_before_accept_is_made_later(
     path: str, links: LocalLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "_BACKLOG", 0)  # of which the kernel makes one
+    monkeypatch.setattr(local, "_BACKLOG", 0)  # the kernel accepts one of them
     listening = Listening(path)
     links_made = [LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None) for _ in range(5)]
     for number, one in enumerate(links_made):
@@ -242,7 +242,7 @@ def test_duplicate_packet_damages_its_message_alone(
 ) -> None:
     one = link()
     head, *parts = local._packets([b"x" * local.MAX_PACKET_NBYTES * 2])
-    for packet in (head, parts[0], parts[0]):  # as Ctrl-C may have it
+    for packet in (head, parts[0], parts[0]):  # as after Ctrl-C
         one._send([packet])
     with pytest.raises(BlobError, match=r"part 0 of a message.*expected part 1"):
         listening.receive()

@@ -1,4 +1,4 @@
-"""The channel inside a process: by reference, read-only, and silent where nobody is."""
+"""Channel inside a process: values are passed by reference, read-only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_values_are_passed_by_reference_and_read_only() -> None:
         assert np.shares_memory(array, x)
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
-    x[0] = 7  # the sender's own stays writable
-    # An answer is its receiver's: nobody else reads it any more.
+    x[0] = 7  # the sender's array stays writable
+    # Only its receiver reads a result, so it is writable.
     client.send("client", Outputs(TASK, {"y": x}))
     assert isinstance(came[1], Outputs)
     assert came[1].tensors["y"] is x

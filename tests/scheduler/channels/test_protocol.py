@@ -1,4 +1,4 @@
-"""What is foreign, damaged or noise never crashes a direct channel, and is told where it can be."""
+"""Foreign or damaged messages never crash a direct channel, and are reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DROP = envelope.to_frames(Dropped(TASK.request))[0]
 
 
 class Foreign:
-    """Sends a endpoint frames of any kind."""
+    """Sends arbitrary frames to an endpoint."""
 
     def __init__(self, endpoint: ChannelEndpoint) -> None:
         self.endpoint = to_endpoint(endpoint.address)
@@ -54,13 +54,13 @@ class Foreign:
         return PREFIX.pack(self.endpoint.identity, b"a sender", 0) + head
 
     def connect(self) -> socket.socket:
-        """Return a connection as of a endpoint of the node."""
+        """Connect like another endpoint of the node."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(self.endpoint.local_path)
         return connection
 
     def say(self, message: protocol.ControlMessage, sender: str) -> None:
-        """Send a control message in a sender's name."""
+        """Send a control message with the identity of a sender."""
         identity = to_endpoint(sender).identity
         self.control.send(protocol.pack_control(message, self.endpoint.identity, identity))
 
@@ -108,7 +108,7 @@ def test_damaged_or_foreign_frames_are_skipped_and_reported(
         (PART, 1, b"x"),  # the first is missing
         (FRAMES, 0, b"\x91\x02"),
         (PART, 0, b"too long"),
-        (FRAMES, 0, b"\x91\x02"),  # and then another one
+        (FRAMES, 0, b"\x91\x02"),  # followed by another one
     ]
     for kind, number, packed in packets:
         sender.local.send(HEADER.pack(kind, number) + packed)
@@ -226,7 +226,7 @@ def test_unsolicited_message_in_anothers_name_is_ignored(
     sender.say(protocol.Leave(), two.address)
     sender.say(protocol.Status(0.5, 0.5, {b"identity": 3}, {"n": 1.0}), two.address)
     sender.say(protocol.Drop([DROP]), two.address)
-    assert one.messages.get(timeout=LONG_S) == Dropped(TASK.request)  # after the others
+    assert one.messages.get(timeout=LONG_S) == Dropped(TASK.request)  # arrives after the others
     assert not one.channel.is_suspected(two.address)
     assert one.channel.status_of(two.address) == {}
     two.channel.close()
@@ -264,7 +264,7 @@ def test_strangers_at_network_ports_change_nothing(
     check(next(m for m in came if isinstance(m, Values)), 2)
     for stranger in strangers:
         stranger.close()
-    # The parties have a few connections of their own by now.
+    # The endpoints already use a few connections.
     wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) < before + len(strangers) / 2)
     assert one.losses.empty()
 
@@ -279,9 +279,9 @@ def test_oversized_control_message_closes_its_connection(
     control.connect(f"tcp://127.0.0.1:{endpoint.control_port}")
     control.send(bytes(MAX_CONTROL_NBYTES + 1))
     end_s = time.monotonic() + LONG_S
-    while one.messages.empty():  # what is sent before the connection is made anew may be lost
+    while one.messages.empty():  # messages before the reconnection may be lost
         assert time.monotonic() < end_s
         control.send(protocol.pack_control(protocol.Drop([DROP]), endpoint.identity, b"somebody"))
         time.sleep(0.05)
-    assert "control message of" not in caplog.text  # it was never taken in
+    assert "control message of" not in caplog.text  # the channel never received it
     sender.close()

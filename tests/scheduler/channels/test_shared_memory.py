@@ -1,4 +1,4 @@
-"""Shared memory: slots come back with the last view, are bounded, and nothing of it is leaked."""
+"""Shared memory: slots are freed with their last view, bounded, and never leaked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, check, values, wa
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 READER = Process(2**22 + 1, "1")
-#: Over any size from which on shared memory is used.
+#: Larger than the minimum size of tensors in shared memory.
 LARGE = 500_000
 
 
@@ -40,7 +40,7 @@ def reader() -> SlotReader:
 
 
 def files(process: int | None = None) -> set[Path]:
-    """The files of a process."""
+    """Return the shared memory files of a process."""
     return set(FOLDER.glob(f"hetero-*-{process or os.getpid()}-*"))
 
 
@@ -122,7 +122,7 @@ def test_full_pool_declines_until_slots_are_freed(reader: SlotReader) -> None:
     slots[0].free()
     assert pool.fill(contents(8_000_000), READER) is slots[0]
     slots[1].free()
-    assert pool.fill(contents(9_500_000), READER) is not None  # in place of the other size's file
+    assert pool.fill(contents(9_500_000), READER) is not None  # replaces the file of the other size
     assert pool.nbytes <= 20_000_000
     pool.close()
     assert files() == set()
@@ -168,7 +168,7 @@ def test_slots_of_closed_channels_and_ended_processes_are_free(
     assert slots[1].is_free
     pool.free_all_of(READER)
     assert [slot.is_free for slot in slots] == [False, True, True, True]
-    pool.take_back([(slots[0], slots[0].generation - 1)])  # of an earlier use: not this one
+    pool.take_back([(slots[0], slots[0].generation - 1)])  # a place of an earlier use of the slot
     assert not slots[0].is_free
     pool.take_back([(slots[0], slots[0].generation)])
     assert slots[0].is_free
@@ -177,7 +177,7 @@ def test_slots_of_closed_channels_and_ended_processes_are_free(
 def test_closed_reader_takes_no_slot(pool: SlotPool, reader: SlotReader) -> None:
     slot = pool.fill(contents(100), READER, b"closed")
     assert slot is not None
-    reader.view(list(slot.place), 100)  # and has mapped it
+    reader.view(list(slot.place), 100)  # after mapping it
     slot = pool.fill(contents(100), READER, b"closed")
     assert slot is not None
     reader.close()
@@ -194,7 +194,7 @@ def test_slot_filled_during_frees_keeps_its_reader(
     given_back, kept_view = (pool.fill(contents(100), dead, b"closed") for _ in range(2))
     assert given_back is not None
     assert kept_view is not None
-    given_back.free()  # its reader lived when it gave this back
+    given_back.free()  # its reader freed it before its end
     free = Slot.free
     sending = threading.Thread(target=lambda: filled.append(pool.fill(contents(100, 7), READER)))
     filled: list[Slot | None] = []
@@ -202,7 +202,7 @@ def test_slot_filled_during_frees_keeps_its_reader(
     def slowly(slot: Slot) -> None:
         if sending.ident is None:
             sending.start()
-            sending.join(timeout=0.2)  # it comes between, if nothing keeps it from that
+            sending.join(timeout=0.2)  # runs in between unless a lock prevents it
         free(slot)
 
     monkeypatch.setattr(Slot, "free", slowly)
@@ -297,7 +297,7 @@ while True:
 def relay(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
-    """A endpoint here, and one in a process of its own that keeps and sends back what comes."""
+    """A local endpoint, and one in another process that keeps and returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", PARTY, folder, one.address],
@@ -327,7 +327,7 @@ def test_large_tensors_survive_the_end_of_reader_and_owner(
     assert files(process.pid)
     process.kill()
     assert one.ended_addresses.get(timeout=LONG_S) == address
-    # The reader gives nothing back any more, and the owner removes no file: both is done for them.
+    # Neither the reader frees slots nor the owner removes files; others do both.
     wait_for(lambda: all(slot.is_free for slot in busy))
     wait_for(lambda: files(process.pid) == set())
     process.wait()
@@ -353,7 +353,7 @@ def test_next_pool_removes_files_of_killed_owner(folder: Path) -> None:
         assert owner.stdout is not None
         owner.stdout.readline()
         SlotPool().close()
-        assert files(owner.pid)  # it lives
+        assert files(owner.pid)  # the owner still runs
         owner.kill()
         owner.wait()
         SlotPool().close()

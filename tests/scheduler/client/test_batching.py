@@ -1,4 +1,4 @@
-"""When requests are joined: each in one batch, in order, none kept waiting without need."""
+"""Batching: each request is in one batch, in order, without unnecessary waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.batches import next_due_s
 
 
 class Batches:
-    """A batcher whose requests are named by their numbers, and whose batches end in order."""
+    """Batcher whose requests have numbers as names, and whose batches end in order."""
 
     def __init__(self, size: int, timeout_s: float, busy: int, most: int) -> None:
         self.batcher = Batcher(Batching(size, timeout_s, busy, most))
@@ -171,7 +171,7 @@ def test_every_request_is_in_one_timely_batch(
         assert len(b.batcher.in_flight) == num_in_flight <= busy + more
         if not waiting:
             return
-        assert num_in_flight >= busy  # it is not kept from an idle pipeline
+        assert num_in_flight >= busy  # an idle pipeline starts it at once
         if num_in_flight < busy + more:
             assert all(now_s < at_s + timeout_s for _, _, at_s in waiting.values())
             rows = Counter[int]()

@@ -1,4 +1,4 @@
-"""Direct runs at the client's machine: counted, remembered and adopted like submitted requests."""
+"""Direct runs in the client's state machine are counted, stored and adopted like submissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _S = RequestState
 def direct_run(
     m: ClientMachine, number: int, now_s: float, nbytes: int = 1, *, is_sent: bool = False
 ) -> DirectRun | None:
-    """Return a direct run that the machine has admitted; None if it has not."""
+    """Return an admitted direct run; None if it is refused."""
     run = DirectRun(Request(), nbytes, now_s, is_sent=is_sent)
     return run if m.begin_direct(run, itertools.count(number)) else None
 
@@ -102,7 +102,7 @@ def test_direct_run_adopted_after_close_is_cancelled() -> None:
 def test_adopted_request_expires_at_its_own_deadline() -> None:
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0)
-    assert m.handle(ev.TimePassed(200.0)) == []  # its thread cannot be told
+    assert m.handle(ev.TimePassed(200.0)) == []  # its thread cannot be notified
     assert m.handle(ev.Adopted(200.0, 1, {})) == []
     assert m.next_deadline_s == 101.0
     drop, fail = m.handle(ev.TimePassed(200.0))
@@ -149,7 +149,7 @@ def test_lost_cluster_admits_no_direct_run() -> None:
 
 
 class Twins(RuleBasedStateMachine):
-    """Two machines with the same life: requests that run directly in one are submitted in both.
+    """Two state machines with equal events; direct runs of one are submissions in the other.
 
     In half of the lives devices run them, and events adopt them.
     """
@@ -171,11 +171,11 @@ class Twins(RuleBasedStateMachine):
         self.count = 0
         #: Direct runs that have neither ended nor been adopted.
         self.direct: dict[int, DirectRun] = {}
-        #: The attempt that runs of each request.
+        #: Request -> its running attempt.
         self.attempts: dict[int, int] = {}
 
     def notify(self, event: ev.ClientEvent) -> None:
-        """Give both an event, and compare what they ask for."""
+        """Send an event to both, and compare their instructions."""
         self.compare(self.usual.handle(event), self.twin.handle(event))
         for number in [n for n in self.direct if n not in self.twin._direct]:
             del self.direct[number]
@@ -200,7 +200,7 @@ class Twins(RuleBasedStateMachine):
             self.notify(event)
             return
         self.direct[self.count] = run
-        # It was admitted: so is the other, at once and on the same route.
+        # The other machine must admit it at once, on the same route.
         assert self.usual.handle(event) == [ev.StartAttempt(self.count, 1, run.route)]
         self.attempts[self.count] = 1
 
@@ -289,7 +289,7 @@ class Twins(RuleBasedStateMachine):
                     assert usual == twin
                 finally:
                     usual.state = state
-            elif usual and twin:  # else one has forgotten it, an event later than the other
+            elif usual and twin:  # otherwise one machine has forgotten it an event earlier
                 assert repr(usual) == repr(twin)
 
 

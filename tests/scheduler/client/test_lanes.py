@@ -115,7 +115,7 @@ class Client:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether no request is counted or stored."""
+        """Return whether no request is counted or stored."""
         in_flight = self.deployments.in_flight
         return (
             self.runner.counts() == (0, 0)
@@ -206,7 +206,7 @@ def test_lost_device_causes_a_replay(client: Client) -> None:
     client.runner.handle(events.DeviceReturned(now_s, "B"))
     (_, first, _), (_, again, _) = client.devices.packed
     assert (first.attempt, again.attempt) == (1, 2)
-    client.answer(submission.request_id, [X])  # of the attempt that was lost
+    client.answer(submission.request_id, [X])  # a result of the lost attempt
     assert not submission.future.done()
     client.answer(submission.request_id, [X + 2], attempt=2)
     np.testing.assert_array_equal(submission.future.result(0).outputs["t1"], X + 2)

@@ -1,4 +1,4 @@
-"""What is made again of a run, where another plan's stages make it."""
+"""Recomputation of a run by the stages of another plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINES: Sequence[Line] = [
     ("Neg", "first", ["x"], "between"),
     ("Add", "second", ["between", "past"], "present"),
 ]
-#: Stages, and how long each takes.
+#: Duration of each stage.
 CUTS: Mapping[str, Mapping[tuple[str, ...], float]] = {
     "whole": {("first", "second"): 3.0},
     "parts": {("first",): 2.0, ("second",): 1.0},
@@ -27,10 +27,10 @@ CUTS: Mapping[str, Mapping[tuple[str, ...], float]] = {
 
 
 class Forgetful:
-    """A memory that keeps nothing."""
+    """Memory that stores nothing."""
 
     def let_go(self, address: str, key: str) -> None:
-        """Take in that nobody holds a bundle."""
+        """Ignore the release of a bundle."""
 
 
 @pytest.mark.parametrize("made_by", CUTS)

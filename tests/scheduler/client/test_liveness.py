@@ -24,7 +24,7 @@ from hetero.scheduler.types.events import (
 
 
 def live(**options: Any) -> Liveness:
-    """Return two devices that live, A at a0 and B at b0."""
+    """Return two live devices, A at a0 and B at b0."""
     liveness = Liveness(**options)
     assert liveness.started(0.0, "A", "n1", "a0") == []
     assert liveness.started(0.0, "B", "n2", "b0") == []
@@ -76,7 +76,7 @@ def test_device_that_remains_suspected_is_restarted() -> None:
     restart = Restart("A", "a0", "it cannot be reached, and last could 2.0 s ago")
     assert m.tick(3.0) == [DeviceEnded(3.0, "A"), restart]
     assert m.tick(6.9) == []
-    assert m.answered(9.0, "a0") == []  # too late: it is being ended
+    assert m.answered(9.0, "a0") == []  # too late, because its restart has begun
     assert m.started(10.0, "A", "n1", "a1") == [DeviceReturned(10.0, "A")]
     assert m.suspected(11.0, "a0", 9.0) == []
     assert m.state("A") is DeviceState.LIVE
@@ -84,13 +84,13 @@ def test_device_that_remains_suspected_is_restarted() -> None:
 
 def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
     m = live(device_timeout_s=2.0)
-    assert m.cut_off(0.5, "a0") == []  # it answers all the same
+    assert m.cut_off(0.5, "a0") == []  # it responds nevertheless
     m.suspected(1.0, "a0", 2.0)
     away = see.Exclude(2.0, "A", "n1", "it cannot be reached, and last could 2.0 s ago")
     assert m.cut_off(2.0, "a0") == [away]
     assert m.tick(3.9) == []
     m.cut_off(3.9, "a0")
-    assert m.tick(5.8) == []  # there is nothing to start
+    assert m.tick(5.8) == []  # its node offers no device
     assert [type(order) for order in m.tick(5.9)] == [DeviceEnded, Restart]
 
 
@@ -128,7 +128,7 @@ def test_ended_process_is_restarted_with_growing_pauses() -> None:
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     m.started(now_s, "A", "n1", "a1")
     orders = m.ended(now_s + 60, "a1", "killed")
-    assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had lived long
+    assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had run for a long time
 
 
 def test_process_with_a_hanging_stage_is_restarted() -> None:
@@ -226,13 +226,13 @@ def test_each_loss_is_reported_once_and_ends(
             assert not away[name]
         elif what in sight:
             follow(sight[what]())
-        # A device that is away answers, is restarted, is to be restarted, or is removed.
+        # Each lost device responds, restarts, awaits its restart, or is removed.
         for device in "AB":
             state = m.state(device)
             assert (state is DeviceState.LIVE) == (not away[device])
             if state in (DeviceState.SUSPECTED, DeviceState.RESTARTING):
                 assert device in restarting or m.next_time_s < inf
-            # Whoever is back is steady, or will be said to be.
+            # Each returned device is steady, or its probation has an end.
             if back := m.returned(now_s, device):
                 assert back.is_steady == (device not in unsteady)
                 assert back.is_steady or m.next_time_s < inf

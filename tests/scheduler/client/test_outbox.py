@@ -1,4 +1,4 @@
-"""The outbox: orders are carried out as they were decided, one after the other, by who is there."""
+"""Outbox: orders run one by one, in the order of their decision, on any calling thread."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_order_waits_for_an_earlier_order_of_another_thread() -> None:
     carries_out.start()
     assert began.wait(_WAIT_S)
     outbox.orders.append(lambda: done.append(2))
-    outbox.carry_out()  # returns at once: the other goes on with it
+    outbox.carry_out()  # returns at once, because the other thread runs the order
     assert done == []
     goes_on.set()
     carries_out.join(_WAIT_S)

@@ -1,4 +1,4 @@
-"""The request runner: its own thread keeps deadlines and is left alone otherwise."""
+"""Request runner: its clock thread keeps deadlines and is not woken otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))
 
 
 class _Nowhere:
-    """Attempts that go nowhere: the test answers them, or nobody does."""
+    """Attempts without devices; the test delivers their results."""
 
     def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
         pass
@@ -64,7 +64,7 @@ def _runner(
 
 
 class _Failing(_Nowhere):
-    """Attempts that cannot be started."""
+    """Attempts that fail to start."""
 
     def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
         raise TensorLostError("an input is gone", port="x", device="A")
@@ -84,7 +84,7 @@ def test_error_of_failed_start_keeps_no_inputs_alive(
 
 
 class _Answered(_Nowhere):
-    """An attempt whose answer comes while somebody asks for what it will make, if it does."""
+    """Attempt whose result may arrive during the request for its outputs."""
 
     def __init__(self, runner: RequestRunner, is_soon: bool) -> None:
         self._runner, self._is_soon = runner, is_soon
@@ -98,7 +98,7 @@ class _Answered(_Nowhere):
 
 @pytest.mark.parametrize("is_soon", [True, False])
 def test_finished_request_awaits_no_more_outputs(clock: Clock, is_soon: bool) -> None:
-    """Its device has let go of it, if nobody held it by then: who waits for it would for ever."""
+    """Its device may have freed the output, so a wait for it would never end."""
     runner = _runner(clock)
     runner.attempts = _Answered(runner, is_soon)
     submission = runner.submit({}, DEFAULT_REQUEST)
@@ -107,11 +107,11 @@ def test_finished_request_awaits_no_more_outputs(clock: Clock, is_soon: bool) ->
 
 
 def _run(runner: RequestRunner, clock: Clock) -> None:
-    """Run a request, and have the clock's thread come by while none is left."""
+    """Run a request, and wake the clock thread after its end."""
     submission = runner.submit({}, DEFAULT_REQUEST)
     runner.handle(PartArrived(runner.now_s(), submission.request_id, 1, {}, [StageTiming(0, "A")]))
     submission.future.result(_WAIT_S)
-    for _ in range(2):  # the second is taken once the first has been seen to
+    for _ in range(2):  # the second event is handled after the first
         came_by = threading.Event()
         clock.later(came_by.set)
         assert came_by.wait(_WAIT_S)
@@ -159,7 +159,7 @@ def test_bytes_freed_by_a_deployment_admit_anothers_request(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner_module, "WAIT_SLICE_S", _WAIT_S)  # nobody looks by himself
+    monkeypatch.setattr(runner_module, "WAIT_SLICE_S", _WAIT_S)  # nothing else checks the queue
     shared = BytesInFlight()
     limits = Limits(nbytes=100)
     waiting, other = (_runner(clock, limits, shared) for _ in range(2))
@@ -181,7 +181,7 @@ def test_attempt_dropped_at_its_start_is_not_awaited(clock: Clock) -> None:
     runner = _runner(clock)
     real = runner.attempts.start
 
-    def start(request: Request, inputs: Mapping[str, Any]) -> None:  # preempted as it begins
+    def start(request: Request, inputs: Mapping[str, Any]) -> None:  # preempted at its start
         runner.cancel(request.id)
         real(request, inputs)
 

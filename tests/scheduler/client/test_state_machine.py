@@ -1,4 +1,4 @@
-"""The client's machine: events in, instructions out, and each request answered exactly once."""
+"""State machine of the client: events, instructions, and one result per request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_request_starts_and_finishes() -> None:
 
 
 def test_record_of_a_request_keeps_no_error() -> None:
-    """It leads to what its callers had on their stacks, tensors that devices keep included."""
+    """The error's traceback would keep its callers' variables alive, also resident tensors."""
     m = machine()
     m.handle(submitted(1))
     assert isinstance(failure(m.handle(ev.AttemptFailed(1.0, 1, 1, ValueError()))[-1]), ValueError)
@@ -124,7 +124,7 @@ def test_state_machines_share_bytes_without_starvation() -> None:
     )
     one.handle(submitted(1, nbytes=60))
     one.handle(submitted(2, nbytes=30))
-    assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only one
+    assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only attempt
     assert other.handle(submitted(4, nbytes=5)) == []
     assert one.handle(ev.CancelAsked(1.0, 1))[0] == ev.DropAttempt(1, 1)
     assert other.handle(ev.TimePassed(1.0)) == [ev.StartAttempt(4, 1)]
@@ -227,7 +227,7 @@ def test_requests_of_lost_device_are_replayed_after_its_return() -> None:
     assert m.handle(LOST) == [ev.DropAttempt(1, 1), ev.DropAttempt(2, 1)]
     assert m.state(1) is RequestState.PARKED
     assert m.handle(submitted(4)) == []
-    assert m.num_in_flight == 2  # a parked request keeps its room
+    assert m.num_in_flight == 2  # a parked request keeps its admission
     assert m.handle(answered(1.5, 1, 1, "late")) == []
     assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
     assert m.handle(answered(4.0, 1, 2, "y")) == [delivered(1, "y"), ev.StartAttempt(3, 1)]
@@ -314,7 +314,7 @@ def test_poison_request_fails_alone(is_silent_first: bool) -> None:
     running = {i for i in range(8) if m.handle(submitted(i))}
     poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
     while running:
-        if poison in running:  # it is the first to run, and the device is lost with all that it has
+        if poison in running:  # it runs first, and the device is lost with all its requests
             num_lost += 1
             if is_silent_first:
                 instructions = [
@@ -341,7 +341,7 @@ def test_poison_request_fails_alone(is_silent_first: bool) -> None:
     assert not good
     assert [type(error) for error in failed.values()] == [DeviceLostError]
     assert list(failed) == [poison]
-    assert num_lost == 4  # twice with all, which is free, and twice alone
+    assert num_lost == 4  # twice with others, which costs no attempt, and twice alone
 
 
 def test_suspects_run_one_by_one_despite_other_routes() -> None:
@@ -350,7 +350,7 @@ def test_suspects_run_one_by_one_despite_other_routes() -> None:
         m.handle(submitted(i))
     on = {device: ev.DeviceLost(1.0, device, "node-7", "killed") for device in "AB"}
     back = {device: ev.DeviceReturned(1.0, device) for device in "AB"}
-    for device in "ABA":  # each is lost with all that it has, and is back
+    for device in "ABA":  # each device is lost with its requests and returns
         m.handle(on[device])
         m.handle(back[device])
     records = list(m.live())
@@ -358,7 +358,7 @@ def test_suspects_run_one_by_one_despite_other_routes() -> None:
     for num_lost, now_s in enumerate((2.0, 4.0, 6.0)):
         m.handle(ev.TimePassed(now_s))
         (running,) = (record for record in records if record.state is RequestState.RUNNING)
-        m.handle(on["AB"[running.route]])  # with this one alone on it
+        m.handle(on["AB"[running.route]])  # with this request alone on it
         assert RequestState.RUNNING not in [record.state for record in records]
         m.handle(back["AB"[running.route]])
         assert sum(record.num_failed for record in records) == num_lost + 1
@@ -371,7 +371,7 @@ def test_repeatedly_silent_device_costs_no_attempt() -> None:
     for attempt in range(2, 12):
         assert m.handle(SILENT) == [ev.DropAttempt(i, attempt - 1) for i in (1, 2)]
         assert m.handle(BACK) == [ev.StartAttempt(i, attempt) for i in (1, 2)]
-    assert m.handle(ev.DeviceEnded(9.0, "A")) == []  # it was heard since
+    assert m.handle(ev.DeviceEnded(9.0, "A")) == []  # it has responded since
     record = m.record(1)
     assert record is not None
     assert (record.num_failed, record.num_lost, record.is_suspect) == (0, 0, False)
@@ -433,7 +433,7 @@ def test_admission_has_its_own_timeout() -> None:
     assert m.next_deadline_s == 3.0
     (late,) = m.handle(ev.TimePassed(3.0))
     assert isinstance(failure(late), OverloadedError)
-    assert m.handle(ev.TimePassed(8.0)) == []  # who is admitted has the whole time
+    assert m.handle(ev.TimePassed(8.0)) == []  # an admitted request has its whole timeout
     m.handle(LOST)
     m.handle(submitted(3, now_s=4.0))
     (away,) = m.handle(ev.TimePassed(6.0))
@@ -458,7 +458,7 @@ def test_results_are_delivered_in_order_if_configured() -> None:
     for request_id in (1, 2, 3, 4):
         m.handle(submitted(request_id))
     assert m.handle(answered(1.0, 2, 1, "b")) == []
-    assert m.handle(answered(1.0, 3, 1, "c")) == []  # those held keep their room
+    assert m.handle(answered(1.0, 3, 1, "c")) == []  # undelivered results keep their admission
     instructions = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
     assert isinstance(failure(instructions[0]), HeteroError)
     assert instructions[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]

@@ -1,4 +1,4 @@
-"""The client's machine in random lives: each request ends once, and what it held is given back."""
+"""State machine of the client under random events: each request ends once and leaves no state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _S = RequestState
 
 
 class ClientLives(RuleBasedStateMachine):
-    """A client whose devices and network do whatever they can."""
+    """Client with random behaviour of devices and network."""
 
     @initialize(
         ways=st.lists(st.sets(st.sampled_from(DEVICES), min_size=1), min_size=1, max_size=3),
@@ -38,7 +38,7 @@ class ClientLives(RuleBasedStateMachine):
         self.m = ClientMachine(self.limits, [route(*sorted(devices)) for devices in ways])
         self.now_s = 0.0
         self.away: set[str] = set()
-        #: Request -> how its life went on.
+        #: Request -> its attempts and results.
         self.count = 0
         self.last_attempt: Counter[int] = Counter()
         self.running: dict[int, tuple[int, int]] = {}
@@ -94,7 +94,7 @@ class ClientLives(RuleBasedStateMachine):
         return self.running.get(request, (0,))[0] == attempt
 
     def late(self) -> list[tuple[int, int]]:
-        """Return the attempts after which others of their requests run."""
+        """Return the attempts that later attempts of the same requests have replaced."""
         return [(r, a) for r, a in self.attempts if r in self.running and a < self.running[r][0]]
 
     @precondition(lambda self: self.late())

@@ -1,4 +1,4 @@
-"""The order of a device's queue: a pipeline's for one client, equal turns for several."""
+"""Order of a device's queue: pipeline order for one client, equal turns for several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = 4
 
 
 def machine(clients: Sequence[str]) -> DeviceMachine:
-    """Each client has a deployment of its own name with a stage of each level."""
+    """Return a machine on which each client has a deployment with one stage per level."""
     m = DeviceMachine()
     for client in clients:
         for level in range(LEVELS):
@@ -30,7 +30,7 @@ def machine(clients: Sequence[str]) -> DeviceMachine:
 def arrive(
     m: DeviceMachine, client: str, sequence: int, *, level: int = 0, priority: int = 0
 ) -> list[Task]:
-    """Bring a task's only input; return what is started."""
+    """Deliver a task's only input; return the started tasks."""
     request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
     return runs(m.arrived(Task(request, level), {"x": None}, (), 0.0))
 
@@ -40,7 +40,7 @@ def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
 
 
 def drain(m: DeviceMachine, running: list[Task]) -> Iterator[Task]:
-    """End what runs, one after the other."""
+    """End the running tasks one by one."""
     while running:
         (task,) = running
         yield task
@@ -48,7 +48,7 @@ def drain(m: DeviceMachine, running: list[Task]) -> Iterator[Task]:
 
 
 def end(m: DeviceMachine, task: Task) -> list[Task]:
-    """End a task that runs; return what is started."""
+    """End a running task; return the started tasks."""
     run = m.find(task)
     assert run is not None
     return runs(m.end(run)[1:])
@@ -62,7 +62,7 @@ def test_tasks_run_by_request_level_and_priority(
     tasks: list[tuple[int, int, int]],
 ) -> None:
     m = machine("AB")
-    for _ in drain(m, arrive(m, "B", 1)):  # another was there
+    for _ in drain(m, arrive(m, "B", 1)):  # another task runs
         pass
     running = arrive(m, "A", 1)
     for sequence, level, priority in tasks:
@@ -112,7 +112,7 @@ def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
         else:
             newest[client] += 1
             arrive(m, client, newest[client])
-        if step == 10 * in_flight:  # the flood's requests are at all levels
+        if step == 10 * in_flight:  # the flood has requests at all levels
             arrive(m, "B", 1)
         running = end(m, task)
     assert "AA" not in order[10 * in_flight + 2 :]
@@ -133,7 +133,7 @@ def test_idle_client_saves_no_turns() -> None:
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 3))
 def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels: int) -> None:
-    """Numbers of a client's requests on this device may have gaps: others went elsewhere."""
+    """Request numbers on a device have gaps if other devices run some requests."""
     clients = "ABCD"[: len(gaps)]
     m = machine(clients)
     running: list[Task] = []

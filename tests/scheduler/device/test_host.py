@@ -1,4 +1,4 @@
-"""The device host: what runs is not unloaded, and one program's trouble stays its own."""
+"""Device host: running stages stay loaded, and programs fail separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_S = 60
 
 
 def loaded(*stages: str) -> DeviceHost:
-    """Return a host with a deployment for each node name."""
+    """Return a host with one deployment per node name."""
     host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
     for name in stages:
         _, (source,) = chain("TOY", name=name)
@@ -41,7 +41,7 @@ def test_stage_is_not_closed_between_lookup_and_run(
 
     class Stages(dict[tuple[str, int], Any]):
         def get(self, key: Any, default: Any = None) -> Any:
-            """Another thread unloads the stage just as a run has found it."""
+            """Unload the stage on another thread just after the lookup."""
             program = super().get(key)
             unloading.start()
             assert unload_started.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""The device loop on a direct channel: what comes for a stage that is not held is answered."""
+"""Device loop on a direct channel: messages for unloaded stages get a reply."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.scheduler.plugins import ToyPlugin
 def device(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
-    """Return a loop and its channel, closed before the parties are."""
+    """Return a loop and its channel, which are closed before the endpoints."""
     channels: list[DirectChannel] = []
 
     def connect(receive: Receiver) -> DirectChannel:
@@ -59,7 +59,7 @@ def test_values_for_an_unloaded_stage_report_lost_device(
     client, before = (
         make_endpoint(),
         make_endpoint(),
-    )  # another device hears of nothing, the client of all
+    )  # the client receives all failures, other devices none
     loop.open_stage(opened(loop, client.address))
     if end == "closed":
         loop.close_deployment("key")
@@ -120,7 +120,7 @@ def test_outputs_follow_the_route_of_their_attempt() -> None:
     assert failure(1, 2) == {"far": [("Values", 6)], "client": [("Outputs", 0)]}
     loop.open_stage(replace(stage, sends={0: (Send("moved", 5, ("t0",)),)}, outputs=()))
     assert failure(0, 3) == {"moved": [("Values", 5)]}
-    assert failure(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
+    assert failure(1, 4) == {"client": [("Outputs", 0)]}  # the route has no such stage
     loop.close()
 
 

@@ -1,4 +1,4 @@
-"""Workers that receive what they run: alone, or together where several short tasks come at once."""
+"""Workers that receive their tasks themselves, alone or several short tasks together."""
 
 from __future__ import annotations
 

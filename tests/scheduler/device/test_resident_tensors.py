@@ -1,4 +1,4 @@
-"""What a device keeps for clients: by key and client, counted, and never for dropped attempts."""
+"""Resident tensors of a device: by key and client, counted, never for dropped attempts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOY = DeviceDescriptor("TOY", "TOY", "0", "here", memory_nbytes=40)
 
 
 class RecordingChannel:
-    """A channel that notes what is sent."""
+    """Channel that records sent messages."""
 
     address = "TOY"
 
@@ -51,7 +51,7 @@ class RecordingChannel:
         self.messages.append((address, message))
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Close nothing."""
 
 
 def test_tensors_are_counted_shared_and_freed_by_key() -> None:
@@ -103,7 +103,7 @@ def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
     tensors.free_all_of("a")
     assert not come()
     tensors.keep_outputs("a", task, {"t": X[:2]})
-    tensors.answer(give, channel.send)  # it is there: no reason to wait
+    tensors.answer(give, channel.send)  # the tensor is stored already
     assert channel.messages[-1][0] == "other"
 
 
@@ -149,14 +149,14 @@ def test_tensors_beyond_memory_are_refused_without_effect() -> None:
     with pytest.raises(DeviceMemoryError, match="TOY on node here stores 16 bytes"):
         tensors.keep("b", "2", {"t": X, "u": X})
     assert tensors.nbytes == 16
-    tensors.keep("a", "1", {"t": X, "u": X})  # what it had under the key makes room
+    tensors.keep("a", "1", {"t": X, "u": X})  # the replaced tensor frees its memory
     tensors.answer(StoreTensors(TASK, "b", "3", {"t": X}), channel.send)
     assert isinstance(channel.messages[-1][1], Failure)
 
 
 @pytest.fixture
 def loop() -> Any:
-    """Return a device's loop with one stage, and what it starts and sends."""
+    """Return a device's loop with one stage, its channel and its started runs."""
     plan, (source,) = chain("TOY")
     host, channel, runs = DeviceHost(TOY, ToyPlugin()), RecordingChannel(), []
     device_loop = DeviceLoop(host, lambda receive: channel, lambda _, due: runs.append(due))
@@ -229,13 +229,15 @@ def test_sent_tensors_are_evicted_for_required_ones() -> None:
     for task in tasks:
         tensors.keep_sent("a", task, {"h": X})
     assert tensors.nbytes == 32
-    tensors.keep("a", "1", {"state": X})  # of 40 bytes 8 were left
+    tensors.keep("a", "1", {"state": X})  # 8 of 40 bytes were free
     assert tensors.nbytes == 32
     tensors.keep("a", "2", {"state": X[:2]})
     assert tensors.nbytes == 40
     tensors.keep("a", "3", {"state": X[:2]})
     assert tensors.nbytes == 32
-    tensors.keep_sent("a", tasks[0], {"h": np.tile(X, 3)})  # there is no room, which is no error
+    tensors.keep_sent(
+        "a", tasks[0], {"h": np.tile(X, 3)}
+    )  # without room the tensor is not stored, without an error
     for task in tasks:
         expected = {sent_key(*task): {"h": "h"}}
         tensors.answer(FetchTensors(TASK, "a", "other", expected), channel.send)
@@ -268,7 +270,7 @@ def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, end: str | 
 
 
 def test_sent_tensors_are_freed_after_an_early_drop(loop: Any) -> None:
-    """Its answer may be there, and be dropped, before the device goes on."""
+    """Its result may be delivered and dropped before the device continues."""
     device_loop, _, runs, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     device_loop.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))

@@ -1,4 +1,4 @@
-"""The device's machine: joining, order, sending on, and dropping."""
+"""State machine of the device: joining, order, forwarding and dropping of tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOIN = Send("B", 2, ("t",))
 
 
 def machine(num_streams: int = 1) -> DeviceMachine:
-    """Stage 0 takes x and sends t on; stage 1 takes a and b, a level further; stage 2 nothing."""
+    """Stage 0 has input x and forwards t; stage 1 has inputs a and b; stage 2 has none."""
     m = DeviceMachine()
     m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}, ("y",), num_streams))
     m.open(ev.StageOpened("d", 1, ("a", "b"), 1, num_streams=num_streams))
@@ -45,7 +45,7 @@ def found(m: DeviceMachine, t: Task) -> ev.TaskRun:
 
 
 def end(m: DeviceMachine, t: Task) -> list[ev.DeviceInstruction]:
-    """End a task that runs; return what is done."""
+    """End a running task; return the instructions."""
     run = found(m, t)
     run.outputs = {}
     return m.end(run)
@@ -125,7 +125,7 @@ def test_each_stage_uses_its_own_streams() -> None:
     assert arrived(m, other(1), "x") == [run(other(1), "x")]
     assert arrived(m, other(2), "x") == []
     assert arrived(m, other(3), "x") == []
-    # The streams that are free are free for others, though these came later.
+    # Free streams run other tasks, even later ones.
     assert arrived(m, task(4), "x") == [run(task(4), "x")]
     assert m.drop(other(2).request) == []
     assert end(m, other(1))[-1] == run(other(3), "x")
@@ -263,7 +263,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
             assert t.request.id not in dropped
 
     for what, number in life:
-        if what in "xab":  # some come twice
+        if what in "xab":  # some values are duplicates
             sent_values.add((number, what))
             came = task(number, 0 if what == "x" else 1)
             follow(m.arrived(came, {what: np.zeros(10, np.uint8)}, (), 0.0))
@@ -273,7 +273,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
             dropped.add(number)
             follow(m.drop(task(number).request))
         assert m.num_running == len(running) <= streams
-        num_waiting = m.num_tasks - m.num_running  # those that ran at once count none
+        num_waiting = m.num_tasks - m.num_running  # tasks that ran at once do not count
         assert 10 * num_waiting <= nbytes_of(m, "") <= 20 * m.num_tasks
     while running:
         follow(end(m, running.pop()))
@@ -316,7 +316,7 @@ def test_client_over_its_memory_loses_its_oldest_join(
     m = DeviceMachine(**bounds)
     m.open(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
     m.open(ev.StageOpened("e", 0, ("x",), 0, client="other"))
-    arrived(m, other(1), "x")  # another client's runs, and stays
+    arrived(m, other(1), "x")  # a task of another client runs and remains
     arrived(m, other(2), "x")
     for request_id in range(1, 9):
         assert joining(m, request_id) == []
@@ -326,7 +326,7 @@ def test_client_over_its_memory_loses_its_oldest_join(
     assert all(isinstance(i, Failure) for i in done)
     assert nbytes_of(m, "one") == 60
     assert m.num_tasks == 6 + 2
-    assert joining(m, 1) == []  # late for what has ended
+    assert joining(m, 1) == []  # late values of ended tasks
 
 
 def test_reused_stage_number_takes_inputs_of_new_subgraph() -> None:

@@ -1,4 +1,4 @@
-"""Worker threads: what they go on with, and what callers' threads do for their own requests."""
+"""Worker threads, and callers' threads that run stages of their own requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INLINE = Request(inline=True, timeout_s=300)
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The thread of each run of a stage."""
+    """Record the thread of each run of a stage."""
     run_threads: list[threading.Thread] = []
     run = ToyProgram.run
 
@@ -44,7 +44,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every request that has run once count as short, however busy the machine is."""
+    """Classify every request that has run once as short, independent of the load."""
     monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
 
 
@@ -60,7 +60,7 @@ def test_waiting_caller_runs_its_own_short_request(
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     deployment.submit({"x": X}, INLINE).future.result()
-    while not executor._workers.are_idle:  # one may be about to look for more answers to give
+    while not executor._workers.are_idle:  # a thread may still look for results to deliver
         threading.Event().wait(0.001)
     del threads[:]
     future = deployment.submit({"x": X}, INLINE).future
@@ -106,7 +106,7 @@ def test_busy_worker_delegates_the_notice_to_the_client(
     answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     np.testing.assert_array_equal(answer.outputs["y"], -X)
     np.testing.assert_array_equal(answer.outputs["z"], X)
-    assert stories[0] not in threads  # which run the second stage
+    assert stories[0] not in threads  # these threads run the second stage
     assert stories[1] in threads
 
 
@@ -123,7 +123,7 @@ def test_ctrl_c_in_callers_stage_ends_its_request(
         patched.setattr(ToyProgram, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             deployment.submit({"x": X}, INLINE)
-        # In a worker's thread nobody pressed a key: it is one more way to fail.
+        # In a worker's thread, KeyboardInterrupt is an error like any other.
         with pytest.raises(InferenceError, match="KeyboardInterrupt"):
             deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert all(not loop.status()["tasks"] for loop in executor._loops.values())
@@ -134,7 +134,7 @@ FILES = {module.__file__ for module in (inprocess, loop, workers)}
 
 
 def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
-    """Return a profiler that raises as Ctrl-C does: after a call, of what runs callers' stages."""
+    """Return a profiler that raises KeyboardInterrupt after a call of the direct run's code."""
     calls = itertools.count(1)
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -161,7 +161,7 @@ def test_ctrl_c_during_a_callers_run_leaves_devices_free(
             pass
         finally:
             sys.setprofile(before)
-        # It runs only where the devices are free, and ends after what was left on them.
+        # It runs only if the devices are free, after the tasks left on them.
         assert deployment.submit({"x": X}, INLINE).future.result(), number
         assert not any(loop.status()["running"] for loop in executor._loops.values()), number
     assert number > 15
@@ -170,7 +170,7 @@ def test_ctrl_c_during_a_callers_run_leaves_devices_free(
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """What runs on devices wait for."""
+    """Event for which runs on devices wait."""
     gate_opened = threading.Event()
     run = ToyProgram.run
 
@@ -249,7 +249,7 @@ def test_waiting_caller_lends_its_thread_after_admission(
 
 
 def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Have no run end before so many have begun."""
+    """Make runs wait until `count` of them have started."""
     barrier = threading.Barrier(count)
     run = ToyProgram.run
 

@@ -1,4 +1,4 @@
-"""Who receives a client's messages: a caller that waits alone, else a thread; always somebody."""
+"""Receiving of a client's messages by a single waiting caller, or by a thread."""
 
 from __future__ import annotations
 
