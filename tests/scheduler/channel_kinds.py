@@ -22,7 +22,7 @@ KINDS = ("memory", "loopback", "direct")
 
 
 class Pumped:
-    """A endpoint on a direct channel, with a thread that hands in what comes."""
+    """Endpoint of a direct channel with a thread that delivers its messages."""
 
     def __init__(self, receive: Receiver, folder: Path) -> None:
         self._channel = DirectChannel(receive, folder=folder)

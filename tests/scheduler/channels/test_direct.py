@@ -276,7 +276,7 @@ while True:
 def other(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
-    """A endpoint here, and one in a process of its own that sends back what comes."""
+    """A local endpoint, and one in another process that returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, folder, one.address],

@@ -14,9 +14,9 @@ from tests.scheduler.endpoints import LONG_S
 
 
 class Script:
-    """A channel by which tasks come in batches, and a loop that runs them: what was done, in order.
+    """Channel that delivers tasks in batches, and loop that runs them and records the order.
 
-    `runs`: what a task does; nothing by default.
+    `runs`: function of each task; does nothing by default.
     """
 
     def __init__(self, *batches: str, runs: Any = lambda task: None) -> None:

@@ -22,7 +22,7 @@ from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, number_of, values
 
 
 class Client:
-    """A channel with a receiver: what is awaited, and which thread received what."""
+    """A channel with a receiver: awaited requests, and the thread that received each."""
 
     def __init__(self, folder: Path) -> None:
         self.awaited: set[int] = set()
