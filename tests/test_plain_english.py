@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[1]
 #: Limits of each folder, and of the documents together.
 NAMES_PERCENT, FIRST_LINES_PERCENT, PHRASES_PER_1000_LINES = 0.4, 0.3, 8.0
 PARTS = ("hetero", "scheduler", "devices", "benchmarks", "tests", "documents")
-#: Folders that still have to be reworded.
-UNFINISHED = ("tests/scheduler", "tests/simulation")
 #: Limit of words in the name of a test, after `test_`.
 TEST_NAME_WORDS = 10
 #: Names that name nothing: a participle or adverb without its noun.
@@ -87,11 +85,10 @@ def sources(part: str) -> list[Path]:
     if part == "documents":
         return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     links = [folder for folder in (ROOT / part).iterdir() if folder.is_symlink()]
-    omitted = [*links, *(ROOT / folder for folder in UNFINISHED)]
     return [
         path
         for path in sorted((ROOT / part).rglob("*.py"))
-        if path != Path(__file__) and not any(path.is_relative_to(folder) for folder in omitted)
+        if path != Path(__file__) and not any(path.is_relative_to(folder) for folder in links)
     ]
 
 
