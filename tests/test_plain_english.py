@@ -83,7 +83,7 @@ class Measures(NamedTuple):
 def sources(part: str) -> list[Path]:
     """Return the files of a part; not this one, which lists the patterns."""
     if part == "documents":
-        return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+        return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
     links = [folder for folder in (ROOT / part).iterdir() if folder.is_symlink()]
     return [
         path
