@@ -78,7 +78,7 @@ def commands() -> list[Any]:
         for line in block.text.splitlines() if block.language == "sh" else ():
             parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
             run = [part for part in parts if runnable.match(part) and "@" not in part]
-            if run and not re.search(r"\.\.\.|--address|--costs", line):
+            if run and not re.search(r"\.\.\.|--address|--costs|ORT_QNN|--ep ", line):
                 output = block.output if block.text.count("\n") == 1 else ""
                 cases.append(
                     pytest.param(run, output, id=f"{block.page}:{block.line}: {run[-1][:40]}")

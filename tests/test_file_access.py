@@ -35,6 +35,7 @@ ALLOWED = {
     "hetero/apps/generate/decoder_ports.py": (("msgspec.json.decode",), "typed metadata"),
     "hetero/apps/serve/proto_file.py": ((".read_bytes",), "a file of this package"),
     "hetero/apps/serve/shared_memory.py": (("os.open",), "writes, after checks of its own"),
+    "hetero/cache/check.py": (("json.loads",), "text of a property"),
     "hetero/cache/folder.py": (("os.open",), "opens locks, whose contents are not read"),
     "hetero/cli/__init__.py": (("os.open",), "/dev/null"),
     "hetero/cli/inputs.py": (
@@ -45,15 +46,17 @@ ALLOWED = {
     "hetero/comparison/compare.py": (("msgspec.json.decode",), "JSON of its own"),
     "hetero/measure/sample_inputs.py": (("msgspec.json.decode",), "typed metadata"),
     "hetero/report/html_page.py": ((".read_text",), "a file of this package"),
+    "hetero/verify/verdict.py": (("msgspec.json.decode",), "JSON of its own"),
     "hetero/verify/verdict_store.py": (("msgspec.json.decode",), "typed JSON of a cache entry"),
     "scheduler/channels/envelope.py": (("decode",), "typed msgpack"),
     "scheduler/channels/shared_memory.py": (("os.open", "mmap.mmap"), "checks of its own"),
     "scheduler/formats/blob_file.py": (("mmap.mmap",), "maps a file that the reader has opened"),
     "scheduler/formats/publish.py": (("os.open", "open"), "writes"),
     "scheduler/formats/weightless.py": (("mmap.mmap",), "anonymous memory"),
+    "scheduler/processes/client_guard.py": ((".read_text",), "a file of /proc"),
     "scheduler/ray/local_cluster.py": ((".read_text",), "a file of /proc"),
     "scheduler/ray/pool.py": (("decode",), "written by hetero in the cluster's store"),
-    "scheduler/types/plan.py": (("msgpack.unpackb",), "part of a blob"),
+    "scheduler/types/plan.py": (("decode",), "part of a blob"),
 }
 
 

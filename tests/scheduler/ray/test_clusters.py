@@ -280,7 +280,7 @@ def test_folders_of_ended_processes_are_swept(
         ("het-reused", f"{os.getpid()} 1"),
         ("het-other", "of another program"),
     ):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(mode=0o700)
         (tmp_path / name / "owner").write_text(owner_text)
     second = ray_start._make_folder()
     assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name, "het-other"}
