@@ -71,7 +71,7 @@ def table_row(each: Property) -> str:
 def skip_documented_member(
     app: Sphinx, what: str, name: str, member: object, skip: bool, options: object
 ) -> bool | None:
-    """Skip members that an earlier section has shown; show enum members; None leaves it to Sphinx."""
+    """Skip members of earlier sections; show enum members; None leaves it to Sphinx."""
     if isinstance(member, Enum):
         return False
     if what != "module" or skip or not (inspect.isclass(member) or inspect.isfunction(member)):
