@@ -46,6 +46,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any
     return run
 
 
+@pytest.mark.slow
 def test_scheduler_compares_chains_with_a_peer(rows: Any) -> None:
     options = ("--stages", "1,2", "--sizes", "1k", "--windows", "1,3", "--peers", "zmq")
     results = rows(scheduler.main, *options, "--seconds", "0.03")
@@ -56,6 +57,7 @@ def test_scheduler_compares_chains_with_a_peer(rows: Any) -> None:
         assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_generate_compares_decoders_with_a_plain_session(rows: Any, tmp_path: Path) -> None:
     onnx.save(small_decoder(), tmp_path / "model.onnx")
     results = rows(
@@ -102,6 +104,7 @@ def test_scheduler_refuses_an_unknown_peer(capsys: pytest.CaptureFixture[str]) -
     assert "kafka" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pipelines_share_is_relative_to_the_busiest_device(rows: Any) -> None:
     options = ("--times", "4", "--devices", "2", "--seconds", "0.2")
     results = rows(pipelines.main, *options)
@@ -151,6 +154,7 @@ def test_one_device_compares_with_a_plain_session(rows: Any) -> None:
     assert all(row["bare_us"] > 0 for row in results)
 
 
+@pytest.mark.slow
 def test_scale_reports_time_per_stage_and_leaks(rows: Any) -> None:
     (row,) = rows(
         scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
+@pytest.mark.slow
 def test_site_builds_without_warnings_and_contains_every_page(tmp_path: Path) -> None:
     for module in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(module, reason="needs pip install -e '.[docs]'")

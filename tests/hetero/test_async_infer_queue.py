@@ -151,6 +151,7 @@ def test_hanging_callback_raises_deadline_error() -> None:
         release.set()
 
 
+@pytest.mark.slow
 def test_process_exits_while_callback_waits_for_queue() -> None:
     program = """
 import hetero, numpy as np

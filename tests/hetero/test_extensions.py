@@ -159,6 +159,7 @@ def test_model_metadata_imports_no_extension(core: hetero.Core, tmp_path: Path) 
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_cache_distinguishes_extensions(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_plugin_under_another_name_on_ray(local_ray):
         np.testing.assert_array_equal(compiled(X)[0], X * 2)
 
 
+@pytest.mark.slow
 def test_concurrent_use_of_one_core(core):
     """Each thread does 100 operations of ten kinds."""
     core.register_plugin(DENSE)

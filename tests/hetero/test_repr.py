@@ -10,6 +10,7 @@ from tests.support.models import branches
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
+@pytest.mark.slow
 def test_repr_is_one_short_line(core: hetero.Core) -> None:
     compiled = core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
     request = compiled.create_infer_request()

@@ -43,6 +43,7 @@ def test_generation_history_keeps_invariants(seed: int) -> None:
     assert history.violations == [], f"replay: python -m tests.simulation --texts --seed {seed}"
 
 
+@pytest.mark.slow
 def test_history_depends_on_the_seed_alone() -> None:
     code = (
         "from tests.simulation.history import History\n"

@@ -37,6 +37,7 @@ def failures(plugin, num_cases):
     return [result for result in results if result.error]
 
 
+@pytest.mark.slow
 def test_operator_that_is_wrong_in_an_older_opset_fails():
     errors = failures(SoftmaxPlugin(), 12)
     assert errors

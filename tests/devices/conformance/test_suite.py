@@ -109,6 +109,7 @@ def test_device_without_dynamic_shapes_passes_suite():
     assert {result.error for result in check_device(plugin)} == {None}
 
 
+@pytest.mark.slow
 def test_expected_failures_are_strict():
     plugin: Plugin = PLUGINS["NULL"].plugin
     results = check_device(plugin)

@@ -126,6 +126,7 @@ def test_peak_memory_is_near_the_live_values(name: str) -> None:
     assert model.weight_nbytes + peak <= 1.3 * live_nbytes
 
 
+@pytest.mark.slow
 def test_memory_after_many_runs() -> None:
     x = np.ones((64, 64), np.float32)
     nodes = [

@@ -75,6 +75,7 @@ def test_processor_dependent_fault_is_refused(core, graph, operator):
     assert support[name].startswith("ORT")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not openvino.__version__.startswith(TESTED_VERSION),
     reason=f"faults are those of OpenVINO {TESTED_VERSION}",

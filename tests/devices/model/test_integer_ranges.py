@@ -71,6 +71,7 @@ BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Where", "Concat")
 UNARY = ("Neg", "Abs", "Sign", "ReduceSum", "CumSum", "Slice", "Clip", "Pad", "ReduceMax")
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_values_of_reference_run_are_within_their_ranges(data):

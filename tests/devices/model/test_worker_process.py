@@ -27,6 +27,7 @@ def worker():
     return WorkerProcess("tests.support.crashing_vendor:respond", [str(ROOT)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -101,6 +102,7 @@ def test_worker_ends_with_its_parent():
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["ORT", "OV"])
 def test_node_that_crashes_a_vendor_is_refused(device, monkeypatch):
     if device == "ORT":

@@ -129,6 +129,7 @@ def test_wheel_whose_package_fails_becomes_plugin_error():
         library_class(library)()
 
 
+@pytest.mark.slow
 def test_command_line_rejects_text_that_names_no_library():
     for text in ("ggml", "ggml=folder/", "=lib.so", "a b=lib.so"):
         command = [sys.executable, "-m", "hetero", "devices", "--ep", text]

@@ -63,6 +63,7 @@ np.save(sys.argv[2], result["y"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
 def test_node_with_unnamed_output_runs(graph, tmp_path):
     """The run is in another process, because ONNX Runtime crashes without the names."""

@@ -101,6 +101,7 @@ def test_payload_of_a_changed_file_is_refused(blob: bytes, tmp_path: Path) -> No
         fetch_payload(StoredPayload(str(tmp_path / "none"), location.digest, 0))
 
 
+@pytest.mark.slow
 def test_random_numbers_differ_after_import(core: hetero.Core) -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) '

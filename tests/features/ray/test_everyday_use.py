@@ -158,6 +158,7 @@ def test_compiled_model_is_called_from_many_threads(core: hetero.Core) -> None:
     assert not failures
 
 
+@pytest.mark.slow
 def test_compiled_model_of_closed_core_raises() -> None:
     core = hetero.Core()
     compiled = core.compile_model(branches(), "CPU")
@@ -273,6 +274,7 @@ def processes_with(variable: str) -> list[str]:
     return processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "arguments", "words"),
     [

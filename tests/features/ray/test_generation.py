@@ -74,6 +74,7 @@ def test_batched_generations_continue_after_device_losses(
             assert batches.on_full is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "max_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])
 def test_client_receives_one_small_message_per_token(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], max_nbytes: int

@@ -120,6 +120,7 @@ def test_generation_recomputes_only_the_lost_stage(
     await_freed(core)
 
 
+@pytest.mark.slow
 def test_generation_recomputes_stages_of_two_lost_devices(
     core: hetero.Core, compiled: hetero.CompiledModel, log: RecomputationLog
 ) -> None:
@@ -207,6 +208,7 @@ def test_infer_request_recomputes_lost_states(
         await_freed(core)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
 def test_query_state_recomputes_while_other_caller_receives(
     core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
@@ -234,6 +236,7 @@ def test_query_state_recomputes_while_other_caller_receives(
         assert log.devices
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
 def test_error_after_recomputation_reaches_the_request(
     core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
@@ -254,6 +257,7 @@ def test_error_after_recomputation_reaches_the_request(
             request.infer({"ids": [[2]]})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
 def test_failed_reload_of_stages_is_retried(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch

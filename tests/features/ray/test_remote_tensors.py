@@ -56,6 +56,7 @@ def kill(core: hetero.Core, name: str) -> None:
     os.kill(executor._ask(executor._devices.device(name), "ping"), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_tensor_of_lost_actor_raises(core: hetero.Core) -> None:
     context = core.create_context("CPU.2")
     tensor = context.from_host(X)

@@ -87,6 +87,7 @@ def test_requests_run_on_remaining_devices_until_none_remains(
         raise AssertionError("devices that have returned are not used")
 
 
+@pytest.mark.slow
 def test_replan_does_not_wait_for_joining_nodes(
     local_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_failed_load_of_placement_adds_no_device(
     assert [model({"x": X})[0].shape for model in models]
 
 
+@pytest.mark.slow
 def test_placement_requires_devices_with_loaded_stages(core: hetero.Core) -> None:
     """Requests must not take routes whose stages the restarted device has not loaded yet."""
     executor: Any = core.executor

@@ -251,6 +251,7 @@ def test_memory_error_is_one_line(
     )
 
 
+@pytest.mark.slow
 def test_ascii_locale_prints_escapes(model: Path) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | PYTHON_PATH
     result = subprocess.run(
@@ -265,6 +266,7 @@ def test_ascii_locale_prints_escapes(model: Path) -> None:
     assert b"\\u2026" in result.stdout
 
 
+@pytest.mark.slow
 def test_closed_pipe_prints_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
     environment = os.environ | PYTHON_PATH
@@ -283,6 +285,7 @@ def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> 
     assert "Commands:" in result.err
 
 
+@pytest.mark.slow
 def test_command_that_cannot_be_loaded_leaves_the_others(tmp_path: Path) -> None:
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()

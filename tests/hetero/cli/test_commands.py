@@ -84,6 +84,7 @@ def test_run_reads_input_files_and_writes_outputs(
     assert shell("run", model, *SPLIT, "--input", f"x={input_path}").code == 0
 
 
+@pytest.mark.slow
 def test_run_explains_fallbacks_and_options_against_them(shell: Shell, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     path = tmp_path / "sums.onnx"
@@ -124,6 +125,7 @@ def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) 
     assert shell("compare", path, "-d", "ORT,CPU").code == 0
 
 
+@pytest.mark.slow
 def test_run_compares_a_light_model_with_onnxs_reference(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
 
 
+@pytest.mark.slow
 def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
     """Shells start background jobs with SIGINT ignored, so that SIGTERM must not rely on it."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -306,6 +309,7 @@ def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
     assert (process.returncode, err.strip()) == (143, "")
 
 
+@pytest.mark.slow
 def test_forked_process_ends_on_sigterm_silently() -> None:
     program = (
         "import os, signal, time; from hetero.cli.signals import handle_signals; handle_signals()\n"

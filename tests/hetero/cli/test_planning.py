@@ -43,6 +43,7 @@ def model(tmp_path: Path) -> Path:
 PINS = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
 
 
+@pytest.mark.slow
 def test_profile_plan_and_bench_share_a_cost_file(
     shell: Shell, model: Path, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_bench_without_a_plan_has_no_prediction(shell: Shell, model: Path) -> No
     assert shell("bench -n 5 --json", model, *DEVICES).document["prediction"] is None
 
 
+@pytest.mark.slow
 def test_tables_show_plan_and_prediction(shell: Shell, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     text = shell("profile -t 0.3", model, *DEVICES, "-o", path).out
@@ -87,6 +89,7 @@ def test_tables_show_plan_and_prediction(shell: Shell, model: Path, tmp_path: Pa
     assert "predicted by costs in process at 20" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_search_ended_by_its_time_limit_is_reported(
     shell: Shell, model: Path, tmp_path: Path, core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:

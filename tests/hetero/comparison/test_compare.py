@@ -262,6 +262,7 @@ def test_sequences_are_compared_element_by_element() -> None:
 WRONG = ("--plugin", f"{__name__}:WrongPlugin")
 
 
+@pytest.mark.slow
 def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))

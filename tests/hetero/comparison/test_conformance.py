@@ -33,6 +33,7 @@ def test_checked_models_are_split_between_neighbours():
         assert all(one != other for one, other in pairwise(devices))
 
 
+@pytest.mark.slow
 def test_every_kind_of_tensor_crosses():
     specs = set()
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:

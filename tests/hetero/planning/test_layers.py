@@ -36,6 +36,7 @@ def test_profile_decoder_estimates_no_part(
     assert [r for r in caplog.records if "estimated" in r.getMessage()] == []
 
 
+@pytest.mark.slow
 def test_memory_limit_splits_between_layers() -> None:
     model = hetero.read_decoder(decoder())
     layers = find_layers(model)

@@ -250,6 +250,7 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
     return process.stdout, [line for line in process.stderr.splitlines() if ":CONSOLE" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_page_runs_without_errors_in_a_browser(densenet: dict[str, Any], tmp_path: Path) -> None:
     survey = branches_survey()
@@ -311,6 +312,7 @@ CLICKS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 def test_page_controls_work_in_a_browser(tmp_path: Path) -> None:
     survey = branches_survey()

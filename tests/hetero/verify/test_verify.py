@@ -188,6 +188,7 @@ def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
         assert compiled.affinity["middle"] == "VENDOR"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["crash", "error"])
 def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
     config = {"VERIFY": "YES", "FAULT": fault}
@@ -197,6 +198,7 @@ def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
         np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
     config = {"VERIFY": "STRICT", "FAULT": "softmax_axis"}
     core.compile_model(net(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES"}).close()

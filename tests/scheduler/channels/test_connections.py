@@ -90,6 +90,7 @@ def slow_link(
     link.close()
 
 
+@pytest.mark.slow
 def test_slow_link_loses_no_message_and_suspects_no_peer(
     slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
 ) -> None:
@@ -255,6 +256,7 @@ def test_oversized_frame_is_refused_and_the_next_arrives(
         two.channel.send(one.address, values(3, 100_000))
 
 
+@pytest.mark.slow
 def test_thousands_of_endpoints_are_observed(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
     one = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=1.0, timeout_s=3.0)
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -293,6 +293,7 @@ def other(
         left.unlink(missing_ok=True)  # the other endpoint removes them as well
 
 
+@pytest.mark.slow
 def test_suspended_process_is_suspected_then_live_and_loses_messages(
     other: tuple[ChannelEndpoint, Any, str], make_endpoint: Callable[..., ChannelEndpoint]
 ) -> None:
@@ -319,6 +320,7 @@ def test_suspended_process_is_suspected_then_live_and_loses_messages(
     assert impatient.ended_addresses.empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_suspended_process_is_suspected_and_ended_one_reported(
     other: tuple[ChannelEndpoint, Any, str],
@@ -355,6 +357,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stall_allowance_s", ["any", "0.2"])
 def test_process_that_holds_the_gil_is_suspected_later(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint], stall_allowance_s: str

@@ -46,6 +46,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "ray", tmp_path / "shm"
 
 
+@pytest.mark.slow
 def test_guard_removes_what_a_killed_client_leaves(folders: tuple[Path, Path]) -> None:
     ray, shared_memory = folders
     own = shared_memory / f"test-{owned_name('slots')}"  # of a process that lives

@@ -80,6 +80,7 @@ def test_devices_of_the_node_are_listed(executor: RayExecutor) -> None:
         executor.get_property("BROKEN", "FULL_DEVICE_NAME")
 
 
+@pytest.mark.slow
 def test_query_and_properties(executor: RayExecutor) -> None:
     model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
     support = executor.query("TOY.2", model)
@@ -141,6 +142,7 @@ def test_queries_of_one_model_split_it_once(
     assert split_models == [model]
 
 
+@pytest.mark.slow
 def test_import_reads_only_the_ports(executor: RayExecutor) -> None:
     plan, (source,) = chain("CPU")
     compiled = executor.deploy(plan, [source])
@@ -196,6 +198,7 @@ def test_deadline_and_overload_raise(executor: RayExecutor) -> None:
         late.future.result(300)
 
 
+@pytest.mark.slow
 def test_streams_run_requests_concurrently(executor: RayExecutor, tmp_path: Path) -> None:
     plan, (source,) = chain("TWIN.0", names=[f"meet_2_{tmp_path}"])
     deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
@@ -252,6 +255,7 @@ def test_lost_device_error_names_device_and_fix(executor: RayExecutor) -> None:
     deployment.close()
 
 
+@pytest.mark.slow
 def test_slow_node_is_added_when_it_answers(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -332,6 +336,7 @@ def test_stopped_process_is_replaced(executor: RayExecutor) -> None:
     assert ray.get(executor._devices.device("TOY.2").actor.ping.remote()) != pid
 
 
+@pytest.mark.slow
 def test_process_that_resumes_is_kept(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     device = executor._devices.device("TOY.2")

@@ -216,6 +216,7 @@ def pool(local_ray: None) -> Iterator[None]:
     dissolve()
 
 
+@pytest.mark.slow
 def test_second_client_reuses_devices_without_probes(
     pool: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_query_state_of_one_sequence_of_a_batch(
     assert [g.tokens for g in generations] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [TensorLostError, DeviceMemoryError])
 def test_caches_that_cannot_be_joined_are_recomputed(
     compiled: hetero.CompiledModel,
@@ -204,6 +205,7 @@ def test_caches_that_cannot_be_joined_are_recomputed(
         batcher_of(compiled)._joins_calls = True
 
 
+@pytest.mark.slow
 def test_rows_of_one_call_leave_at_their_end(
     compiled: hetero.CompiledModel, batches: FullBatches
 ) -> None:

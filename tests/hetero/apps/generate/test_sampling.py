@@ -11,6 +11,7 @@ from hetero.apps.generate.sampling import DOMAIN, Sampling, sample_function
 from tests.support.decoders import chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["ORT", "CPU"])
 def test_sampling_of_large_vocabulary_follows_options(device: str) -> None:
     size, kinds = (

@@ -155,6 +155,7 @@ def test_request_leaves_no_tensor_to_the_garbage_collector(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.slow
 def test_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_UNREAD_MS", 100)
     with serving(plus=plus_one()) as server, connected(server) as client:

@@ -334,6 +334,7 @@ def test_changes_of_a_model_folder_are_loaded(tmp_path: Path) -> None:
             repository.find("first")
 
 
+@pytest.mark.slow
 def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
     if not shutil.which("openssl"):
         pytest.skip("openssl makes the certificate")

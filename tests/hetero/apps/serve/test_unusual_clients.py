@@ -67,6 +67,7 @@ def test_offer_of_another_protocol_is_ignored() -> None:
         assert status == b"HTTP/1.1 400 Bad Request"
 
 
+@pytest.mark.slow
 def test_pipelined_requests_are_answered_in_order() -> None:
     length = b"content-length: %d\r\n" % len(BODY)
     token, traced = b"authorization: Bearer a\r\n", b"traceparent: 00-0-0-00\r\n"

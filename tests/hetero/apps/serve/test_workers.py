@@ -124,6 +124,7 @@ def has_ended(number: int) -> bool:
     return state in "ZX"
 
 
+@pytest.mark.slow
 def test_call_reaches_all_workers_including_new_ones(tmp_path: Path) -> None:
     with pool(tmp_path) as both:
         assert both.call(0, "RepositoryModelUnload a") == "done"

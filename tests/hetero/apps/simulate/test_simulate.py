@@ -44,6 +44,7 @@ def fleet(report: PlanReport, **counts: int) -> Fleet:
     return Fleet(devices, {}, client_s=0.0)
 
 
+@pytest.mark.slow
 def test_one_device_matches_md1_queue() -> None:
     # M/D/1: the mean wait is load * time / (2 * (1 - load)) (Pollaczek and Khinchine).
     report = plan_of(0.01)
@@ -76,6 +77,7 @@ def test_shared_core_matches_processor_sharing(load: float) -> None:
     assert cores.busy == pytest.approx(load, rel=0.05)
 
 
+@pytest.mark.slow
 def test_shared_cores_limit_the_rate() -> None:
     report = plan_of(0.01)
     for cores, together, rate in ((2, 1.0, 200.0), (2, 0.7, 140.0), (1, 1.0, 100.0)):
@@ -283,6 +285,7 @@ def test_trace_has_each_run_with_its_duration(tmp_path: Path) -> None:
     assert {round(run["dur"]) for run in runs} == {10_000}
 
 
+@pytest.mark.slow
 def test_page_plots_the_curve() -> None:
     report = plan_of(0.004, 0.010)
     simulation = simulate(
@@ -305,6 +308,7 @@ def test_costs_of_another_model() -> None:
     assert raised.value.differences
 
 
+@pytest.mark.slow
 def test_command_writes_trace_and_page(shell: Shell, tmp_path: Path) -> None:
     model, file = tmp_path / "model.onnx", tmp_path / "costs.json"
     header = '<ir_version: 8, opset_import: ["": 17]>'

@@ -163,6 +163,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_sample_runs_with_another_import(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch

@@ -120,6 +120,7 @@ def test_choice_prefers_fewer_subgraphs_within_tolerance() -> None:
     assert strict.bottleneck <= solution.choice.bottleneck <= strict.bottleneck * 1.03
 
 
+@pytest.mark.slow
 def test_plan_meets_all_constraints() -> None:
     for seed in range(6):
         base = random_problem(seed, nodes=12, devices=3)
