@@ -1,4 +1,4 @@
-"""Faults of ONNX Runtime: nodes that it accepts and computes otherwise than ONNX defines."""
+"""Faults of ONNX Runtime: nodes that it accepts, but computes wrongly or fails to run."""
 
 from __future__ import annotations
 

@@ -43,7 +43,10 @@ def _pointwise(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
 
 
 def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
-    """Write the products into y (M, ...), some rows at a time, from windows copied to columns."""
+    """Convolve one image into y (M, ...) by im2col, some output rows at a time.
+
+    The windows of these rows are copied to columns, which the weights multiply.
+    """
     group, m, depth = w.shape
     size, (height, *rest) = prod(window.kernel), window.output
     width = prod(rest)

@@ -1,4 +1,4 @@
-"""Validation of nodes and their bodies, and loading of their external tensors."""
+"""Checks of the names and tensors of nodes and their bodies; loading of external tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error messages of OpenVINO and its devices."""
+"""Patterns that classify and shorten the error messages of OpenVINO and its devices."""
 
 from __future__ import annotations
 

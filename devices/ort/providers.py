@@ -1,4 +1,4 @@
-"""Entry point: one plugin for each execution provider, inside ONNX Runtime or a plug-in."""
+"""Entry point: one plugin for each execution provider except the CPU's, built in or plug-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that is compiled for one device."""
+"""A compiled program on one device, with checks and properties; plugins return it."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def _elementwise(analysis: _RowAnalysis, node: Node) -> None:
 
 
 def _broadcast(analysis: _RowAnalysis, values: Iterable[str], rank: int) -> None:
-    """Check that broadcasting values to a rank neither repeats nor combines rows."""
+    """Check that values keep the batch on axis 0, one row each, if broadcast to `rank` axes."""
     for value in values:
         if analysis.has_rows(value):
             _require(len(analysis.shape(value)) == rank, f"broadcasts {value!r} over axis 0")

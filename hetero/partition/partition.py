@@ -249,10 +249,9 @@ def _separate_crossing_weights(
     kind: Sequence[int],
     clusters: list[int],
 ) -> None:
-    """Move weights that would cross with every request to clusters of their own.
+    """Put computed weights into clusters of their own, if they would cross with every request.
 
-    These are weights that another cluster reads, in a cluster that depends on the request. A
-    cluster of weights alone is a constant stage: it runs once, at deployment.
+    That happens if their cluster depends on the request and another cluster reads them.
     """
     weights = computed_weight_positions(model)
     per_request = {clusters[i] for i, p in enumerate(positions) if p not in weights}

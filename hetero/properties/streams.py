@@ -1,4 +1,4 @@
-"""Names of properties for parallel runs on a device: ``hetero.properties.streams``."""
+"""The property for the number of streams of a device: ``hetero.properties.streams``."""
 
 from __future__ import annotations
 

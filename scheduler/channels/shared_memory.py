@@ -1,4 +1,4 @@
-"""Tensors in shared memory between processes of one node: pools of slots in plain files.
+"""Tensors between processes of one node: pools of shared memory slots in plain files.
 
 Each process creates files in ``/dev/shm``, copies tensors to their slots and sends the locations. A
 reader maps a file once and keeps it mapped. A file contains::

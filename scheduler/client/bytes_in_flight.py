@@ -1,4 +1,4 @@
-"""Bytes in flight: the counter shared by an executor's deployments, and estimates per request."""
+"""Backpressure by bytes: the counter of an executor's deployments, and estimates per request."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class ClientMachine(Requests):
         return runs if isinstance(event, _OF_ATTEMPTS) else []
 
     def _take_direct(self, request_id: int) -> RequestRecord:
-        """Convert a direct run into a live request; return its record."""
+        """Track a direct run as a live request; return the record."""
         run = self._direct[request_id]
         request = run.record(self.limits)
         # No call between these lines: Ctrl-C comes before or after them.

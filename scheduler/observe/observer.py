@@ -1,4 +1,4 @@
-"""Observers, which are notified of ended requests and of lost and returned devices."""
+"""Observers, which are notified of stage runs, ended requests, and changes of devices."""
 
 from __future__ import annotations
 

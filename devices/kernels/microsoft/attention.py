@@ -169,7 +169,10 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Array:
-    """Rotate as ONNX's RotaryEmbedding does; a single position is the first token's."""
+    """Apply ONNX's RotaryEmbedding.
+
+    One-dimensional `position_ids` hold the first token's position; later tokens count up from it.
+    """
     batch, length = x.shape[0], x.shape[1 if x.ndim == 3 else 2]
     if position_ids.ndim == 1:
         position_ids = xp.broadcast_to(position_ids + xp.arange(length), (batch, length))
