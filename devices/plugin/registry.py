@@ -102,7 +102,8 @@ def load_plugins(
             new = _load_entries(None, origin, partial(_identity, spec), only)
         for entry in new:
             _add(entries, entry)
-    return entries
+    # Plugins whose backend is missing fail before their name is known to differ.
+    return {only: entries[only]} if only in entries else entries
 
 
 def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
