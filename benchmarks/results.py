@@ -88,8 +88,8 @@ HEADLINES = (
         "why",
         {"variant": "hetero, HETERO:OV,ORT"},
         "times_as_fast",
-        "A text classifier that OpenVINO refuses runs {} times as fast split over OpenVINO and "
-        "ONNX Runtime as in a plain ONNX Runtime session.",
+        "A text classifier that OpenVINO refuses, split over OpenVINO and ONNX Runtime, has {} "
+        "times the rate of a plain ONNX Runtime session.",
     ),
     Headline(
         "one_device",

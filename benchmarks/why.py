@@ -5,9 +5,9 @@
 ``faster``: a text classifier, whose input is words. An `ai.onnx.ml` LabelEncoder maps the words to
 ids for an encoder with the dimensions of all-MiniLM-L6-v2 (6 layers, width 384, 12 heads) and
 random weights. OpenVINO has no strings and refuses the model; ONNX Runtime runs all of it;
-``HETERO:OV,ORT`` runs the vocabulary on ONNX Runtime and the encoder on OpenVINO. The peers are a
-plain onnxruntime session and hetero on each device alone. They take turns, one request at a time,
-in this process.
+``HETERO:OV,ORT`` runs the vocabulary on ONNX Runtime and the encoder on OpenVINO. Whether that is
+faster depends on the processor. The peers are a plain onnxruntime session and hetero on each device
+alone, all with every core. They take turns, one request at a time, in this process.
 
 ``survives``: a decoder whose layers are split over two device processes generates a text. One
 process is killed in the middle. The tokens are compared with those of a plain onnxruntime session.
@@ -84,10 +84,13 @@ def faster(seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
     }
     differences = {"onnxruntime, plain session": 0.0}
     refusals: dict[str, str] = {}
+    # Devices of one model share the cores; the vocabulary's stage takes microseconds, so that the
+    # encoder may use all of them.
+    options = {"INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}
     with hetero.Core("inprocess") as core:
         for devices in ("OV", "ORT", "HETERO:OV,ORT"):
             try:
-                compiled = core.compile_model(model, devices)
+                compiled = core.compile_model(model, devices, options)
             except hetero.HeteroError as error:
                 refusals[f"hetero, {devices}"] = " ".join(str(error).split())
                 continue
@@ -96,8 +99,6 @@ def faster(seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
             variants[name] = call(compiled, inputs)
         timings = by_turns(variants, 1, seconds, rounds)
     baseline_ms = timings["onnxruntime, plain session"].p50_ms
-    for name, reason in refusals.items():
-        yield {"case": "faster", "variant": name, "outcome": f"refused: {reason}"}
     for name, timing in timings.items():
         yield {
             "case": "faster",
@@ -106,6 +107,8 @@ def faster(seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
             "times_as_fast": round(baseline_ms / timing.p50_ms, 2),
             "outcome": f"largest relative difference {differences[name]:.1e}",
         }
+    for name, reason in refusals.items():
+        yield {"case": "faster", "variant": name, "outcome": f"refused: {reason}"}
 
 
 def _difference(result: np.ndarray, expected: np.ndarray) -> float:
