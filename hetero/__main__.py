@@ -1,4 +1,4 @@
-"""Entry point of ``hetero`` and ``python -m hetero``: runs the command line in its own process."""
+"""Entry point of ``hetero`` and ``python -m hetero``: runs the command line, then exits."""
 
 from __future__ import annotations
 

@@ -162,9 +162,10 @@ def remove_refusals(
 def add_refusals(
     affinities: Iterable[Affinity], error: UnsupportedNodesError, refusals: RefusalsByDevice
 ) -> dict[str, dict[str, Refusal]]:
-    """Return `refusals` plus those of a failed deployment by `affinities`.
+    """Return `refusals` plus those in `error`, each for the device of its node in `affinities`.
 
-    Raises UnsupportedNodesError: `error` itself, if it has no new refusal, so that callers stop.
+    Raises UnsupportedNodesError: `error` itself, if it adds no refusal, because planning again
+        would not help.
     """
     all_refusals = {device: dict(nodes) for device, nodes in refusals.items()}
     has_new = False

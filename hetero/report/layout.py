@@ -274,7 +274,10 @@ def _boxes(graph: _Graph) -> tuple[dict[int, _Rectangle], _Bands]:
 
 
 def _rows_of_a_band(rows: int, width: int) -> int:
-    """Return the rows of each band, so that bands of a width form a drawing of `ASPECT`."""
+    """Return the number of rows per band for a drawing of about the aspect ratio `ASPECT`.
+
+    Bands are `width` pixels wide and side by side; at most `MAX_ROWS` rows are not wrapped.
+    """
     if rows <= MAX_ROWS:
         return rows
     count = math.ceil(math.sqrt(ASPECT * rows * (BOX[1] + ROW_GAP) / width))

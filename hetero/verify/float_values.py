@@ -1,4 +1,4 @@
-"""Float tensors of all ONNX types."""
+"""A test whether a value is a float tensor, of any of ONNX's float types."""
 
 from __future__ import annotations
 

@@ -112,7 +112,10 @@ def beyond_noise(
 
 
 def _is_tie(difference: Difference, expected: np.ndarray, noisy: np.ndarray, rounds: bool) -> bool:
-    """Return whether few integers or truth values differ, as rounding and noise make them."""
+    """Return whether rounding explains a difference.
+
+    Few integers may differ, each by one; and about as many truth values as noise changes.
+    """
     if expected.dtype.kind == "b" or expected.dtype.hasobject:
         changed = int(np.count_nonzero(noisy != expected))
         return difference.differing <= _NOISE_FACTOR * changed

@@ -300,7 +300,10 @@ class ClientMachine(Requests):
         but: Collection[int] = (),
         near: frozenset[str] = frozenset(),
     ) -> _Next:
-        """Start an attempt on a route except `but`, or queue the request for a batch."""
+        """Start an attempt on a route that is not in `but`; with batching, queue the request.
+
+        A request that has to avoid routes runs outside batches.
+        """
         if self.batcher is None or request.avoided:
             return _S.RUNNING, self._start(request, self._routes.choose(but, near), now_s)
         if request.admitted_s is None:

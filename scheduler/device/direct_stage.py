@@ -88,7 +88,11 @@ class DirectStage:
 def left_outputs(
     address: str, sends: tuple[Send, ...], outputs: tuple[str, ...], keep: tuple[str, ...]
 ) -> frozenset[str]:
-    """Return the outputs that are sent only to `address`, or are resident there."""
+    """Return the tensors that may stay in the memory of the device at `address`.
+
+    These are sent to no other address. They are resident outputs (`keep`), or are sent to
+    `address` without being outputs of the model (`outputs`).
+    """
     inside = {name for s in sends if s.address == address for name in s.tensors}
     outside = {name for s in sends if s.address != address for name in s.tensors}
     return frozenset({*inside, *keep} - outside - ({*outputs} - {*keep}))

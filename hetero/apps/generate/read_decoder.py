@@ -255,6 +255,6 @@ def _with_newest_logits(model: Model, decoder: Decoder) -> Model:
 
 
 def _is_weight(model: Model, product: Node) -> bool:
-    """Whether a product's second input is one matrix, possibly packed, for all positions."""
+    """Whether a product's second input is a weight: a constant, or a matrix for all positions."""
     name = product.inputs[1]
     return name in model.constants or len(model.spec(name).shape or ()) == 2

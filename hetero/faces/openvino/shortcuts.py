@@ -1,4 +1,4 @@
-"""Module-level functions of OpenVINO's API, which use a shared Core."""
+"""Module-level functions of OpenVINO's API: compile, save, batch sizes, and the version."""
 
 from __future__ import annotations
 
