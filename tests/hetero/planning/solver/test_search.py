@@ -60,6 +60,12 @@ def test_plans_reach_best_known_bottleneck(name: str) -> None:
     assert min(bottlenecks) <= 1.03 * BEST_KNOWN[name]
 
 
+#: Cases whose gap to the bound is larger: model, seed and mask -> measured gap. The bound allows
+#: requests to be divided among unlike cuts, which a plan cannot; a search of 20 s ends at the same
+#: bottleneck as one of 2 s.
+GAPS = {("operator/bert_l-3_inference", 1, 0.1): 1.055}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("seed", [0, 1])
@@ -68,9 +74,7 @@ def test_plans_are_close_to_bound(name: str, seed: int, mask: float) -> None:
     problem = load(DATA / f"{name}.json", mask=mask, seed=seed, slow=3.0)
     solution = plan(problem, seconds=2)
     bound = max(b.seconds for b in solution.bounds if b.covers_replicas)
-    # The bound allows requests to be divided among unlike cuts, which no plan does; of the 18
-    # cases the smallest model with a mask is 1.054 times its bound.
-    assert solution.choice.bottleneck <= (1.06 if mask else 1.02) * bound
+    assert solution.choice.bottleneck <= GAPS.get((name, seed, mask), 1.02) * bound
     greedy = candidate_named(solution, "priority")
     assert greedy.bottleneck >= solution.choice.bottleneck
 
