@@ -119,15 +119,20 @@ class Verification:
 
     def sentences(self) -> list[str]:
         """Return the numbers of subgraphs by status, and the reasons of those that differ."""
-        counts = [f"{n} {status}" for status in get_args(Status) if (n := self.count(status))]
-        if not counts:
+        if not self.verdicts:
             return []
+        phrases = {"agrees": "equal to the reference"}
+        counts = [
+            f"{n} {phrases.get(status, status)}"
+            for status in get_args(Status)
+            if (n := self.count(status))
+        ]
         reasons = [
             f"{verdict.device}: {verdict.status}: {verdict.reason}"
             for verdict in self.verdicts
             if verdict.status != "agrees"
         ]
-        head = f"verified in {self.seconds * 1e3:.0f} ms: {', '.join(counts)}"
+        head = f"verified subgraphs in {self.seconds * 1e3:.0f} ms: {', '.join(counts)}"
         return [head, *dict.fromkeys(reasons)]
 
     def to_dict(self) -> dict[str, Any]:

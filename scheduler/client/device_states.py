@@ -48,7 +48,7 @@ class DeploymentDevices:
         """The devices that cannot run requests now."""
         return frozenset(d for d, s in self._states.items() if s is not LoadState.LOADED)
 
-    def lost(self, device: str) -> None:
+    def mark_lost(self, device: str) -> None:
         """Handle the loss of a device."""
         if self.state(device) is not LoadState.EXCLUDED:
             self._states[device] = LoadState.ABSENT
@@ -57,12 +57,12 @@ class DeploymentDevices:
         """Plan without some devices from now on."""
         self._states.update(dict.fromkeys(devices, LoadState.EXCLUDED))
 
-    def loaded(self, device: str) -> None:
+    def mark_loaded(self, device: str) -> None:
         """Handle that an excluded device has loaded its stages; it has not returned yet."""
         if self.state(device) is LoadState.EXCLUDED:
             self._states[device] = LoadState.ABSENT
 
-    def moved(self, device: str, devices: Iterable[str]) -> list[str]:
+    def mark_moved(self, device: str, devices: Iterable[str]) -> list[str]:
         """Handle the new address of a device; return the others, of `devices`, to open again.
 
         Devices that are unavailable miss the address.
@@ -71,18 +71,18 @@ class DeploymentDevices:
         self._unopened |= self.unavailable.intersection(others)
         return [other for other in others if other not in self.unavailable]
 
-    def opening(self, device: str) -> None:
-        """Handle that a device is about to get all addresses; call `open_failed` if it does not.
+    def mark_opening(self, device: str) -> None:
+        """Handle that a device is about to get all addresses; see `mark_open_failed`.
 
         A device that moves meanwhile makes it unopened again.
         """
         self._unopened.discard(device)
 
-    def open_failed(self, device: str) -> None:
+    def mark_open_failed(self, device: str) -> None:
         """Handle that a device did not get the addresses."""
         self._unopened.add(device)
 
-    def returned(self, device: str) -> bool:
+    def mark_returned(self, device: str) -> bool:
         """Handle the return of a device; False if it must be opened first."""
         if device not in self._unopened:
             self._states[device] = LoadState.LOADED

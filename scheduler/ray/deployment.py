@@ -164,7 +164,7 @@ class RayDeployment(Deployment):
         self.move(name, device.address)
         self.open_on(name)
         with self._telling:
-            reachable = self.device_states.moved(name, self.devices)
+            reachable = self.device_states.mark_moved(name, self.devices)
         refs = [
             self.devices[other].actor.open_stages.remote(self._opened_on(other))
             for other in reachable
@@ -172,17 +172,17 @@ class RayDeployment(Deployment):
         if refs:
             self._session.wait(refs, _OPEN_S)
         with self._telling:  # last: if opening fails, the supervisor retries
-            self.device_states.loaded(name)
+            self.device_states.mark_loaded(name)
 
     def open_on(self, name: str) -> None:
         """Send a device the addresses of the devices that its stages send to."""
         with self._telling:  # first: a device that moves meanwhile makes this one unopened again
-            self.device_states.opening(name)
+            self.device_states.mark_opening(name)
         try:
             self._ask(self.devices[name], "open_stages", self._opened_on(name))
         except BaseException:
             with self._telling:
-                self.device_states.open_failed(name)
+                self.device_states.mark_open_failed(name)
             raise
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
@@ -198,13 +198,13 @@ class RayDeployment(Deployment):
         """Apply an event of a device."""
         with self._telling:
             if isinstance(event, events.DeviceLost | events.DeviceRemoved):
-                self.device_states.lost(event.device)
+                self.device_states.mark_lost(event.device)
             self._runner.handle(event)
 
     def welcome(self, event: events.DeviceReturned) -> bool:
         """Apply the return of a device, unless it still has outdated peer addresses."""
         with self._telling:
-            is_opened = self.device_states.returned(event.device)
+            is_opened = self.device_states.mark_returned(event.device)
             if is_opened:
                 self.notify(event)
             return is_opened

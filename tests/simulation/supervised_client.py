@@ -44,7 +44,7 @@ class SupervisedDeployment(SimulatedDeployment):
 
     def notify(self, event: ClientEvent) -> None:
         if isinstance(event, DeviceLost):
-            self.device_states.lost(event.device)
+            self.device_states.mark_lost(event.device)
         super().notify(event)
 
 
@@ -230,7 +230,7 @@ class SupervisedClient(SimulatedClient):
 
     def _report_returned(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         """Report a returned device, after it has received the addresses of others."""
-        if deployment.device_states.returned(order.device):
+        if deployment.device_states.mark_returned(order.device):
             deployment.notify(order)
         else:
             self.simulator.spawn(partial(self._reopen, deployment, order))
@@ -238,11 +238,11 @@ class SupervisedClient(SimulatedClient):
     def _reopen(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         device = self.cluster.devices[order.device]
         # Before the device opens, because a restart in the meantime makes it unopened again.
-        deployment.device_states.opening(device.name)
+        deployment.device_states.mark_opening(device.name)
         if self._call_and_wait(device, partial(device.open, deployment.opened_on(device.name))):
             self._enqueue(partial(self._report_returned_if_live, deployment, order))
         else:
-            deployment.device_states.open_failed(device.name)
+            deployment.device_states.mark_open_failed(device.name)
             self.observe(self._liveness.suspected, device.address, 0.0)
 
     def _report_returned_if_live(
@@ -290,10 +290,10 @@ class SupervisedClient(SimulatedClient):
                     return False
             deployment.move(name, device.address)
             # Before the device opens, because a restart in the meantime makes it unopened again.
-            deployment.device_states.opening(name)
+            deployment.device_states.mark_opening(name)
             if not self._call_and_wait(device, partial(device.open, deployment.opened_on(name))):
                 return False
-            others = deployment.device_states.moved(name, deployment.placement.devices)
+            others = deployment.device_states.mark_moved(name, deployment.placement.devices)
             reachable = [self.cluster.devices[other] for other in others]
             calls = [
                 self._call(other, partial(other.open, deployment.opened_on(other.name)))

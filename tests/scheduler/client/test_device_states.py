@@ -13,28 +13,28 @@ LOADED, STALE, ABSENT, EXCLUDED = LoadState
 
 
 def missed_address(devices: DeploymentDevices) -> None:
-    devices.lost("D")
-    devices.moved("E", ["D", "E"])
+    devices.mark_lost("D")
+    devices.mark_moved("E", ["D", "E"])
 
 
 #: State of device D -> the events that lead to it. The last three missed the new address of E.
 STATES: dict[str, tuple[LoadState, Callable[[DeploymentDevices], object]]] = {
     "loaded": (LOADED, lambda devices: None),
-    "absent": (ABSENT, lambda devices: devices.lost("D")),
+    "absent": (ABSENT, lambda devices: devices.mark_lost("D")),
     "excluded": (EXCLUDED, lambda devices: devices.exclude(["D"])),
     "absent, unopened": (ABSENT, missed_address),
-    "stale": (STALE, lambda devices: (missed_address(devices), devices.returned("D"))),
+    "stale": (STALE, lambda devices: (missed_address(devices), devices.mark_returned("D"))),
     "excluded, unopened": (
         EXCLUDED,
         lambda devices: (missed_address(devices), devices.exclude(["D"])),
     ),
 }
 EVENTS: dict[str, Callable[[DeploymentDevices], object]] = {
-    "lost": lambda devices: devices.lost("D"),
+    "lost": lambda devices: devices.mark_lost("D"),
     "excluded": lambda devices: devices.exclude(["D"]),
-    "loaded": lambda devices: devices.loaded("D"),
-    "returned": lambda devices: devices.returned("D"),
-    "opened": lambda devices: devices.opening("D"),
+    "loaded": lambda devices: devices.mark_loaded("D"),
+    "returned": lambda devices: devices.mark_returned("D"),
+    "opened": lambda devices: devices.mark_opening("D"),
 }
 #: State -> the state after each event.
 TRANSITIONS = {
@@ -64,28 +64,28 @@ def test_each_event_in_each_state(state: str, event: str) -> None:
 def test_stale_device_returns_once_it_is_opened() -> None:
     devices = DeploymentDevices()
     missed_address(devices)
-    assert not devices.returned("D")
-    devices.opening("D")
-    devices.open_failed("D")
-    assert not devices.returned("D")
-    devices.opening("D")
-    assert devices.returned("D")
+    assert not devices.mark_returned("D")
+    devices.mark_opening("D")
+    devices.mark_open_failed("D")
+    assert not devices.mark_returned("D")
+    devices.mark_opening("D")
+    assert devices.mark_returned("D")
     assert devices.state("D") is LOADED
 
 
 def test_move_during_open_needs_another_open() -> None:
     devices = DeploymentDevices()
     missed_address(devices)
-    devices.opening("D")
-    devices.moved("E", ["D", "E"])
-    assert not devices.returned("D")
+    devices.mark_opening("D")
+    devices.mark_moved("E", ["D", "E"])
+    assert not devices.mark_returned("D")
 
 
 def test_moved_device_is_announced_to_available_devices() -> None:
     devices = DeploymentDevices()
-    devices.lost("B")
+    devices.mark_lost("B")
     devices.exclude(["C"])
-    assert devices.moved("A", ["A", "B", "C", "D"]) == ["D"]
+    assert devices.mark_moved("A", ["A", "B", "C", "D"]) == ["D"]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -99,21 +99,21 @@ def test_no_loaded_device_lacks_an_address(seed: int) -> None:
         name = rng.choice(names)
         match rng.randrange(5):
             case 0:
-                devices.lost(name)
+                devices.mark_lost(name)
             case 1:
                 devices.exclude([name])
             case 2 if devices.state(name) is not LOADED:  # restarted at another address
                 address[name] += 1
-                devices.opening(name)
+                devices.mark_opening(name)
                 known_by[name] = dict(address)
-                for other in devices.moved(name, names):
+                for other in devices.mark_moved(name, names):
                     known_by[other] = dict(address)
-                devices.loaded(name)
+                devices.mark_loaded(name)
             case 3 if devices.state(name) is STALE:
-                devices.opening(name)
+                devices.mark_opening(name)
                 known_by[name] = dict(address)
             case 4:
-                devices.returned(name)
+                devices.mark_returned(name)
         for loaded in names:
             if devices.state(loaded) is LOADED:
                 others = {n: a for n, a in known_by[loaded].items() if n != loaded}

@@ -177,10 +177,10 @@ def test_device_that_moves_during_open_needs_another_open() -> None:
     deployment = RayDeployment.__new__(RayDeployment)  # the test needs no other attribute
     deployment.device_states = DeploymentDevices()
     deployment.devices, deployment._num_streams = {"D": _device("a1")}, {}
-    deployment.device_states.lost("D")
-    deployment.device_states.moved("E", ["D", "E"])
+    deployment.device_states.mark_lost("D")
+    deployment.device_states.mark_moved("E", ["D", "E"])
     deployment._opened_on = lambda name: []  # type: ignore[method-assign]
-    deployment._ask = lambda device, method, stages: deployment.device_states.moved("E", ["D"])
+    deployment._ask = lambda device, method, stages: deployment.device_states.mark_moved("E", ["D"])
     deployment._telling = threading.RLock()
     deployment.open_on("D")
     assert not deployment.welcome(events.DeviceReturned(1.0, "D"))
