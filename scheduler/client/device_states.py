@@ -41,12 +41,16 @@ class DeploymentDevices:
     @property
     def excluded(self) -> frozenset[str]:
         """The devices that the deployment is planned without."""
-        return frozenset(d for d, s in self._states.items() if s is LoadState.EXCLUDED)
+        return frozenset(d for d, s in self._items() if s is LoadState.EXCLUDED)
 
     @property
     def unavailable(self) -> frozenset[str]:
         """The devices that cannot run requests now."""
-        return frozenset(d for d, s in self._states.items() if s is not LoadState.LOADED)
+        return frozenset(d for d, s in self._items() if s is not LoadState.LOADED)
+
+    def _items(self) -> list[tuple[str, LoadState]]:
+        """Return the devices with their states; a copy, because other threads change them."""
+        return list(self._states.items())
 
     def mark_lost(self, device: str) -> None:
         """Handle the loss of a device."""
