@@ -1,0 +1,1 @@
+"""Tests of serialised values and blobs."""
