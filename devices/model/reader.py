@@ -69,7 +69,8 @@ def read_model(source: Source | Model) -> Model:
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the ModelProto", None)
     if isinstance(source, str) and source.startswith(PREFIX):
-        return _from_file(light_model_path(source))
+        model = _from_file(light_model_path(source))
+        return model.replace(name=source.removeprefix(PREFIX))
     if isinstance(source, str | Path):
         return _from_file(Path(source))
     data = source.read() if hasattr(source, "read") else source

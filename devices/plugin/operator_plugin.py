@@ -100,7 +100,9 @@ class OperatorPlugin(Plugin):
             if attribute.name not in parameters:
                 return Refusal(
                     "attribute",
-                    f"{self.name} does not support attribute {attribute.name!r} of {operator}",
+                    f"{self.name} does not support attribute {attribute.name!r} of {operator}: its "
+                    "function has no keyword-only parameter of that name (`lambda x, *, "
+                    f"{attribute.name}=...: ...`)",
                 )
         element_types = function.element_types or ()
         for value in _data_values(node, opset):

@@ -10,7 +10,8 @@ import click
 import numpy as np
 from rich.console import RenderableType
 
-from hetero.cli.inputs import input_options
+from hetero.cli.help_sections import SectionedCommand
+from hetero.cli.inputs import input_options, input_shapes
 from hetero.cli.model_command import ModelCommand, blob_options, render_subgraphs, subgraph_rows
 from hetero.cli.option_types import FiniteFloat
 from hetero.cli.options import model_options, observe_options, with_core
@@ -32,7 +33,7 @@ PERCENTILES: Final = (50, 90, 95, 99)
 MAX_ROWS: Final = 40
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @input_options
 @preprocess_options
@@ -75,6 +76,7 @@ def bench(command: ModelCommand, jobs: int, requests: int | None, seconds: float
         except KeyboardInterrupt:
             busy = None
     interrupted = busy is None or busy["interrupted"]
+    shapes = input_shapes(compiled.partition.source, values)
     document = {
         "model": compiled.name,
         "device": command.device,
@@ -82,18 +84,20 @@ def bench(command: ModelCommand, jobs: int, requests: int | None, seconds: float
         "first_s": first["latency_s"]["50"],
         "one_at_a_time": alone,
         "in_flight": None if busy is None else {"jobs": jobs, **busy},
-        "subgraphs": subgraph_rows(compiled),
+        "subgraphs": subgraph_rows(compiled, shapes),
         "prediction": None if busy is None else prediction(compiled, alone, busy),
         "interrupted": interrupted,
     }
-    print_result("bench", document, _parts(compiled, document))
+    print_result("bench", document, _parts(compiled, shapes, document))
     if interrupted:
         print_note("hetero: interrupted")
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _parts(compiled: CompiledModel, document: dict[str, Any]) -> Iterator[RenderableType]:
-    yield from render_subgraphs(compiled)
+def _parts(
+    compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]], document: dict[str, Any]
+) -> Iterator[RenderableType]:
+    yield from render_subgraphs(compiled, shapes)
     alone, busy = document["one_at_a_time"], document["in_flight"]
     measured = ((1, alone), *([(busy["jobs"], busy)] if busy else []))
     rows = ({"jobs": jobs, **result["latency_s"], **result} for jobs, result in measured)

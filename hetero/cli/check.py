@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, is_blob, remap_option
 from hetero.cli.options import config_option, core_options, with_core
 from hetero.cli.terminal import print_result, progress
@@ -14,7 +15,7 @@ from hetero.formatting import seconds_text
 from hetero.terminal_tables import Columns, table
 
 
-@click.command("check")
+@click.command("check", cls=SectionedCommand)
 @core_options
 @click.argument("model", metavar="BLOB")
 @click.option(

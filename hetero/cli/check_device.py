@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, progress
 from hetero.comparison.core_subject import CoreSubject
@@ -21,7 +22,7 @@ from hetero.scheduler.types.device_names import parse_device
 from hetero.terminal_tables import Columns, table
 
 
-@click.command("check-device")
+@click.command("check-device", cls=SectionedCommand)
 @click.argument("name")
 @click.option(
     "--plugin",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import click
 from rich.console import RenderableType
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import input_options
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import FiniteFloat
@@ -37,7 +38,7 @@ def _parse_devices(
     return names[0], names[1]
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("model")
 @click.option(
     "--device",

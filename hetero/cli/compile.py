@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import shape_option
 from hetero.cli.model_command import ModelCommand, render_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, with_core
@@ -15,7 +16,7 @@ from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import print_result
 
 
-@click.command("compile")
+@click.command("compile", cls=SectionedCommand)
 @model_options
 @planning_options
 @shape_option("Shape of an input for planning and for the sizes shown.")

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_result, progress
@@ -59,7 +60,7 @@ KNOWN_DEVICES: Final[Mapping[str, KnownDevice]] = {
 }
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("--all", "everything", is_flag=True, help="Also list devices that are not installed.")
 @core_options
 @with_core
@@ -120,7 +121,7 @@ def is_remote_place(place: str | None) -> bool:
     return place not in (None, "", "local")
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 def probe() -> None:
     """Print this node's devices as labels for ``ray start --labels="$(hetero probe)"``.
 

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from rich.console import RenderableType
 
 from hetero.cli.devices import KNOWN_DEVICES
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, progress
 from hetero.core import Core
@@ -51,7 +52,7 @@ class Check:
     advice: str = ""
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("--address", help="A Ray cluster, as HOST:PORT; by default RAY_ADDRESS or the pool.")
 @json_option
 def doctor(address: str | None) -> None:

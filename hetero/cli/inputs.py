@@ -102,6 +102,12 @@ def model_inputs(
     return {name: value for name, value in samples.items() if name in ports} | optional_values
 
 
+def input_shapes(model: Model, values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a request's values for inputs with open dimensions."""
+    open_ports = (port.name for port in model.inputs if port.is_tensor and not port.is_static)
+    return {name: np.shape(values[name]) for name in open_ports if name in values}
+
+
 def _names(names: Any) -> str:
     return ", ".join(sorted(names))
 

@@ -11,6 +11,7 @@ import click
 from rich.console import RenderableType
 
 from hetero.cache.blob import describe_blob
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import is_blob
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, show, wants_json
@@ -27,7 +28,7 @@ from hetero.terminal_tables import Columns, table
 _VERIFY_NBYTES: Final = 2**28
 
 
-@click.command("inspect")
+@click.command("inspect", cls=SectionedCommand)
 @click.argument("model")
 @click.option("--verify", is_flag=True, help="Also verify every checksum of a large blob.")
 @json_option

@@ -67,15 +67,8 @@ def _provider_libraries(
 
 _properties: Final = name_value_pairs("KEY=VALUE, such as PERF_COUNT=YES")
 
-#: Adds the options of the Core: executor, address, device counts, plugins; and ``--json``.
-core_options: Final = combine_options(
-    click.option(
-        "--executor",
-        type=click.Choice(["ray", "inprocess"]),
-        default=None,
-        help="Run devices as Ray actors, or in this process. run, generate, bench and profile "
-        "use Ray by default; other commands use this process unless a cluster is set.",
-    ),
+#: Adds the options of devices on Ray: address, device counts, plugins; and ``--json``.
+ray_options: Final = combine_options(
     click.option(
         "--address",
         help="Existing Ray cluster, as HOST:PORT or 'auto'; default: RAY_ADDRESS.",
@@ -106,6 +99,17 @@ core_options: Final = combine_options(
         "ggml=/opt/ggml/libonnxruntime_ggml.so for device ORT_GGML. Repeatable.",
     ),
     json_option,
+)
+#: Adds the options of the Core: executor, address, device counts, plugins; and ``--json``.
+core_options: Final = combine_options(
+    click.option(
+        "--executor",
+        type=click.Choice(["ray", "inprocess"]),
+        default=None,
+        help="Run devices as Ray actors, or in this process. Default: Ray for commands that run "
+        "a model or use a cluster.",
+    ),
+    ray_options,
 )
 #: Adds ``--affinity``: pins by pattern.
 affinity_option: Final = click.option(

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import shape_option
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import model_options, with_core
@@ -15,7 +16,7 @@ from hetero.cli.terminal import progress_bar
 from hetero.report import build_report
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @planning_options
 @shape_option("Shape of an input to plan for.")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import numpy as np
 
+from hetero.cli.inputs import input_shapes
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.devices.model.model import Model
 from hetero.properties.replicas_property import AUTO, REPLICAS
@@ -49,26 +49,33 @@ planning_options: Final = combine_options(
     click.option(
         "--policy",
         type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
-        help="Place nodes by the priority of the device list, as a chain of stages, or by cost.",
+        metavar="PRIORITY|PIPELINE_PARALLEL|AUTO",
+        help="Place nodes by the priority of the device list, as a chain of stages, or by cost "
+        "(property MODEL_DISTRIBUTION_POLICY).",
     ),
     click.option(
         "--hint",
         type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
-        help="Goal of a plan by cost: requests per second, or the time of one request.",
+        metavar="THROUGHPUT|LATENCY",
+        help="Goal of a plan by cost: requests per second, or the time of one request (property "
+        "PERFORMANCE_HINT).",
     ),
     click.option(
         "--costs",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Cost file of `hetero profile`; without one, costs are measured briefly.",
+        help="Cost file of `hetero profile`; without one, costs are measured briefly (property "
+        "COST_FILE).",
     ),
     click.option(
         "--plan-seconds",
         type=FiniteFloat(min=0, min_open=True),
-        help="Time limit of the search.",
+        help="Time limit of the search (property PLAN_SECONDS).",
     ),
-    click.option("--seed", type=int, help="Seed of the search."),
+    click.option("--seed", type=int, help="Seed of the search (property PLAN_SEED)."),
     click.option(
-        "--max-subgraphs", type=click.IntRange(min=0), help="Most subgraphs; 0: no limit."
+        "--max-subgraphs",
+        type=click.IntRange(min=0),
+        help="Most subgraphs; 0: no limit (property MAX_SUBGRAPHS).",
     ),
 )
 
@@ -144,9 +151,7 @@ def plan_for_inputs(
     """
     if "COST_FILE" in config or SHAPES in config:
         return config
-    dynamic = (port.name for port in model.inputs if port.is_tensor and not port.is_static)
-    shapes = {name: np.shape(values[name]) for name in dynamic if name in values}
-    return plan_for_shapes(config, shapes)
+    return plan_for_shapes(config, input_shapes(model, values))
 
 
 def _flag(name: str) -> str:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.option_types import combine_options, json_option
-from hetero.cli.options import core_options
+from hetero.cli.options import ray_options
 from hetero.cli.terminal import print_result, progress
 from hetero.formatting import nbytes_text
 from hetero.terminal_tables import Columns, table
@@ -32,24 +33,22 @@ def pool() -> None:
     """
 
 
-@pool.command()
-@core_options
+@pool.command(cls=SectionedCommand)
+@ray_options
 def up(
-    executor: str | None,
     address: str | None,
     device_counts: dict[str, int],
     plugins: tuple[str, ...],
+    provider_libraries: tuple[str, ...],
 ) -> None:
     """Start the devices of a pool; without --address also start Ray on this machine."""
-    if executor == "inprocess":
-        raise click.UsageError("a pool needs Ray; remove --executor inprocess.")
     from hetero.scheduler.ray.pool_service import bring_up
 
     with progress("starting the pool"):
-        _print_status(bring_up(address, device_counts, plugins))
+        _print_status(bring_up(address, device_counts, plugins + provider_libraries))
 
 
-@pool.command()
+@pool.command(cls=SectionedCommand)
 @_options
 def status(address: str | None) -> None:
     """Show the pool's devices with their clients, tasks and memory."""
@@ -58,7 +57,7 @@ def status(address: str | None) -> None:
     _print_status(look_at(address))
 
 
-@pool.command()
+@pool.command(cls=SectionedCommand)
 @_options
 def down(address: str | None) -> None:
     """Stop the pool's devices, even if clients use them."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.console import RenderableType
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import input_options
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import FiniteFloat
@@ -25,7 +26,7 @@ from hetero.planning.cost.costs import Costs
 from hetero.terminal_tables import Rows
 
 
-@click.command("profile")
+@click.command("profile", cls=SectionedCommand)
 @model_options
 @output_file("--output", "-o", help="Cost file to write; by default MODEL.costs.json.")
 @input_options

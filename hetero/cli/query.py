@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import shape_option
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import combine_options
@@ -40,7 +41,7 @@ report_options: Final = combine_options(
 )
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @replicas_option
 @shape_option("Shape of an input for the sizes shown.")

@@ -15,7 +15,8 @@ import click
 import numpy as np
 from rich.console import RenderableType
 
-from hetero.cli.inputs import input_options
+from hetero.cli.help_sections import SectionedCommand
+from hetero.cli.inputs import input_options, input_shapes
 from hetero.cli.model_command import ModelCommand, blob_options, render_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, observe_options, with_core
 from hetero.cli.output_files import output_file
@@ -43,7 +44,7 @@ RTOL, ATOL = 1e-3, 1e-5
 REPEATS = 10
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @planning_options
 @input_options
@@ -87,9 +88,10 @@ def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | 
         publish(output, lambda file: _save(file, outputs))
         file_format = "" if output.suffix == ".npz" else ", an .npz archive"
         print_note(f"wrote {output}{file_format}")
+    shapes = input_shapes(compiled.partition.source, values)
     document: dict[str, Any] = {
         "model": compiled.name,
-        "subgraphs": subgraph_rows(compiled),
+        "subgraphs": subgraph_rows(compiled, shapes),
         "outputs": [_row(name, value) for name, value in outputs.items()],
         "check": check,
         "left": fallback,
@@ -101,7 +103,7 @@ def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | 
         document["profile"] = build_profile(compiled, timed_requests[1:], plan)
         if html and source is not None:
             write_html(html, command, source, plan, document["profile"])
-    print_result("run", document, _parts(compiled, document, outputs))
+    print_result("run", document, _parts(compiled, shapes, document, outputs))
     if html:
         print_note(f"wrote {html}")
     if check and not check["matches"]:
@@ -109,9 +111,12 @@ def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | 
 
 
 def _parts(
-    compiled: CompiledModel, document: Mapping[str, Any], outputs: Mapping[str, Any]
+    compiled: CompiledModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    document: Mapping[str, Any],
+    outputs: Mapping[str, Any],
 ) -> Iterator[RenderableType]:
-    yield from render_subgraphs(compiled)
+    yield from render_subgraphs(compiled, shapes)
     if document["left"]:
         yield document["left"]
     yield _output_table(outputs)

@@ -10,6 +10,7 @@ import click
 from rich.console import Group
 from rich.live import Live
 
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.metrics_snapshot import PERCENTILES, MetricsSnapshot, summarize_metrics
 from hetero.cli.option_types import FiniteFloat, json_option
 from hetero.cli.terminal import console, print_note, print_result, wants_json
@@ -25,7 +26,7 @@ _RESPONSE_S: Final = 5.0
 _RESPONSE_NBYTES: Final = 2**26
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("address")
 @click.option(
     "--interval",

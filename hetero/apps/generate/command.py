@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from hetero.apps.generate.decoder_ports import published_folder
+from hetero.apps.generate.decoder_ports import decoder_file, published_folder
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.options import model_options, with_core
 from hetero.cli.planning_options import replicas_option
@@ -30,7 +31,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
         raise click.BadParameter(f"{value!r}: expected numbers, for example 1,415,29") from error
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @replicas_option
 @click.option("--prompt", help="Text to complete; needs a tokenizer.")
@@ -74,6 +75,7 @@ def generate(
     """
     if (prompt is None) == (ids is None):
         raise click.UsageError("Give either --prompt TEXT or --ids 1,2,3.")
+    command.model = str(decoder_file(command.model))
     words = None
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or published_folder(command.model))
@@ -112,7 +114,9 @@ def generate(
         "layers": "layers",
         "weights": ("weights_nbytes", nbytes_text),
     }
-    print_result("generate", document, ["", table(document["layers"], columns)])
+    # Subgraphs without weights, such as the sampling, are in the JSON document only.
+    rows = [row for row in document["layers"] if row["weights_nbytes"]] or document["layers"]
+    print_result("generate", document, ["", table(rows, columns)])
     if not wants_json():
         speed = f", then {rate:.1f} tokens/s" if rate else ""
         first = f"first after {first_s * 1e3:.1f} ms"

@@ -10,7 +10,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from hetero.devices.errors import ArgumentError, ArgumentTypeError, ModelError
+from hetero.devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ModelError,
+    ModelNotFoundError,
+)
 from hetero.devices.file_reader import FileReader
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -239,6 +244,30 @@ def _logits(model: Model, outputs: Mapping[str, TensorSpec], name: str | None) -
             "ports={name: 'logits'}, or export the model with its language model head (lm_head)."
         )
     return candidates[0]
+
+
+#: Paths of a decoder in a published folder: of optimum, onnxruntime-genai and Transformers.js.
+_FILE_NAMES: Final = (
+    "model.onnx",
+    "decoder_model_merged.onnx",
+    "onnx/model.onnx",
+    "onnx/decoder_model_merged.onnx",
+)
+
+
+def decoder_file(model: str | Path) -> str | Path:
+    """Return the path of a decoder; for a folder, its file with a usual name.
+
+    Raises ModelNotFoundError: the folder has no such file.
+    """
+    if not Path(model).is_dir():
+        return model
+    for name in _FILE_NAMES:
+        if (path := Path(model, name)).is_file():
+            return path
+    raise ModelNotFoundError(
+        f"{model} is a folder without {' or '.join(_FILE_NAMES)}; pass the decoder's .onnx file."
+    )
 
 
 def published_folder(model: str | Path) -> Path:

@@ -14,6 +14,7 @@ from onnx import helper
 from hetero.apps.generate.decoder_ports import (
     KEY,
     Decoder,
+    decoder_file,
     find_ports,
     find_states,
     published_folder,
@@ -53,8 +54,9 @@ def read_decoder(
     ----------
     model : path, bytes, onnx.ModelProto or Model
         An export with KV caches as inputs and outputs, as optimum and onnxruntime-genai's builder
-        write it. ``config.json``, ``generation_config.json`` and ``genai_config.json`` next to the
-        file, or next to its folder ``onnx``, provide end tokens and context length.
+        write it, or its folder with a ``model.onnx``. ``config.json``, ``generation_config.json``
+        and ``genai_config.json`` next to the file, or next to its folder ``onnx``, provide end
+        tokens and context length.
     states : mapping of str to str, optional
         Input -> output that is its value in the next step, as for `Core.read_model`; needed if
         names do not show it.
@@ -81,6 +83,7 @@ def read_decoder(
     TensorNameError, TensorTypeError, TensorShapeError
         `states` names ports that the model does not have, or that do not match.
     """
+    model = decoder_file(model) if isinstance(model, str | Path) else model
     decoder_model = read_model(model)
     if states is None and STATES not in decoder_model.metadata:
         states = find_states(decoder_model)

@@ -17,6 +17,7 @@ from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
 from hetero.apps.serve.worker_link import WorkerLink
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, opentelemetry_option, with_core
@@ -139,7 +140,7 @@ _server_options: Final = combine_options(
 )
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @replicas_option
 @opentelemetry_option

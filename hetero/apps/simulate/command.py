@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from hetero.apps.simulate.page import page_html
 from hetero.apps.simulate.simulation import Simulation
+from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import model_options, with_core
 from hetero.cli.output_files import output_file
@@ -25,7 +26,7 @@ from hetero.terminal_tables import Columns, table
 _MAX_PARTS = 12
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @model_options
 @planning_options
 @click.option(

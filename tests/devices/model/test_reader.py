@@ -305,3 +305,8 @@ def test_weight_shape_overrides_declared_shape() -> None:
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))
     model = read_model(proto)
     assert (model.spec("w").shape, model.spec("y").shape) == ((5, 3), ("N", 3))
+
+
+def test_light_model_has_the_name_that_was_requested():
+    """Its graph has another name, ``squeezenet_old``."""
+    assert read_model("light:squeezenet").name == "squeezenet"

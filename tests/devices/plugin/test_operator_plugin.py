@@ -113,6 +113,16 @@ def test_attribute_without_parameter_is_refused():
     assert refusals(MixedPlugin(), graph) == {"v": "attribute"}
 
 
+def test_refused_attribute_names_the_missing_keyword_only_parameter():
+    class SlopePlugin(MixedPlugin):
+        operators: ClassVar = {"LeakyRelu": lambda x, alpha=0.01: np.where(x < 0, alpha * x, x)}
+
+    model = model_of("(float[2] x) => (float[2] y) {y = LeakyRelu<alpha = 0.5>(x)}")
+    refusal = SlopePlugin().refuse(model.nodes[0], model, {})
+    assert refusal is not None
+    assert "no keyword-only parameter of that name (`lambda x, *, alpha=...: ...`)" in str(refusal)
+
+
 def test_output_that_aliases_input_is_copied():
     graph = "(float[2] x) => (float[2] y, float[2] z) {y = Identity(x) z = Identity(y)}"
     x = np.array([1, 2], np.float32)

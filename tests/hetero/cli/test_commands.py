@@ -161,6 +161,13 @@ def test_bench_reports_requests_and_stages(shell: Shell, model: Path) -> None:
     assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
 
 
+@pytest.mark.parametrize("command", ["run", "bench -n 2"])
+def test_subgraph_sizes_are_those_of_the_inputs(shell: Shell, model: Path, command: str) -> None:
+    document = shell(f"{command} --json --shape x=7,3", model, "-d", "CPU").document
+    (subgraph,) = document["subgraphs"]
+    assert (subgraph["in_nbytes"], subgraph["out_nbytes"]) == (7 * 3 * 4, 7 * 4 * 4)
+
+
 def test_plugin_in_the_current_folder_is_found(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,24 @@ def test_prompt_text_gives_streamed_text(shell: Shell, model: Path, subfolder: s
     assert result.out.splitlines()[0] == expected
 
 
+def test_folder_stands_for_the_decoder_in_it(shell: Shell, model: Path) -> None:
+    line = f"generate {model.parent} -d CPU -n 3 --ids 3,14 --json"
+    assert shell(line).document["tokens"] == greedy([3, 14], 3)
+    model.rename(model.parent / "other.onnx")
+    result = shell(f"generate {model.parent} -d CPU --prompt hello")
+    assert result.code == 1
+    assert f"{model.parent} is a folder without model.onnx" in result.err
+
+
+def test_subgraphs_without_weights_are_not_listed(shell: Shell, model: Path) -> None:
+    line = f"generate {model} -d HETERO:CPU.0,CPU.1 --devices CPU=2 -a sample=CPU.1 -n 1 --ids 3"
+    assert " 0 B" not in shell(line).out
+    assert [r["weights_nbytes"] > 0 for r in shell(line, "--json").document["layers"]] == [
+        True,
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "code", "text"),
     [
