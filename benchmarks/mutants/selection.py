@@ -18,26 +18,38 @@ PACKAGES = (
 )
 #: Tests of applications and faces: they execute much of it and check little.
 _APPLICATIONS = ("tests/hetero/apps", "tests/hetero/faces", "tests/features", "tests/benchmarks")
+#: The scheduler's packages are tested together: by simulation, and by executors in one process.
+_SHARED_TESTS = dict.fromkeys(
+    ("scheduler/client", "scheduler/device"),
+    ("tests/scheduler", "tests/simulation", "tests/features"),
+)
 
 
 def files_with_tests(root: Path, package: str, *, own_only: bool = False) -> list[str]:
-    """Return the test files in the folder that mirrors a package, and those that import it.
+    """Return the test files of a package: in the folder that mirrors it, in folders that test it
+    with others, and those that import it.
 
-    `own_only`: without those that import it.
+    `own_only`: the first folder alone.
     """
     folder = own_tests_folder(root, package)
     module = package.replace("/", ".")
     module = module if module.startswith("hetero.") else f"hetero.{module}"
     imports = re.compile(rf"^\s*(from|import) {re.escape(module)}\b", re.MULTILINE)
     applications = [root / top for top in _APPLICATIONS]
+    shared = [root / top for top in _SHARED_TESTS.get(package, ())]
     files = [
         path
         for path in sorted((root / "tests").rglob("test_*.py"))
         if path.is_relative_to(root / folder)
         or (
             not own_only
-            and not any(map(path.is_relative_to, applications))
-            and imports.search(path.read_text())
+            and (
+                any(map(path.is_relative_to, shared))
+                or (
+                    not any(map(path.is_relative_to, applications))
+                    and imports.search(path.read_text())
+                )
+            )
         )
     ]
     return [path.relative_to(root).as_posix() for path in files]
