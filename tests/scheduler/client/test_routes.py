@@ -1,0 +1,242 @@
+"""Routing: turns by share, credits and debts, and the routes that losses leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.scheduler.client.routes import Routes
+from hetero.scheduler.types import events as ev
+from hetero.scheduler.types.placement import Route
+from hetero.scheduler.types.plan import Plan, Stage
+from tests.support.machine_routes import route
+
+
+def routes_with_shares(*shares: float) -> Routes:
+    return Routes(
+        [route(device, share=share) for device, share in zip("ABC", shares, strict=False)]
+    )
+
+
+def choices(routes: Routes, number: int) -> str:
+    """Return the chosen routes; none of their requests lasts."""
+    return "".join("ABC"[way] for _ in range(number) if (way := routes.choose()) is not None)
+
+
+def lost(device: str) -> ev.DeviceLost:
+    return ev.DeviceLost(0.0, device, "n", "killed")
+
+
+def removed(device: str) -> ev.DeviceRemoved:
+    return ev.DeviceRemoved(0.0, device, "n", "left")
+
+
+# With shares 3 and 1, a choice advances the time by 1/4. A's turns are due at 1/3, 2/3, 1, 4/3 and
+# so on, B's at 1, 2, ...; the lower number comes first at 1.
+@pytest.mark.parametrize(
+    ("shares", "expected_choices"),
+    [
+        ((1, 1), "ABABABAB"),
+        ((3, 1), "AAABAAAB"),
+        ((1, 3), "BBABBBAB"),
+        ((1, 2, 1), "BABCBABC"),
+        ((0.5, 0.5, 0.5), "ABCABCAB"),
+    ],
+)
+def test_idle_routes_take_turns_by_share(shares: tuple[float, ...], expected_choices: str) -> None:
+    assert choices(routes_with_shares(*shares), 8) == expected_choices
+
+
+def test_route_with_a_backlog_is_skipped_until_it_ends() -> None:
+    routes = routes_with_shares(1, 1)
+    for _ in range(3):
+        routes.begin(0)
+    # A's next request would finish after three others: now + 3. B's is due at now + 2 at most.
+    assert choices(routes, 6) == "BBBBBB"
+    for _ in range(3):
+        routes.end(0)
+    # Waiting has given A the credit of one request only, and B has the debt of one.
+    assert choices(routes, 6) == "AABABA"
+
+
+def test_request_that_lasts_delays_its_route_by_one_turn() -> None:
+    routes = routes_with_shares(1, 1)
+    assert routes.choose() == 0
+    routes.begin(0)
+    # Due at 1 + 2 for A, at 1, 2 and 3 for B; at 3 A is first.
+    assert choices(routes, 3) == "BBA"
+
+
+def test_routes_near_the_inputs_come_before_turns() -> None:
+    routes = Routes([route("A", "B"), route("A"), route("B"), route("A")])
+    near = frozenset
+    assert [routes.choose(near=near("A")) for _ in range(4)] == [1, 3, 1, 3]
+    assert routes.choose(near=near("AB")) == 0
+    assert routes.choose([1, 3], near("A")) == 0  # the only other one that has A
+    assert routes.choose([0, 1, 3], near("A")) == 2
+    assert routes.choose([0, 1, 2, 3], near("A")) is None
+
+
+def test_excluded_routes_keep_their_turn() -> None:
+    routes = routes_with_shares(1, 1, 1)
+    assert routes.choose([0]) == 1
+    # A and C are due at 1, B at 2; then all at 2, in order.
+    assert choices(routes, 5) == "ACABC"
+    assert routes.choose([0, 1, 2]) is None
+    assert Routes([route("A")]).choose([0]) is None
+
+
+def test_lost_devices_leave_other_routes_until_they_return() -> None:
+    routes = Routes([route("A", "B"), route("B", "C"), route("C")])
+    routes.lose(lost("B"))
+    assert set(routes.live) == {2}
+    assert routes.why_away() is None
+    routes.lose(lost("C"))
+    assert (set(routes.live), routes.choose()) == (set(), None)
+    assert routes.why_away() == lost("B")  # the first loss
+    routes.lose(removed("A"))
+    assert routes.why_away() == removed("A")  # a removal is the better reason
+    routes.lose(removed("Z"))  # of another model
+    assert routes.why_away() == removed("A")
+    assert routes.may_come()
+    assert not routes.may_come([1, 2])  # route 0 needs the removed device
+    routes.regain("C")
+    assert set(routes.live) == {2}
+    routes.regain("B")
+    assert set(routes.live) == {1, 2}
+    routes.regain("A")
+    assert set(routes.live) == {0, 1, 2}
+    assert routes.may_come([1, 2])
+    assert (routes.is_any_live([0, 1]), routes.is_any_live([0, 1, 2])) == (True, False)
+
+
+def test_unsteady_devices_are_used_if_no_other_route_is_live() -> None:
+    routes = Routes([route("A"), route("B")])
+    routes.lose(lost("A"))
+    routes.regain("A", is_steady=False)
+    assert set(routes.live) == {1}
+    routes.lose(lost("B"))
+    assert set(routes.live) == {0}  # better than none
+    routes.regain("B")
+    assert set(routes.live) == {1}
+    routes.trust("A")
+    assert set(routes.live) == {0, 1}
+    routes.lose(lost("A"))
+    routes.regain("A", is_steady=False)
+    routes.lose(lost("A"))  # a second loss ends the probation of the first
+    routes.regain("A")
+    assert set(routes.live) == {0, 1}
+
+
+def test_attempt_is_whole_with_all_runs_and_outputs() -> None:
+    spec = TensorSpec("y", "tensor(float)", ())
+    stages = (Stage(0, "A", (), ("h",), ()), Stage(1, "B", ("h",), ("y", "z"), ()))
+    outputs = tuple(TensorSpec(name, spec.type, ()) for name in ("y", "z", "y"))
+    routes = Routes(
+        [Route(Plan("m", (), outputs, stages), (0, 1)), Route(Plan("e", (), (), ()), ())]
+    )
+    complete = [(r, o) for r in range(4) for o in range(4) if routes.is_whole(0, r, o)]
+    assert complete == [(2, 2), (2, 3), (3, 2), (3, 3)]  # two stages; y and z, h is no output
+    assert routes.is_whole(1, 0, 0)
+    assert (routes.uses(0, "B"), routes.uses(0, "C")) == (True, False)
+
+
+def test_added_routes_start_at_the_present_time() -> None:
+    routes = routes_with_shares(1, 1)
+    assert choices(routes, 20) == "AB" * 10
+    routes.add([route("C")])
+    # C has no credit for the time before: all are due within one turn.
+    assert sorted(choices(routes, 3)) == ["A", "B", "C"]
+    assert sorted(choices(routes, 3)) == ["A", "B", "C"]
+
+
+class ExactRoutes:
+    """The policy without a heap, in fractions: each choice compares all live routes."""
+
+    def __init__(self) -> None:
+        self.shares: list[Fraction] = []
+        self.devices: list[frozenset[str]] = []
+        self.turns: list[Fraction] = []
+        self.running: list[int] = []
+        self.away: set[str] = set()
+        self.now = Fraction(0)
+
+    def add(self, devices: frozenset[str], share: float) -> None:
+        self.shares.append(Fraction(share))
+        self.devices.append(devices)
+        self.turns.append(self.now)
+        self.running.append(0)
+
+    def choose(self, exclusions: Collection[int], near: frozenset[str]) -> int | None:
+        live = [i for i, devices in enumerate(self.devices) if self.away.isdisjoint(devices)]
+        allowed = [i for i in live if i not in exclusions]
+        if not allowed:
+            return None
+        if len(self.devices) > 1:
+            self.now += 1 / sum(self.shares[i] for i in live)
+
+        def rank(i: int) -> tuple[int, int, Fraction, int]:
+            length = 1 / self.shares[i]
+            due = max(self.turns[i], self.now - length) + length * (1 + self.running[i])
+            devices = self.devices[i]
+            return (len(near - devices), len(devices - near), due, i) if near else (0, 0, due, i)
+
+        chosen = min(allowed, key=rank)
+        length = 1 / self.shares[chosen]
+        paid = self.turns[chosen] + length
+        self.turns[chosen] = min(max(paid, self.now), self.now + length)
+        return chosen
+
+
+_DEVICES = st.sets(st.sampled_from("ABC"), min_size=1, max_size=2).map(frozenset)
+_SHARES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
+
+
+@given(
+    st.lists(st.tuples(_DEVICES, _SHARES), min_size=1, max_size=4),
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("choose"),
+                st.sets(st.integers(0, 3), max_size=2),
+                _DEVICES | st.just(frozenset()),
+            ),
+            st.tuples(st.just("choose"), st.just(()), st.just(frozenset())),
+            st.tuples(st.just("end"), st.integers(0, 3)),
+            st.tuples(st.sampled_from(["lose", "regain"]), st.sampled_from("ABC")),
+            st.tuples(st.just("add"), _DEVICES, _SHARES),
+        ),
+        max_size=40,
+    ),
+)
+def test_choices_equal_those_of_the_exact_policy(
+    first: list[tuple[frozenset[str], float]], steps: list[tuple[object, ...]]
+) -> None:
+    exact, routes = ExactRoutes(), Routes([route(*sorted(d), share=share) for d, share in first])
+    for devices, share in first:
+        exact.add(devices, share)
+    for step in steps:
+        match step:
+            case ("choose", exclusions, near):
+                number = routes.choose(exclusions, near)
+                assert number == exact.choose(exclusions, near)
+                if number is not None:
+                    routes.begin(number)
+                    exact.running[number] += 1
+            case ("end", number) if number < len(exact.running) and exact.running[number]:
+                routes.end(number)
+                exact.running[number] -= 1
+            case ("lose", device):
+                routes.lose(lost(device))
+                exact.away.add(device)
+            case ("regain", device):
+                routes.regain(device)
+                exact.away.discard(device)
+            case ("add", devices, share):
+                routes.add([route(*sorted(devices), share=share)])
+                exact.add(devices, share)
