@@ -214,6 +214,17 @@ def test_qlinear_conv(dtype: Any, attributes: dict[str, Any]) -> None:
     check("QLinearConv", [*inputs, bias], attributes, 10)
 
 
+@pytest.mark.parametrize("scale", [0.1, 0.3, 0.7])
+def test_products_are_scaled_in_float32(scale: float) -> None:
+    """In float32, 5 * 0.1 is 0.5, which rounds to 0; in float64, it is more, which rounds to 1."""
+    a, one = np.arange(256, dtype=np.uint8), np.ones((1, 1), np.uint8)
+    zero = scalar(0, np.uint8)
+    scales = [scalar(scale), zero], [scalar(1), zero], [scalar(1), zero]
+    check("QLinearMatMul", [a[:, None], *scales[0], one, *scales[1], *scales[2]], opset=10)
+    x, w = a.reshape(1, 1, 16, 16), one[None, None]
+    check("QLinearConv", [x, *scales[0], w, *scales[1], *scales[2]], opset=10)
+
+
 def test_zero_point_of_another_type_is_refused() -> None:
     a = integers((2, 2), np.uint8)
     with pytest.raises(TypeError, match="int8"):
