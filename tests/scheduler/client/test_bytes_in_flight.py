@@ -1,0 +1,78 @@
+"""Bytes in flight: the shared counter, its callbacks, and the estimate of output sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.devices.request.request import Request
+from hetero.scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
+from hetero.scheduler.client.direct_run import DirectRun
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected_nbytes"),
+    [
+        ([], 0),
+        ([(16, 100)], 100),
+        ([(16, 100), (16, 300)], 300),
+        ([(16, 100), (16, 0)], 87),  # 7/8 of 100
+        ([(16, 100), (16, 0), (16, 0)], 76),  # 7/8 of 87
+        ([(16, 100), (16, 90)], 90),
+        ([(31, 100)], 100),  # as many bits as 16
+        ([(15, 100), (1, 7)], 100),  # the nearest below
+        ([(1, 7), (15, 100)], 100),
+        ([(32, 100)], 0),  # above
+        ([(0, 5)], 5),
+    ],
+)
+def test_expected_outputs_of_sixteen_bytes(
+    sizes: list[tuple[int, int]], expected_nbytes: int
+) -> None:
+    expected = ExpectedBytes()
+    for input_nbytes, output_nbytes in sizes:
+        expected.learn(input_nbytes, output_nbytes)
+    assert expected.of(16) == expected_nbytes
+
+
+def test_decrease_calls_each_waiting_callback_once() -> None:
+    counter, calls = BytesInFlight(), list[str]()
+    counter.add(10, 1)
+    counter.when_fewer(lambda: calls.append("first"))
+    counter.when_fewer(lambda: calls.append("second"))
+    counter.add(5, 1)
+    counter.add(0, -1)
+    assert calls == []
+    counter.add(-5)
+    assert calls == ["first", "second"]
+    counter.add(-5)
+    assert calls == ["first", "second"]
+    assert (counter.nbytes, counter.num_running) == (5, 1)
+
+
+def test_callback_may_wait_again() -> None:
+    counter, calls = BytesInFlight(), list[int]()
+
+    def wait_again() -> None:
+        calls.append(counter.nbytes)
+        counter.when_fewer(wait_again)
+
+    counter.add(10)
+    counter.when_fewer(wait_again)
+    counter.add(-1)
+    counter.add(-2)
+    assert calls == [9, 7]
+
+
+def test_direct_run_is_counted_until_its_end() -> None:
+    counter, calls = BytesInFlight(), list[int]()
+    run = DirectRun(Request(), 7, 0.0)
+    run.nbytes = 9  # with the expected outputs
+    counter.add(100, 1)
+    counter.begin_direct(run)
+    assert (counter.nbytes, counter.num_running, run.is_counted) == (109, 2, True)
+    counter.when_fewer(lambda: calls.append(counter.nbytes))
+    counter.end_direct(run)
+    assert (counter.nbytes, counter.num_running, run.is_counted) == (100, 1, False)
+    assert calls == [100]
+    counter.end_direct(run)
+    assert calls == [100]
