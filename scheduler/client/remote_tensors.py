@@ -128,7 +128,7 @@ class RemoteMemory:
     ) -> dict[str, Value]:
         """Return references to a task's resident outputs.
 
-        `answered`: outputs of which the client also received a copy.
+        `received`: outputs of which the client also received a copy.
         """
         bundle = self._made_by(device, address, task)
         bundle.specs, bundle.is_awaited = specs, False
