@@ -84,13 +84,10 @@ def faster(seconds: float, rounds: int) -> Iterator[dict[str, Any]]:
     }
     differences = {"onnxruntime, plain session": 0.0}
     refusals: dict[str, str] = {}
-    # Devices of one model share the cores; the vocabulary's stage takes microseconds, so that the
-    # encoder may use all of them.
-    options = {"INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0))}
     with hetero.Core("inprocess") as core:
         for devices in ("OV", "ORT", "HETERO:OV,ORT"):
             try:
-                compiled = core.compile_model(model, devices, options)
+                compiled = core.compile_model(model, devices)
             except hetero.HeteroError as error:
                 refusals[f"hetero, {devices}"] = " ".join(str(error).split())
                 continue

@@ -83,22 +83,23 @@ class Executor(Protocol):
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
-        company: Collection[str] = (),
+        other_devices: Collection[str] = (),
         remake: Remake | None = None,
         stateful: bool = False,
     ) -> Deployment:
         """Compile every stage on its device.
 
-        The plan's devices on one node share the cores of the node. Other deployments on the same
-        devices are not considered: models that run at the same time compete for the cores.
+        The plan's devices on one node share the cores of the node in proportion to the work of
+        their stages. Other deployments on the same devices are not considered: models that run at
+        the same time compete for the cores.
 
         `plan`: the plan, whose stages use device names of `devices`; or a placement with several
             routes, which share the admission and number their stages consecutively.
         `sources`: one source for each stage of the placement.
         `constants`: values of the plans' constant outputs.
         `limits`: queue limits.
-        `company`: devices that run at the same time as the plan's, such as those of another
-            replica, and therefore also get a share of their node's cores.
+        `other_devices`: devices that run at the same time as the plan's, and therefore also get a
+            share of their node's cores.
         `remake`: replans the model; called when every route has a removed device. Requests,
             including those in flight, then use the routes of the new placement.
         `stateful`: whether requests depend on states of earlier requests. If true, a lost device

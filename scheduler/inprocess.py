@@ -301,7 +301,7 @@ class InProcessExecutor:
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
-        company: Collection[str] = (),
+        other_devices: Collection[str] = (),
         remake: Remake | None = None,
         stateful: bool = False,
     ) -> InProcessDeployment:
@@ -330,8 +330,15 @@ class InProcessExecutor:
             count_streams=self._count_streams,
             connect=lambda receive: self._switchboard.connect(key, self._workers.receiver(receive)),
         )
+        num_threads = plan_shares(
+            placement,
+            sources,
+            self.devices(),
+            other_devices,
+            requests_overlap=limits.requests_overlap,
+        )
         try:
-            deployment.load(sources, plan_shares(placement, sources, self.devices(), company))
+            deployment.load(sources, num_threads)
         except BaseException:
             deployment.close()
             raise

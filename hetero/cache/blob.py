@@ -381,7 +381,7 @@ def _affinity(
 def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) -> Partition:
     """Return the partition of a plan, from the positions of each stage's nodes."""
     subgraphs = tuple(
-        Subgraph(s.index, s.device, s.inputs, s.outputs, s.node_names, source, rows)
+        Subgraph(s.index, s.device, s.inputs, s.outputs, s.node_names, source, rows, work=s.work)
         for s, rows in zip(plan.stages, positions, strict=True)
     )
     return Partition(source, subgraphs, plan.draws)

@@ -14,6 +14,7 @@ from hetero.cache.folder import Cache
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.compile.replicas import move_from_lost_devices, with_replicas
+from hetero.compile.stage_work import with_stage_work
 from hetero.devices.errors import DeviceError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
@@ -161,11 +162,10 @@ class Compiler:
         if not by_cost or len(request.devices) == 1:
             query = self._queries.querier(request)
             affinity = place_by_priority(model, request, query, refusals)
-            return replicate(
-                PlacedPartition(partition(model, affinity), affinity), request.replicas
-            )
+            placement = PlacedPartition(partition(model, affinity), affinity)
+            return with_stage_work(replicate(placement, request.replicas))
         report = self._planner.plan(model, request, refusals)
-        return [replace(replica, report=report) for replica in report.replicas]
+        return with_stage_work([replace(replica, report=report) for replica in report.replicas])
 
     def deploy(
         self,

@@ -69,7 +69,8 @@ class Partition:
             model.inputs,
             model.outputs,
             tuple(
-                Stage(s.index, s.device, s.inputs, s.outputs, s.node_names) for s in self.subgraphs
+                Stage(s.index, s.device, s.inputs, s.outputs, s.node_names, work=s.work)
+                for s in self.subgraphs
             ),
             passthrough=tuple(name for name in unproduced if name in input_names),
             constant_outputs=tuple(name for name in unproduced if name not in input_names),

@@ -73,6 +73,7 @@ class CompileRequest:
             attempts=self.hetero_config["MAX_ATTEMPTS"],
             in_order=self.hetero_config["PRESERVE_ORDER"],
             stage_timeout_s=self.hetero_config["STAGE_TIMEOUT_S"],
+            requests_overlap=self.hetero_config["PERFORMANCE_HINT"] != "LATENCY",
         )
 
     def with_options(self, **options: Any) -> CompileRequest:

@@ -251,23 +251,30 @@ class RayExecutor:
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
-        company: Collection[str] = (),
+        other_devices: Collection[str] = (),
         remake: Remake | None = None,
         stateful: bool = False,
     ) -> RayDeployment:
         """Compile all stages on their devices in parallel; see `Executor.deploy`."""
         placement = alone(plan)
         check_sources(placement, sources)
+        limits = limits or Limits()
         key = _key("deployment")
         deployment = RayDeployment(
             key,
             placement,
             constants or {},
-            limits or Limits(),
+            limits,
             self._deployments,
             devices=self._devices.reached(placement.devices),
             sources=sources,
-            num_threads=plan_shares(placement, sources, self.devices(wait=False), company),
+            num_threads=plan_shares(
+                placement,
+                sources,
+                self.devices(wait=False),
+                other_devices,
+                requests_overlap=limits.requests_overlap,
+            ),
             connect=partial(self._shared.connect, key),
             clock_offset_s=None if self._session.is_local else self._channel.clock_offset_s,
             receiver=self._receiver,
@@ -347,7 +354,12 @@ class RayExecutor:
                     node=device.descriptor.node,
                     attempt=0,
                 )
-        num_threads = plan_shares(placement, replanned.sources, self.devices(wait=False), ())
+        num_threads = plan_shares(
+            placement,
+            replanned.sources,
+            self.devices(wait=False),
+            requests_overlap=deployment.limits.requests_overlap,
+        )
         before = (deployment.placement, deployment.sources)
         stages, routes = deployment.add(replanned, devices, num_threads)
         try:

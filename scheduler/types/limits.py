@@ -42,6 +42,8 @@ class Limits:
     `stage_timeout_s`: maximum run time of a stage, after which its device is restarted; 0 for none.
     `in_order`: whether results are delivered in the order of admission.
     `batching`: parameters of dynamic batching; None disables it.
+    `requests_overlap`: whether several requests are expected at the same time; otherwise a device
+        may use the cores of devices that wait for its results.
     """
 
     requests: int = 32
@@ -54,6 +56,7 @@ class Limits:
     in_order: bool = False
     stage_timeout_s: float = 0.0
     batching: Batching | None = None
+    requests_overlap: bool = True
 
     def deadline_s(self, now_s: float, timeout_s: float | None) -> float:
         """Return the time at which a request expires; `timeout_s` is its own limit."""

@@ -6,7 +6,8 @@ names and types; models, weights and options are sent separately.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final
 
@@ -27,6 +28,8 @@ class Stage:
     """A subgraph on its device.
 
     `inputs`, `outputs`: names of its values in the whole model, in port order.
+    `work`: estimated seconds of a run; only the ratios between stages matter. Stages that differ
+        only in it are equal.
     """
 
     index: int
@@ -34,6 +37,7 @@ class Stage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     node_names: tuple[str, ...]
+    work: float = field(default=1.0, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class Plan:
             self.name,
             [pack_spec(spec) for spec in self.inputs],
             [pack_spec(spec) for spec in self.outputs],
-            [[s.device, s.inputs, s.outputs, s.node_names] for s in self.stages],
+            [_pack_stage(stage) for stage in self.stages],
             self.passthrough,
             self.constant_outputs,
             *([True] if self.draws else []),
@@ -196,16 +200,32 @@ class Plan:
                 name,
                 tuple(unpack_spec(spec) for spec in inputs),
                 tuple(unpack_spec(spec) for spec in outputs),
-                tuple(
-                    Stage(i, device, tuple(stage_inputs), tuple(stage_outputs), tuple(nodes))
-                    for i, (device, stage_inputs, stage_outputs, nodes) in enumerate(stages)
-                ),
+                tuple(_unpack_stage(index, entry) for index, entry in enumerate(stages)),
                 tuple(passthrough),
                 tuple(constant_outputs),
                 draws == [True],
             )
         except (TypeError, ValueError) as error:
             raise BlobError(f"damaged plan: {error}.") from error
+
+
+def _pack_stage(stage: Stage) -> list[Any]:
+    work = [] if stage.work == 1.0 else [stage.work]
+    return [stage.device, stage.inputs, stage.outputs, stage.node_names, *work]
+
+
+def _unpack_stage(index: int, entry: list[Any]) -> Stage:
+    device, inputs, outputs, nodes, *work = entry
+    return Stage(
+        index, device, tuple(inputs), tuple(outputs), tuple(nodes), work=_parse_work(*work)
+    )
+
+
+def _parse_work(work: Any = 1.0) -> float:
+    """Return the work of a stage; raise ValueError if it is not a finite, non-negative number."""
+    if isinstance(work, float) and 0 <= work < math.inf:
+        return work
+    raise ValueError(f"expected the work of a stage as a non-negative number, got {work!r}")
 
 
 def pack_spec(spec: TensorSpec) -> list[Any]:

@@ -74,7 +74,7 @@ def temporary_deployment(
         sources,
         parts.constant_outputs,
         limits=_LIMITS,
-        company=other_devices,
+        other_devices=other_devices,
     )
     try:
         yield deployment

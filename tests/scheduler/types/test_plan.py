@@ -45,6 +45,21 @@ def test_equal_plans_have_equal_bytes_and_round_trip() -> None:
     assert diamond_plan().to_bytes() == plan.to_bytes()
 
 
+def test_work_of_stages_survives_serialization() -> None:
+    plan = diamond_plan()
+    stages = tuple(replace(s, work=w) for s, w in zip(plan.stages, (1.0, 0.0, 2.5), strict=False))
+    data = replace(plan, stages=(*stages, plan.stages[3])).to_bytes()
+    assert [stage.work for stage in Plan.from_bytes(data).stages] == [1.0, 0.0, 2.5, 1.0]
+
+
+@pytest.mark.parametrize("work", [-1.0, float("nan"), float("inf"), "much", None, [1.0]])
+def test_plan_with_invalid_work_is_refused(work: Any) -> None:
+    form, version, body = msgpack.unpackb(diamond_plan().to_bytes())
+    body[3][1].append(work)
+    with pytest.raises(BlobError, match="work of a stage"):
+        Plan.from_bytes(msgpack.packb([form, version, body]))
+
+
 def test_golden_plan_is_read_and_written_the_same() -> None:
     data = GOLDEN.read_bytes()
     assert Plan.from_bytes(data) == diamond_plan()
