@@ -31,7 +31,6 @@ from hetero.measure.sample_inputs import sample_shapes
 from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
 from hetero.query.survey import Survey
 from hetero.report.terminal_report import subgraph_table
-from hetero.scheduler import InProcessExecutor
 from hetero.scheduler.formats.blob_format import MAGIC
 from hetero.scheduler.formats.weightless import is_weightless
 
@@ -77,6 +76,8 @@ class ModelCommand:
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     remap: dict[str, str] = field(default_factory=dict)
     weights: str | None = None
+    #: Whether the devices are Ray actors.
+    uses_ray: bool = False
     #: Duration of the compilation or import.
     compile_s: float = 0.0
 
@@ -112,15 +113,18 @@ class ModelCommand:
         return self.core.survey_model(source, self.device, self.config, affinity=self.pins or None)
 
     def start(self) -> None:
-        """Start the devices with a spinner; refuse a requested plugin that did not load."""
+        """Start Ray and list the devices, with a spinner; refuse a plugin that did not load."""
         began_s = time.monotonic()
-        with progress("starting devices"):
+        with progress("starting Ray" if self.uses_ray else "starting devices"):
+            self.core.executor  # noqa: B018 - the first use starts it
+        started_s = time.monotonic()
+        with progress("listing the devices"):
             rows = self.core.device_descriptors
-        start_s = time.monotonic() - began_s
-        uses_ray = not isinstance(self.core.executor, InProcessExecutor)
-        if start_s > SLOW_START_S and uses_ray and console(stderr=True).is_terminal:
+        listed_s = time.monotonic()
+        if listed_s - began_s > SLOW_START_S and self.uses_ray and console(stderr=True).is_terminal:
             print_note(
-                f"Ray took {start_s:.0f} s to start; `hetero pool up` keeps Ray and the devices "
+                f"Ray took {started_s - began_s:.1f} s to start, and its first worker "
+                f"{listed_s - started_s:.1f} s to list the devices; `hetero pool up` keeps both "
                 "running."
             )
         plugins = click.get_current_context().params.get("plugins") or ()

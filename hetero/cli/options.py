@@ -220,7 +220,9 @@ def with_core(
             Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
             _observed(core, **observe),
         ):
-            return function(ModelCommand(core, **command_fields), **rest)
+            return function(
+                ModelCommand(core, uses_ray=executor == "ray", **command_fields), **rest
+            )
 
     return command
 

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import ray
@@ -59,6 +60,22 @@ def loopback_only() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = previous
+
+
+@contextlib.contextmanager
+def without_monitors() -> Iterator[None]:
+    """Start a Ray in the block without its autoscaler and its log monitor.
+
+    Both are Python processes that a local Ray does not need: it has a fixed size, and workers do
+    not log to the driver. Without them Ray 2.60 starts with a quarter less processor time.
+    """
+    module: Any = ray._private.parameter
+    ray_params = module.RayParams
+    module.RayParams = partial(ray_params, no_monitor=True, include_log_monitor=False)
+    try:
+        yield
+    finally:
+        module.RayParams = ray_params
 
 
 def current_connection() -> object:

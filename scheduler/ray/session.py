@@ -42,6 +42,7 @@ from hetero.scheduler.ray.private_api import (
     loopback_only,
     reload_credentials,
     silence_error_messages,
+    without_monitors,
 )
 from hetero.scheduler.ray.signals import default_signals, own_signals
 
@@ -283,7 +284,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     session = RaySession(True, folder)
     try:
-        with _quiet(), own_signals(), loopback_only():
+        with _quiet(), own_signals(), loopback_only(), without_monitors():
             own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
             ray.init(address="local", **own, **_INIT, **options)
     except BaseException as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -29,6 +32,31 @@ def test_current_connection_is_one_object_while_connected(core):
     connection = private_api.current_connection()
     assert connection is not None
     assert private_api.current_connection() is connection
+
+
+#: Starts a local Ray and prints the command lines of all processes.
+PROGRAM = """
+import contextlib, pathlib, ray, hetero
+with hetero.Core() as core:
+    core.executor
+    print("ADDRESS", ray.get_runtime_context().gcs_address)
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            print(path.read_bytes().replace(b"\\0", b" ").decode(errors="replace"))
+"""
+
+
+@pytest.mark.slow
+def test_local_ray_runs_no_autoscaler_and_no_log_monitor():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    address = re.search("^ADDRESS (.+)$", result.stdout, re.MULTILINE)[1]
+    commands = [line for line in result.stdout.splitlines() if address in line]
+    assert any("raylet" in command for command in commands)
+    assert [command for command in commands if "monitor.py" in command] == []
 
 
 def test_bootstrap_address_finds_the_cluster_of_the_environment(core, monkeypatch):
