@@ -38,9 +38,9 @@ import hetero
 from benchmarks.processes import Child
 from benchmarks.sessions import bare_session
 from benchmarks.tables import names, print_rows
+from hetero.affinity.layers import find_layers
 from hetero.apps.generate.decoder_ports import Decoder
 from hetero.examples.small_decoder import small_decoder
-from hetero.planning.layers import find_layers
 
 _PROMPT: Final = list(range(5, 37))
 _STAGE_US: Final = 10_000

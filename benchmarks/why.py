@@ -33,8 +33,8 @@ from benchmarks.null_models import call
 from benchmarks.sessions import bare_session
 from benchmarks.tables import print_rows
 from benchmarks.timing import Submit, at_once, by_turns
+from hetero.affinity.layers import find_layers
 from hetero.examples.small_decoder import small_decoder
-from hetero.planning.layers import find_layers
 
 #: Dimensions of all-MiniLM-L6-v2, by its configuration on the model hub.
 _LAYERS, _WIDTH, _HEADS = 6, 384, 12

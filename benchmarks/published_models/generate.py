@@ -55,7 +55,7 @@ def expect(folder: Path) -> None:
 def attempt(path: Path, way: str) -> dict[str, Any]:
     """Compare an export with transformers: equal texts, and the error of the logits."""
     import hetero
-    from hetero.planning.layers import find_layers
+    from hetero.affinity.layers import find_layers
 
     expected = np.load(path.parents[1] / "greedy.npz")
     kind, devices, by_turns = WAYS[way]

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
+from hetero.affinity.layer_pins import layer_pins
 from hetero.affinity.request_dependence import computed_weight_positions
 from hetero.devices.errors import AffinityError
 from hetero.devices.model.model import Model, Node
@@ -18,7 +19,7 @@ from hetero.scheduler.types.device_names import match_name
 #: Characters that make a pattern a glob.
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 #: Kinds of patterns, in ascending order of precedence.
-_PATTERN_KINDS: Final = ("op", "glob", "name")
+_PATTERN_KINDS: Final = ("layer", "op", "glob", "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,12 @@ def resolve_pins(
 ) -> Affinity:
     """Match patterns to nodes and return the pinned nodes with their devices.
 
-    A pattern is a node name, a glob over node names (``*``, ``?``, ``[...]``), or ``op:TYPE`` for
-    an operator type. The type may be a glob and may include its domain
-    (``op:com.microsoft.Gelu``). The prefixes ``name:`` and ``glob:`` resolve ambiguous patterns.
-    Names take precedence over globs, globs over types; within a kind the later pattern wins.
+    A pattern is a node name, a glob over node names (``*``, ``?``, ``[...]``), ``op:TYPE`` for an
+    operator type, or ``layer:NUMBERS`` for layers of a decoder or encoder. The type may be a glob
+    and may include its domain (``op:com.microsoft.Gelu``). The prefixes ``name:`` and ``glob:``
+    resolve ambiguous patterns. Names take precedence over globs, globs over types, and types over
+    layers; within a kind the later pattern wins. Pins of layers must cover all layers, each once:
+    see `hetero.affinity.layer_pins`.
 
     `pins`: pattern -> device name.
     `devices`: the devices that a pin may name; any by default.
@@ -75,6 +78,7 @@ def resolve_pins(
     """
     origin = f" in {source}" if source else ""
     problems: list[str] = []
+    layers: dict[str, str] = {}
     matches_by_kind: dict[str, dict[str, tuple[str, str]]] = {kind: {} for kind in _PATTERN_KINDS}
     for pattern, device in pins.items():
         if not isinstance(device, str) or not device:
@@ -91,11 +95,18 @@ def resolve_pins(
                 )
             device = device_name or device
         kind, text = _split_pattern(pattern, model)
+        if kind == "layer":
+            layers[text] = device
+            continue
         matches = _matching_nodes(model, kind, text)
         if not matches:
             problems.append(f"pin {pattern!r}{origin}: {_explain_no_match(model, kind, text)}")
         label = f"pin: {'op:' if kind == 'op' else kind + ' '}{text}" + origin
         matches_by_kind[kind] |= dict.fromkeys(matches, (device, label))
+    layer_matches, layer_problems = layer_pins(model, layers)
+    for name, (number, device) in layer_matches.items():
+        matches_by_kind["layer"][name] = device, f"pin: layer {number}{origin}"
+    problems += [f"pins of layers{origin}: {problem}" for problem in layer_problems]
     raise_problems(model, problems)
     pins_by_node: dict[str, tuple[str, str]] = {}
     for kind in _PATTERN_KINDS:

@@ -39,7 +39,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "run": ("hetero run light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU",),
     "generate": (
         "python -m hetero.examples.small_decoder small.onnx",
-        "hetero generate small.onnx -d HETERO:ORT,CPU -a *_1=CPU --ids 3,14,15 -n 8",
+        "hetero generate small.onnx -d HETERO:ORT,CPU --layers 0=ORT,1=CPU --ids 3,14,15 -n 8",
     ),
     "bench": ("hetero bench light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU -t 2",),
     "compare": (

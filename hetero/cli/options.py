@@ -111,15 +111,24 @@ core_options: Final = combine_options(
     ),
     ray_options,
 )
-#: Adds ``--affinity``: pins by pattern.
-affinity_option: Final = click.option(
-    "--affinity",
-    "-a",
-    "pins",
-    multiple=True,
-    metavar="PATTERN=DEVICE|FILE",
-    help="Pin nodes by name, glob or op:Type, for example op:Concat=CPU; or a JSON or YAML file "
-    "with such pairs. Repeatable; later ones win.",
+#: Adds ``--affinity`` and ``--layers``: pins by pattern and by layer.
+affinity_option: Final = combine_options(
+    click.option(
+        "--affinity",
+        "-a",
+        "pins",
+        multiple=True,
+        metavar="PATTERN=DEVICE|FILE",
+        help="Pin nodes by name, glob or op:Type, for example op:Concat=CPU; or a JSON or YAML "
+        "file with such pairs. Repeatable; later ones win.",
+    ),
+    click.option(
+        "--layers",
+        metavar="NUMBERS=DEVICE,...",
+        callback=name_value_pairs("NUMBERS=DEVICE, such as 0-15=ORT.0,16-31=ORT.1", listed=True),
+        help="Device of each layer of a decoder or encoder, such as 0-15=ORT.0,16-31=ORT.1; "
+        "head=DEVICE for the nodes after the last layer. Pins of --affinity override it.",
+    ),
 )
 #: Adds ``--config``.
 config_option: Final = click.option(
@@ -204,7 +213,8 @@ def with_core(
         if simulates:
             rest["fleet"], device_counts = device_counts, _measured(rest["config"])
         if "pins" in rest:
-            rest["pins"] = parse_pins(rest["pins"])
+            layers = {f"layer:{numbers}": name for numbers, name in rest.pop("layers").items()}
+            rest["pins"] = layers | parse_pins(rest["pins"])
         cluster = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
             other_python = any(PluginSource.parse(plugin).python for plugin in plugins)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetero.affinity.affinity import NO_PINS, Affinity, is_literal
+from hetero.affinity.layers import find_layers
 from hetero.affinity.request_dependence import request_dependent_positions
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
@@ -20,7 +21,6 @@ from hetero.devices.plugin.support import Support
 from hetero.partition.replicas import ReplicaDevices
 from hetero.planning.cost.costs import Costs, DeviceCosts, LinearCost, Time
 from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
-from hetero.planning.layers import find_layers
 from hetero.planning.solver.candidates import Hint
 from hetero.planning.solver.problem import Problem, make_problem
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hetero.affinity.layer_pins import number_ranges
+from hetero.affinity.layers import find_layers
 from hetero.apps.generate.decoder_ports import decoder_file, published_folder
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
@@ -20,7 +21,6 @@ from hetero.cli.planning_options import replicas_option
 from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.formatting import nbytes_text
-from hetero.planning.layers import find_layers
 from hetero.terminal_tables import Columns, table
 
 
@@ -140,9 +140,5 @@ def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
 
 def _ranges(numbers: list[int], names: Mapping[int, str]) -> str:
     """Return numbers as text: 0-3, 5, head."""
-    plain = [n for n in numbers if n not in names]
-    # The difference from the index is constant among consecutive numbers.
-    groups = groupby(enumerate(plain), lambda pair: pair[1] - pair[0])
-    runs = [[n for _, n in group] for _, group in groups]
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    return ", ".join([*parts, *(names[n] for n in numbers if n in names)])
+    plain = number_ranges(n for n in numbers if n not in names)
+    return ", ".join(filter(None, [plain, *(names[n] for n in numbers if n in names)]))

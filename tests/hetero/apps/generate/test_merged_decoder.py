@@ -9,8 +9,8 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
+from hetero.affinity.layers import find_layers
 from hetero.errors import TensorNameError, TensorShapeError
-from hetero.planning.layers import find_layers
 
 #: The decoder cache holds embeddings, which the model sums; the encoder cache holds keys of the
 #: source, of which it takes the mean. As with optimum, later steps return an empty encoder cache.

@@ -1,13 +1,54 @@
-"""Layers of a stateful model: repeated blocks of nodes, each with its own states."""
+"""Layers of a model: repeated blocks of nodes, found by their states or by their names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Final
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import Variable, variables_of
+
+#: The number of a layer in a node's name, as PyTorch's modules have it: ``/model/layers.3/``.
+_NUMBER_IN_NAME: Final = re.compile(r"(?:^|[/._])(?:layers?|blocks?|h)[./_](\d+)(?=[/._]|$)")
+
+
+def numbered_layers(model: Model) -> list[tuple[str, ...]]:
+    """Return the node names of each layer, and of the nodes after the last layer.
+
+    The layers of a decoder follow from its states, those of other models from their nodes' names.
+    Nodes before the first layer, such as embeddings, belong to it. A model has no layers if neither
+    gives at least two.
+    """
+    layers = find_layers(model)
+    return layers if len(layers) > 2 else _layers_by_name(model)
+
+
+def _layers_by_name(model: Model) -> list[tuple[str, ...]]:
+    """Group nodes by the layer number in their names; other nodes follow their producers."""
+    numbers = [
+        int(match[1]) if (match := _NUMBER_IN_NAME.search(node.name)) else None
+        for node in model.nodes
+    ]
+    count = max((number for number in numbers if number is not None), default=-1) + 1
+    if count < 2:
+        return []
+    layer_of: list[int] = []
+    for node, number in zip(model.nodes, numbers, strict=True):
+        # A layer never precedes the layers that it depends on, so that no subgraphs form a cycle.
+        positions = (model.producers.get(value) for value in node.reads)
+        previous = max((layer_of[p] for p in positions if p is not None), default=0)
+        layer_of.append(previous if number is None else max(previous, number))
+    in_last = [p for p, number in enumerate(numbers) if number == count - 1]
+    needed = _ancestors(model, in_last)
+    for p in range(len(numbers)):
+        if layer_of[p] == count - 1 and p not in needed:
+            layer_of[p] = count
+    names: list[list[str]] = [[] for _ in range(count + 1)]
+    for node, layer in zip(model.nodes, layer_of, strict=True):
+        names[layer].append(node.name)
+    return [tuple(group) for group in names]
 
 
 def find_layers(model: Model) -> list[tuple[str, ...]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import hetero
+from hetero.affinity.layers import find_layers
 from hetero.errors import PlanError
-from hetero.planning.layers import find_layers
 from tests.support.decoders import CONTEXT, decoder, greedy
 from tests.support.stateful_models import running_sum
 
