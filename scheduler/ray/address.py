@@ -97,9 +97,10 @@ def is_of_this_process(error: OSError) -> bool:
     return error.errno in _OURS
 
 
-def check_is_node(address: str) -> None:
-    """Check that this machine is a node of a cluster; Ray itself would search for a minute.
+def check_is_node(address: str) -> set[str]:
+    """Check that this machine is a node of a cluster; return the addresses of all nodes.
 
+    Ray itself would search for a minute.
     Raises ClusterError: this machine is not a node.
     """
     hosts = alive_hosts(address, _NODES_S)
@@ -110,6 +111,7 @@ def check_is_node(address: str) -> None:
             "--num-cpus=0 if it is to compute nothing), or run this on one of them.",
             address=address,
         )
+    return hosts
 
 
 def _is_here(host: str) -> bool:

@@ -23,6 +23,7 @@ from hetero.devices.errors import ClusterError
 from hetero.devices.file_reader import parse_json, read_regular
 from hetero.scheduler.processes.owned_files import is_private, process_start
 from hetero.scheduler.ray.address import check_reachable
+from hetero.scheduler.ray.private_api import LOOPBACK_ONLY
 
 _START_S: Final = 120.0
 _END_S: Final = 10.0
@@ -86,14 +87,20 @@ def start_head() -> str:
         "--port=0",
         "--include-dashboard=false",
         "--disable-usage-stats",
+        "--node-ip-address=127.0.0.1",
         f"--temp-dir={place / 'ray'}",
     ]
-    quiet = {"RAY_worker_niceness": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
+    options = {
+        "RAY_worker_niceness": "0",
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+        "RAY_AUTH_MODE": "token",
+        **LOOPBACK_ONLY,
+    }
     try:
         with (place / "log").open("w") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **quiet, "RAY_AUTH_MODE": "token"},
+                env={**os.environ, **options},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -25,6 +25,8 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
+#: Environment variable with which a Ray that starts listens on 127.0.0.1 only, as on macOS.
+LOOPBACK_ONLY: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 #: State of a node that is alive, in the table of Ray's head (gcs.proto, GcsNodeInfo).
 _ALIVE: Final = 0
 
@@ -48,10 +50,11 @@ def alive_hosts(address: str, timeout_s: float) -> set[str]:
 @contextlib.contextmanager
 def loopback_only() -> Iterator[None]:
     """Let a Ray that starts in the block listen on 127.0.0.1 only, as on Windows and macOS."""
-    name, constants = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", ray._private.ray_constants
+    constants = ray._private.ray_constants
+    (name,) = LOOPBACK_ONLY
     previous, is_enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
-    os.environ[name] = "0"  # for the processes that it starts
+    os.environ.update(LOOPBACK_ONLY)  # for the processes that it starts
     try:
         yield
     finally:

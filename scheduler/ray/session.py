@@ -338,8 +338,10 @@ def _join(address: str) -> RaySession:
     try:
         with _quiet(), own_signals():
             enable_token()
-            check_is_node(address)
-            ray.init(address=address, **_INIT)
+            # Ray would take the network's address of this machine for 127.0.0.1.
+            is_local = check_is_node(address) == {"127.0.0.1"}
+            with loopback_only() if is_local else contextlib.nullcontext():
+                ray.init(address=address, **_INIT)
     except ClusterError:
         raise
     except AuthenticationError as error:

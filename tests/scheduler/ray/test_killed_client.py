@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -11,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.listening_sockets import LOOPBACK, listening_addresses
 
 PATIENCE_S = 120
 #: Variable that all processes of the client inherit.
@@ -26,9 +27,6 @@ print("ready", flush=True)
 while True:
     model({"x": np.ones(2**20, np.float32)})
 """
-#: State of a listening socket in /proc/net/tcp, and addresses of this machine alone.
-LISTEN = "0A"
-LOOPBACK = ("0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F")
 
 
 def processes(mark: str) -> Iterator[Path]:
@@ -49,22 +47,6 @@ def is_alive(folder: Path) -> bool:
         return False
 
 
-def listening_addresses(folder: Path) -> set[str]:
-    """Return the addresses at which a process listens, as in /proc/net/tcp."""
-    inodes = set()
-    for entry in (folder / "fd").iterdir():
-        try:
-            inodes |= set(re.findall(r"socket:\[(\d+)\]", str(entry.readlink())))
-        except OSError:
-            continue
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in (folder / "net" / name).read_text().splitlines()[1:]
-    ]
-    return {row[1].partition(":")[0] for row in rows if row[3] == LISTEN and row[9] in inodes}
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 def test_nothing_is_left_of_a_killed_client() -> None:
@@ -83,7 +65,7 @@ def test_nothing_is_left_of_a_killed_client() -> None:
         assert len(marked) > 5
         addresses = set().union(*map(listening_addresses, marked))
         assert addresses
-        assert addresses <= set(LOOPBACK)
+        assert addresses <= LOOPBACK
         number = f"-{client.pid}-"
         assert any(number in path.name for path in Path("/dev/shm").glob("hetero-*"))
     finally:
