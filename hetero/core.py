@@ -51,6 +51,7 @@ from hetero.properties.compile_request import CompileRequest
 from hetero.properties.device_selection import parse_counts
 from hetero.properties.settings import GLOBAL_SCOPE, Settings
 from hetero.properties.table import cache_folder, public_value
+from hetero.query.housekeeping import with_housekeeping
 from hetero.query.priority import query_priority, remove_refusals, without_refusals
 from hetero.query.query_cache import QueryCache
 from hetero.query.survey import Survey
@@ -440,6 +441,7 @@ class Core:
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
+        include_housekeeping: bool = False,
     ) -> Support:
         """Return the device of each node by priority, and the refusals of the other devices.
 
@@ -447,6 +449,9 @@ class Core:
         ----------
         model, device_name, config, affinity
             As for `compile_model`.
+        include_housekeeping : bool
+            Whether the result also contains inputs, weights and outputs, as in OpenVINO. An input
+            or weight gets the device of its first reader, an output that of its producer.
 
         Returns
         -------
@@ -454,7 +459,10 @@ class Core:
             Node name -> device; `Support.unsupported` contains the nodes without a device, with
             the refusal of every device.
         """
-        return self._query(self.read_model(model), device_name, config or {}, affinity)[2]
+        source, _, support = self._query(
+            self.read_model(model), device_name, config or {}, affinity
+        )
+        return with_housekeeping(source, support) if include_housekeeping else support
 
     def survey_model(
         self,
@@ -501,7 +509,7 @@ class Core:
     def compile_model(
         self,
         model: Source | Model,
-        device_name: str = "HETERO",
+        device_name: str | RemoteContext = "HETERO",
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
@@ -515,8 +523,9 @@ class Core:
         ----------
         model : path, bytes, onnx.ModelProto or Model
             The model.
-        device_name : str
-            ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device.
+        device_name : str or RemoteContext
+            ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device; or a context of
+            this Core, for the context's device. Requests pass the context's tensors by reference.
         config : mapping, optional
             Options; they take precedence over `set_property` and do not change it.
         affinity : mapping, path or sequence of str, optional
@@ -539,7 +548,10 @@ class Core:
             Pins match no node or device, or name a device that does not support the node.
         TensorNameError, TensorTypeError, TensorShapeError
             `states` are invalid; see `read_model`.
+        ArgumentError
+            The context belongs to another Core.
         """
+        device_name = self._device_of(device_name)
         self._settings.refuse_executor_options(config := config or {})
         source = self.read_model(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
@@ -661,7 +673,7 @@ class Core:
     def import_model(
         self,
         model_stream: str | Path | bytes | bytearray | memoryview | BinaryIO,
-        device_name: str | None = None,
+        device_name: str | RemoteContext | None = None,
         config: Config | None = None,
         remap: Mapping[str, str] | None = None,
         *,
@@ -673,9 +685,10 @@ class Core:
         ----------
         model_stream : path, bytes or binary file
             The blob. The weights of a file are memory-mapped: all processes of a node share them.
-        device_name : str, optional
-            The devices that may be used. If the blob was compiled for other devices, its model is
-            compiled again for these; the blob's options and pins apply to available devices.
+        device_name : str or RemoteContext, optional
+            The devices that may be used, or a context of this Core, for the context's device. If
+            the blob was compiled for other devices, its model is compiled again for these; the
+            blob's options and pins apply to available devices.
         config : mapping, optional
             Options; they take precedence over those of the blob.
         remap : mapping of str to str, optional
@@ -691,6 +704,8 @@ class Core:
             No such file.
         UnknownDeviceError
             A device of the blob is not available, and there is neither `remap` nor `device_name`.
+        ArgumentError
+            The context belongs to another Core.
 
         Notes
         -----
@@ -698,6 +713,7 @@ class Core:
         or fails to import it. Do not overwrite a blob file that is in use, because it is mapped;
         replace it by renaming another file, as `export_model` does.
         """
+        device_name = None if device_name is None else self._device_of(device_name)
         read_weights = None if weights is None else partial(self.read_model, weights)
         blob = ModelBlob(open_blob(model_stream, read_weights))
         blob.blob.verify()
@@ -772,6 +788,13 @@ class Core:
             raise
         except HeteroError as error:
             return BlobCheck(name, refusal=str(error))
+
+    def _device_of(self, device_name: str | RemoteContext) -> str:
+        """Return a device string; for a context of this Core, the context's device."""
+        if not isinstance(device_name, RemoteContext):
+            return device_name
+        device_name.check_owner(self.executor.create_context(device_name.device))
+        return device_name.device
 
     def _importing_devices(self, device_name: str | None) -> Sequence[str]:
         """Return the devices that an import may use."""

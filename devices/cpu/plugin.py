@@ -19,6 +19,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
+    FULL_PRECISION,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
@@ -56,10 +57,11 @@ class CPUPlugin(InterpreterPlugin):
     backend: ArrayBackend = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
+        FULL_PRECISION,
         Property(
             "OPTIMIZATION_CAPABILITIES",
             tuple,
-            ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
+            ("FP32", "FP16", "BF16", "INT8"),
             False,
             "Element types and capabilities.",
         ),

@@ -45,7 +45,7 @@ class GPUPlugin(InterpreterPlugin):
         Property(
             "OPTIMIZATION_CAPABILITIES",
             tuple,
-            ("FP32", "FP16", "INT8", "EXPORT_IMPORT"),
+            ("FP32", "FP16", "INT8"),
             False,
             "Element types and abilities.",
         ),

@@ -51,6 +51,7 @@ _ARGUMENTS: Final = (
     "constants",
     "value_info",
     "optional_inputs",
+    "node_rt_info",
 )
 
 
@@ -207,6 +208,8 @@ class Model(OpenVinoModelMethods):
         Inputs with a default, which is the constant of the same name.
     specs : mapping of str to TensorSpec, optional
         Types of all values; by default ONNX infers them on first use.
+    node_rt_info : mapping of str to mapping, optional
+        Node name -> run-time information; see `ModelNode.rt_info`.
     """
 
     def __init__(
@@ -221,6 +224,7 @@ class Model(OpenVinoModelMethods):
         value_info: Sequence[onnx.ValueInfoProto] = (),
         optional_inputs: Sequence[TensorSpec] = (),
         specs: Mapping[str, TensorSpec] | None = None,
+        node_rt_info: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     ) -> None:
         self.header: Final = header
         self.name: Final = name
@@ -230,13 +234,19 @@ class Model(OpenVinoModelMethods):
         self.constants: Final[Mapping[str, Constant]] = MappingProxyType(dict(constants))
         self.value_info: Final = tuple(value_info)
         self.optional_inputs: Final = tuple(optional_inputs)
+        #: Node name -> run-time information; the only part of a model that callers may change.
+        self.node_rt_info: Final = {node: dict(info) for node, info in node_rt_info.items()}
         self._initial_specs = specs
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
 
     def __deepcopy__(self, memo: object) -> Model:
-        return self  # a model is immutable
+        return self.clone()
+
+    def clone(self) -> Model:
+        """Return a copy with its own run-time information of nodes; the rest is shared."""
+        return Model(**self._arguments(), specs=self._initial_specs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = {name: np.asarray(c.array) for name, c in self.constants.items()}

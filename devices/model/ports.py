@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hetero.devices.errors import (
     UnsupportedOperationError,
 )
 from hetero.devices.model.html_table import html_table
+from hetero.devices.model.model_node import ModelNode, add_refusals
 from hetero.devices.model.partial_shape import PartialShape, Shape
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -165,9 +166,9 @@ class OpenVinoModelMethods(PortLookup):
             return self.get_rt_info(path) is not None
         return False
 
-    def get_ordered_ops(self) -> list[Any]:
-        """Return the nodes, without ports."""
-        return list(self.nodes)
+    def get_ordered_ops(self) -> list[ModelNode]:
+        """Return the nodes with OpenVINO's methods, in topological order, without ports."""
+        return [ModelNode(cast(Any, self), node) for node in self.nodes]
 
     get_ops = get_ordered_ops
 
@@ -237,10 +238,6 @@ class OpenVinoModelMethods(PortLookup):
         larger: Self = self.replace(outputs=[*self.outputs, *new])
         return larger
 
-    def clone(self) -> Self:
-        """Return the model itself, which is immutable."""
-        return self
-
     def is_dynamic(self) -> bool:
         """Return whether a port has a dynamic dimension."""
         return not all(port.is_static for port in (*self.inputs, *self.outputs) if port.is_tensor)
@@ -295,6 +292,35 @@ class OpenVinoModelMethods(PortLookup):
         )
         warn_if_unused("model = model.reshape(...)")
         return reshaped_model
+
+
+add_refusals(
+    OpenVinoModelMethods,
+    dict.fromkeys(
+        (
+            "add_parameters",
+            "add_results",
+            "add_sinks",
+            "add_variables",
+            "remove_parameter",
+            "remove_result",
+            "remove_sink",
+            "remove_variable",
+            "replace_parameter",
+            "set_rt_info",
+        ),
+        "a model is immutable; edit the ONNX file with onnx, and read it again",
+    )
+    | dict.fromkeys(
+        ("get_sink_index", "get_sinks", "get_variable_by_id", "get_variables"),
+        "ONNX has no sinks or variables; states are pairs of inputs and outputs, which "
+        "`read_model(..., states=...)` declares and `query_state` of a request returns",
+    )
+    | {
+        "evaluate": "compile the model for device CPU and run it",
+        "validate_nodes_and_infer_types": "types are inferred when the model is read",
+    },
+)
 
 
 def _first_key(*keys: Any) -> Any:

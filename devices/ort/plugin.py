@@ -15,6 +15,7 @@ from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
+    FULL_PRECISION,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
@@ -52,6 +53,7 @@ class ORTPlugin(Plugin):
     rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
+        FULL_PRECISION,
         Property(
             "OPTIMIZATION_CAPABILITIES",
             tuple,

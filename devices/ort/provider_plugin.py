@@ -16,7 +16,7 @@ from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.provider_library import device_name
 from hetero.devices.ort.remote_memory import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
-from hetero.devices.plugin.properties import Config, Property, PropertyTable
+from hetero.devices.plugin.properties import FULL_PRECISION, Config, Property, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
@@ -82,7 +82,9 @@ class ProviderPlugin(ORTPlugin):
     provider_name: ClassVar[str]
     program: ClassVar[type[OrtProgram]] = ProviderProgram
     leaves_outputs: ClassVar[bool] = False
-    properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
+    properties: ClassVar[PropertyTable] = ORTPlugin.properties.without(
+        FULL_PRECISION.name
+    ).extended(
         Property(
             "PROVIDER_OPTIONS",
             dict,

@@ -165,6 +165,24 @@ class Property:
         )
 
 
+#: Metric or key of OpenVINO's first API -> the property, option or method that replaces it.
+_FIRST_API: Final = {
+    "SUPPORTED_METRICS": "SUPPORTED_PROPERTIES",
+    "SUPPORTED_CONFIG_KEYS": "SUPPORTED_PROPERTIES",
+    "IMPORT_EXPORT_SUPPORT": "OPTIMIZATION_CAPABILITIES, which contains EXPORT_IMPORT,",
+    "CPU_THREADS_NUM": "INFERENCE_NUM_THREADS",
+    "CPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "GPU_THROUGHPUT_STREAMS": "NUM_STREAMS",
+    "CPU_BIND_THREAD": "ENABLE_CPU_PINNING of device OV",
+    "ENFORCE_BF16": "INFERENCE_PRECISION_HINT of device OV",
+    "TARGET_FALLBACK": "MULTI_DEVICE_PRIORITIES",
+    "DYN_BATCH_ENABLED": "AUTO_BATCH_SIZE",
+    "DYN_BATCH_LIMIT": "AUTO_BATCH_SIZE",
+    "HETERO_DUMP_GRAPH_DOT": "`hetero query --html`",
+    "DUMP_EXEC_GRAPH_AS_DOT": "`get_runtime_model` of the compiled model",
+}
+
+
 class PropertyTable(Mapping[str, Property]):
     """Mapping of names to properties.
 
@@ -218,6 +236,12 @@ class PropertyTable(Mapping[str, Property]):
 
 def unknown_property(name: object, owner: str, names: Iterable[str]) -> UnknownPropertyError:
     """Return an error that suggests similar valid names, or lists all of them."""
+    if str(name).upper() in _FIRST_API:
+        return UnknownPropertyError(
+            f"no property {name!r} on {owner}: it belongs to OpenVINO's first API. Use "
+            f"{_FIRST_API[str(name).upper()]} instead.",
+            property=name,
+        )
     matches = difflib.get_close_matches(str(name).upper(), names := sorted(names), 3, 0.6)
     if str(name).upper() in matches:
         matches = [str(name).upper()]
@@ -280,6 +304,16 @@ COMMON_PROPERTIES: Final = PropertyTable(
         False,
         "Number of requests that keeps the device busy.",
     ),
+)
+
+#: The precision property of devices that compute in the model's types.
+FULL_PRECISION: Final = Property(
+    "INFERENCE_PRECISION_HINT",
+    str,
+    "dynamic",
+    True,
+    "Lowest precision of float32 nodes; this device never computes them in less than float32.",
+    choices=("dynamic", "f32"),
 )
 
 #: Standard properties that not every plugin supports.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from hetero.devices.errors import TensorShapeError, UnsupportedOperationError
+from hetero.devices.errors import ArgumentError, TensorShapeError, UnsupportedOperationError
 from hetero.devices.model.partial_shape import Shape
 from hetero.devices.model.property_getter import getter
 
@@ -140,6 +140,13 @@ class RemoteContext(_DeviceObject):
     device : str
         The device's name.
     """
+
+    def check_owner(self, own_context: RemoteContext) -> None:
+        """Raise ArgumentError: a plugin's own context belongs to no Core."""
+        raise ArgumentError(
+            f"context of {self.device}: expected a context of this Core, got one of the plugin; "
+            f"create it with core.create_context({self.device!r})."
+        )
 
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:
         """Allocate an uninitialized tensor on the device."""

@@ -98,11 +98,18 @@ class BaseCompiledModel(PortLookup, ABC):
         own: InferRequest | None = getattr(self._requests, "own", None)
         if own is None or own.state is not State.IDLE:  # e.g. Ctrl-C interrupted the last call
             own = self._requests.own = InferRequest(self.target)
+            own.priority = self._default_priority()
         return own
+
+    def _default_priority(self) -> int:
+        """Return the priority of new requests."""
+        return 0
 
     def create_infer_request(self) -> InferRequest:
         """Return a new idle request."""
-        return InferRequest(self.target, self)
+        request = InferRequest(self.target, self)
+        request.priority = self._default_priority()
+        return request
 
     def infer_new_request(self, inputs: Any = None) -> Results:
         """Run once in a new request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copying
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hetero.devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from hetero.devices.model.element_type import element_type_name
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
@@ -121,9 +123,9 @@ class RequestTensors:
         return self._output_tensors[port.name]
 
     def set_output(self, port: TensorSpec, value: Any) -> None:
-        """Set the memory of an output."""
+        """Set the memory of an output; numbers are converted to the memory's type at each run."""
         tensor = value if isinstance(value, Tensor) else Tensor(value, shared_memory=True)
-        content = check_tensor(tensor.content(), port, "output")
+        content = check_tensor(tensor.content(), _spec_of_memory(port, tensor.content()), "output")
         if isinstance(content, np.ndarray) and not content.flags.writeable:
             raise TensorTypeError(
                 f"output {port.name!r}: expected a writable array, got a read-only one.",
@@ -386,5 +388,18 @@ def _write(port: TensorSpec, memory: Value, value: Value) -> Value:
     if isinstance(memory, RemoteTensor):
         memory.copy_from(value)
         return value
-    np.copyto(memory, value)
+    # Numbers outside the range of the memory's type wrap around, as in C.
+    with np.errstate(invalid="ignore"):
+        np.copyto(memory, value, casting="unsafe")
     return memory
+
+
+def _spec_of_memory(port: TensorSpec, memory: Any) -> TensorSpec:
+    """Return an output's port with the type of the user's memory, if its numbers convert to it."""
+    if not isinstance(memory, np.ndarray) or port.dtype is None or port.dtype.hasobject:
+        return port
+    try:
+        name = element_type_name(memory.dtype)
+    except TypeError:
+        return port
+    return port if name == "string" else replace(port, type=f"tensor({name})")

@@ -1,7 +1,9 @@
-"""Affinities stored in a model: hetero's node metadata, ONNX Runtime's, and ONNX's device records.
+"""Affinities stored in a model: of its nodes in memory, and of its file's metadata.
 
-Three forms, in descending order of precedence:
+Four forms, in descending order of precedence:
 
+``op.get_rt_info()["affinity"]``
+    A device name, as OpenVINO's HETERO reads it; in memory only.
 ``metadata_props["hetero.affinity"]``
     A device name.
 ``device_configurations``
@@ -12,7 +14,7 @@ Three forms, in descending order of precedence:
     ONNX Runtime's layer annotation. Its labels are free text; labels that are not device names
     are ignored.
 
-The last two come from other tools: devices outside the device list are ignored. A
+The last two come from other tools: devices outside the device list are ignored. An ``affinity`` or
 ``hetero.affinity`` outside the list is an error.
 """
 
@@ -23,10 +25,12 @@ from typing import Final
 
 import onnx
 
-from hetero.affinity.affinity import NO_PINS, Affinity, is_literal, resolve_pins
+from hetero.affinity.affinity import Affinity, is_literal, resolve_pins
 from hetero.devices.model.model import Model, Node, set_metadata
 from hetero.scheduler.types.device_names import match_name
 
+#: The entry of a node's run-time information, as in OpenVINO.
+RT_INFO_KEY: Final = "affinity"
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"
 REASON_KEY: Final = "hetero.reason"
@@ -41,8 +45,13 @@ DEVICE_RECORDS_IR: Final = 11
 def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
     """Read the pins stored in a model's nodes.
 
-    Raises AffinityError: a ``hetero.affinity`` is not one of `devices`.
+    Raises AffinityError: an ``affinity`` or ``hetero.affinity`` is not one of `devices`.
     """
+    runtime_pins = {
+        f"name:{name}": info[RT_INFO_KEY]
+        for name, info in model.node_rt_info.items()
+        if info.get(RT_INFO_KEY) not in (None, "")
+    }
     configurations = {str(c.name): tuple(map(str, c.device)) for c in model.header.configuration}
     own_pins: dict[str, str] = {}
     foreign_pins: dict[str, str] = {}
@@ -59,9 +68,14 @@ def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
         elif (device := match_name(metadata.get(LAYER_KEY, ""), devices)) is not None:
             foreign_pins[node.name] = device
             reasons[node.name] = f"pin: metadata {LAYER_KEY}"
-    source = f"metadata {AFFINITY_KEY}"
-    resolved_pins = resolve_pins(model, own_pins, devices, source=source) if own_pins else NO_PINS
-    return resolved_pins.with_fallback(Affinity(foreign_pins, reasons))
+    pins = Affinity(foreign_pins, reasons)
+    for source, patterns in (
+        (f"metadata {AFFINITY_KEY}", own_pins),
+        (f"rt_info {RT_INFO_KEY}", runtime_pins),
+    ):
+        if patterns:
+            pins = resolve_pins(model, patterns, devices, source=source).with_fallback(pins)
+    return pins
 
 
 def _device_of_record(

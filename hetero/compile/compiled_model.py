@@ -35,6 +35,9 @@ from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.types.plan import Plan
 from hetero.verify.verdict import Verification
 
+#: Value of MODEL_PRIORITY -> priority of the model's requests.
+_PRIORITIES: Final = {"LOW": -1, "MEDIUM": 0, "HIGH": 1}
+
 
 class CompiledModel(BaseCompiledModel):
     """A model that is compiled and deployed on one or several devices.
@@ -274,6 +277,8 @@ class CompiledModel(BaseCompiledModel):
                 return self._execution_devices
             case "MULTI_DEVICE_PRIORITIES":
                 return tuple(self._device_configurations)
+            case "DEVICE_ID":
+                return self._device_id()
             case "DEVICE_PROPERTIES":
                 return self._device_options()
             case "HETERO_NUMBER_OF_SUBMODELS":
@@ -310,6 +315,20 @@ class CompiledModel(BaseCompiledModel):
                 property=name,
             )
         return values[0]
+
+    def _default_priority(self) -> int:
+        return _PRIORITIES[self._configuration.get("MODEL_PRIORITY")]
+
+    def _device_id(self) -> str:
+        """Return the id of the only device that runs the model; PropertyError for several."""
+        devices = self._execution_devices
+        if len(devices) != 1:
+            raise PropertyError(
+                f"model {self.name!r}: DEVICE_ID: expected one device, got "
+                f"{', '.join(devices) or 'none'}. Read EXECUTION_DEVICES instead.",
+                property="DEVICE_ID",
+            )
+        return self.request.descriptor(devices[0]).device_id
 
     @property
     def _execution_devices(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from hetero.properties.device_selection import (
     select_devices,
     select_prioritised_devices,
 )
+from hetero.properties.log import set_logging_level
 from hetero.properties.replicas_property import (
     REPLACED,
     REPLICAS,
@@ -22,12 +23,13 @@ from hetero.properties.replicas_property import (
 )
 from hetero.properties.table import (
     HETERO_PROPERTIES,
+    SETTABLE_ON_DEVICES,
     SplitConfig,
     split_options,
     split_shared_options,
 )
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
-from hetero.scheduler.types.device_names import HETERO, parse_device
+from hetero.scheduler.types.device_names import HETERO, parse_device, split_name
 
 #: The scope of HETERO and of every device that has a property.
 GLOBAL_SCOPE: Final = "HETERO or any device"
@@ -76,6 +78,10 @@ class Settings:
                     property=name,
                 )
         configuration.set(config)
+        if "LOG_LEVEL" in config:
+            is_shared = configuration.owner in (GLOBAL_SCOPE, HETERO)
+            plugin = "" if is_shared else split_name(configuration.owner)[0]
+            set_logging_level(plugin, configuration.get("LOG_LEVEL"))
 
     def executor_options(self, kind: str) -> dict[str, float]:
         """Return the options for the start of an executor of a kind."""
@@ -127,6 +133,12 @@ class Settings:
             }
         options = split_options(config, devices)
         configuration = self._configuration(HETERO, HETERO_PROPERTIES)
+        settings_by_device = {n: self._configuration(n, devices[n]).values for n in devices}
+        #: Options of the whole model that were set for its only device.
+        sole_options: Config = {}
+        if len(devices) == 1:
+            (only_settings,) = settings_by_device.values()
+            sole_options = {n: v for n, v in only_settings.items() if n in SETTABLE_ON_DEVICES}
         # A global setting may apply to none of this model's devices.
         device_properties = (p for table in devices.values() for p in table.values())
         all_properties = HETERO_PROPERTIES.extended(*device_properties)
@@ -134,10 +146,10 @@ class Settings:
         settings = {name: value for name, value in settings.items() if name in all_properties}
         shared = split_shared_options(settings, devices)
         return SplitConfig(
-            configuration.effective() | options.hetero_config,
+            {**configuration.effective(), **sole_options, **options.hetero_config},
             {
                 name: {**defaults, **shared.device_configs[name]}
-                | self._configuration(name, devices[name]).values
+                | {n: v for n, v in settings_by_device[name].items() if n in devices[name]}
                 | options.device_configs[name]
                 for name in devices
             },
@@ -175,6 +187,10 @@ class Settings:
         return self._configuration(name, table)
 
     def _configuration(self, name: str, table: PropertyTable) -> Configuration:
+        if name != HETERO:
+            missing = SETTABLE_ON_DEVICES - table.keys()
+            table = table.extended(*(HETERO_PROPERTIES[n] for n in sorted(missing)))
+
         def read(property_name: str, _: Any) -> Any:
             return self._default(name, table, property_name)
 

@@ -18,6 +18,7 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
     unknown_property,
 )
+from hetero.properties.log import LOGGING_LEVELS
 from hetero.properties.replicas_property import REPLICAS, check_lists_of
 from hetero.scheduler.types.device_names import HETERO, match_name
 from hetero.scheduler.types.limits import Limits
@@ -75,6 +76,24 @@ HETERO_PROPERTIES: Final = PropertyTable(
         mutable=True,
         doc="Maximum number of requests that the application has in flight; 0: the optimal number.",
         minimum=0,
+    ),
+    Property(
+        "MODEL_PRIORITY",
+        str,
+        "MEDIUM",
+        mutable=True,
+        doc="Priority of the model's requests over those of other models on the same devices; a "
+        "request's own `priority` takes precedence.",
+        choices=("LOW", "MEDIUM", "HIGH"),
+    ),
+    Property(
+        "LOG_LEVEL",
+        str,
+        "",
+        mutable=True,
+        doc="Level of the messages of the logger `hetero` in this process, or of a device's logger; "
+        "empty: unchanged. Devices with a property of this name also get it.",
+        choices=("", *LOGGING_LEVELS),
     ),
     Property(
         "COST_FILE",
@@ -346,9 +365,11 @@ HETERO_PROPERTIES: Final = PropertyTable(
 
 #: Properties of the same meaning for HETERO and for devices. Any other common name is HETERO's
 #: property only: planning and caching of the whole model do not concern a device with a part of it.
-SHARED_WITH_DEVICES: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP"})
+SHARED_WITH_DEVICES: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP", "LOG_LEVEL"})
 #: HETERO's properties that also apply to a device that runs the whole model.
 _FOR_SINGLE_DEVICE: Final = frozenset({"PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"})
+#: HETERO's properties that `set_property` of a device sets for models on that device alone.
+SETTABLE_ON_DEVICES: Final = _FOR_SINGLE_DEVICE | {"LOG_LEVEL", "MODEL_PRIORITY"}
 
 #: Suffix of cost files in CACHE_DIR.
 COSTS_SUFFIX: Final = ".costs.json"
@@ -359,6 +380,7 @@ NOT_EXPORTED: Final = (
     "CACHE_SIZE_LIMIT_BYTES",
     "CACHE_LOCK_TIMEOUT_S",
     "CACHE_ENCRYPTION_CALLBACKS",
+    "LOG_LEVEL",
     "DEVICE_PROPERTIES",
     "MULTI_DEVICE_PRIORITIES",
     "REPLICAS",

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from hetero.devices.errors import (
+    ArgumentError,
     ClusterError,
     DeadlineError,
     DeviceLostError,
@@ -488,6 +489,14 @@ class DeviceContext(RemoteContext):
 
     def __repr__(self) -> str:
         return f"<DeviceContext {self.device}>"
+
+    def check_owner(self, own_context: RemoteContext) -> None:
+        """Raise ArgumentError if this context belongs to another Core than `own_context`."""
+        if not isinstance(own_context, DeviceContext) or self._memory is not own_context._memory:
+            raise ArgumentError(
+                f"context of {self.device}: expected a context of this Core, got one of another "
+                f"Core, which may be closed. Create it with core.create_context({self.device!r})."
+            )
 
     def create_host_tensor(self, type: Any, shape: Sequence[int]) -> Tensor:
         """Create a tensor of zeros in this process's memory."""

@@ -239,3 +239,93 @@ def test_closed_core_is_rejected() -> None:
 def test_repr_of_compiled_model_with_one_subgraph(core: hetero.Core) -> None:
     with core.compile_model(branches(), "CPU") as compiled:
         assert repr(compiled) == "<CompiledModel 'branches': 1 subgraph on CPU>"
+
+
+def test_context_selects_its_device(core: hetero.Core) -> None:
+    context = core.create_context("ORT")
+    tensor = context.from_host(X)
+    with core.compile_model(branches(), context, {"VERIFY": "NO"}) as compiled:
+        assert compiled.get_property("EXECUTION_DEVICES") == ["ORT"]
+        assert compiled.get_property("DEVICE_ID") == "0"
+        request = compiled.create_infer_request()
+        request.set_input_tensor(tensor)
+        np.testing.assert_allclose(request.infer()[0], branches_output(X), rtol=1e-6)
+        blob = compiled.export_model()
+    with core.import_model(blob, context) as imported:
+        np.testing.assert_allclose(imported({"x": tensor})[0], branches_output(X), rtol=1e-6)
+
+
+def test_context_of_another_core_raises(core: hetero.Core) -> None:
+    with hetero.Core("inprocess") as other:
+        foreign_context = other.create_context("CPU")
+        blob = other.compile_model(branches(), foreign_context).export_model()
+    for call in (
+        lambda: core.compile_model(branches(), foreign_context),
+        lambda: core.import_model(blob, foreign_context),
+    ):
+        with pytest.raises(errors.ArgumentError, match=r"core.create_context\('CPU'\)"):
+            call()
+    with pytest.raises(errors.ClusterError, match="this Core is closed; create another"):
+        other.compile_model(branches(), foreign_context)
+
+
+def test_query_with_housekeeping_names_inputs_weights_and_outputs(core: hetero.Core) -> None:
+    model = core.read_model("light:squeezenet")
+    support = core.query_model(model, "HETERO:ORT,CPU", include_housekeeping=True)
+    ports = {port.name for port in (*model.inputs, *model.outputs)}
+    assert set(support) == {*model.node_names, *model.constants, *ports}
+    assert set(support) > set(core.query_model(model, "HETERO:ORT,CPU"))
+
+
+def test_compiled_model_on_several_devices_has_no_device_id(core: hetero.Core) -> None:
+    pins = {"op:Add": "CPU"}
+    with (
+        core.compile_model(branches(), "HETERO:ORT,CPU", affinity=pins) as compiled,
+        pytest.raises(errors.PropertyError, match="expected one device, got "),
+    ):
+        compiled.get_property("DEVICE_ID")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PERFORMANCE_HINT", "LATENCY"),
+        ("PERFORMANCE_HINT_NUM_REQUESTS", 3),
+        ("INFERENCE_PRECISION_HINT", "f32"),
+        ("LOG_LEVEL", "LOG_ERROR"),
+        ("MODEL_PRIORITY", "HIGH"),
+    ],
+)
+def test_options_of_a_single_device_apply_to_its_models(name: str, value: object) -> None:
+    with hetero.Core("inprocess") as own_core:
+        own_core.set_property("CPU", {name: value})
+        assert own_core.get_property("CPU", name) == value
+        with own_core.compile_model(branches(), "CPU") as compiled:
+            assert compiled.get_property(name) == value
+            assert compiled.create_infer_request().priority == (name == "MODEL_PRIORITY")
+        if name != "INFERENCE_PRECISION_HINT":
+            with own_core.compile_model(branches(), "HETERO:ORT,CPU") as compiled:
+                assert compiled.get_property(name) != value
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("SUPPORTED_METRICS", "SUPPORTED_PROPERTIES"),
+        ("IMPORT_EXPORT_SUPPORT", "OPTIMIZATION_CAPABILITIES, which contains EXPORT_IMPORT,"),
+        ("CPU_THROUGHPUT_STREAMS", "NUM_STREAMS"),
+    ],
+)
+def test_keys_of_openvinos_first_api_name_their_replacement(
+    core: hetero.Core, name: str, replacement: str
+) -> None:
+    with pytest.raises(errors.UnknownPropertyError, match=f"Use {replacement} instead"):
+        core.get_property("CPU", name)
+    with pytest.raises(errors.UnknownPropertyError, match=f"Use {replacement} instead"):
+        core.set_property({name: "1"})
+
+
+def test_capabilities_are_listed_once(core: hetero.Core) -> None:
+    for device in core.available_devices:
+        capabilities = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
+        assert len(capabilities) == len(set(capabilities))

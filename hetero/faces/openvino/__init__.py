@@ -7,6 +7,7 @@ from hetero.core import Core
 from hetero.devices.model.element_type import Type
 from hetero.devices.model.extension import Extension
 from hetero.devices.model.model import Model
+from hetero.devices.model.model_node import ModelNode as Node
 from hetero.devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
@@ -38,6 +39,7 @@ __all__ = [
     "InferRequest",
     "Layout",
     "Model",
+    "Node",
     "PartialShape",
     "ProfilingInfo",
     "RemoteContext",

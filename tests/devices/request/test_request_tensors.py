@@ -280,8 +280,19 @@ def test_output_memory_must_be_writable_and_fit() -> None:
     with pytest.raises(TensorTypeError, match="output 'y': expected a writable array"):
         tensors.set("y", memory)
     with pytest.raises(TensorTypeError, match="'y'"):
-        tensors.set("y", np.zeros((1, 2)))
+        tensors.set("y", np.zeros((1, 2), object))
+    with pytest.raises(TensorTypeError, match="'y'"):
+        tensors.set("y", np.zeros((1, 2), "datetime64[s]"))
     assert not tensors.may_have_resident_outputs
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.uint8, bool])
+def test_output_converts_to_the_memory_s_element_type(dtype: Any) -> None:
+    tensors, memory = one_input(), np.zeros((1, 2), dtype)
+    tensors.set("y", memory)
+    result = tensors.store({"y": array(3.7)}, copy=False)["y"]
+    assert result is memory
+    assert memory.tolist() == array(3.7).astype(dtype).tolist()
 
 
 def test_output_that_is_an_input_s_memory_is_copied() -> None:

@@ -93,3 +93,22 @@ def test_collect_pins_metadata_for_unlisted_device() -> None:
     with pytest.raises(AffinityError, match=r"in metadata hetero\.affinity: no device 'GPU'"):
         collect_pins(model_with(node), DEVICES, None)
     assert dict(collect_pins(model_with(node), ("CPU",), None)) == {}
+
+
+def test_affinity_of_runtime_information_precedes_metadata() -> None:
+    model = model_with(node_with(**{"hetero.affinity": "CPU"}))
+    for op in model.get_ops():
+        op.get_rt_info()["affinity"] = "ORT"
+    pins = collect_pins(model, DEVICES, None)
+    assert dict(pins) == {"n": "ORT"}
+    assert pins.reasons["n"] == "pin: name n in rt_info affinity"
+    assert dict(collect_pins(model, DEVICES, {"n": "CPU"})) == {"n": "CPU"}
+    assert not collect_pins(model, ("CPU",), None)
+
+
+@pytest.mark.parametrize("device", ["GPU", 3])
+def test_affinity_of_runtime_information_names_a_listed_device(device: object) -> None:
+    model = model_with(node_with())
+    model.get_ops()[0].rt_info["affinity"] = device
+    with pytest.raises(AffinityError, match=rf"rt_info affinity.*{device}"):
+        collect_pins(model, DEVICES, None)

@@ -544,14 +544,12 @@ def test_longest_idle_job_is_next() -> None:
 #: Members of OpenVINO's classes that hetero does not have; docs/coming-from.md has the reasons.
 OMITTED_MEMBERS = {
     "Core": "register_plugins",
-    "Model": "add_parameters add_results add_sinks add_variables evaluate get_sink_index get_sinks "
-    "get_variable_by_id get_variables remove_parameter remove_result remove_sink remove_variable "
-    "replace_parameter set_rt_info sinks validate_nodes_and_infer_types variables",
+    "Model": "sinks variables",
     "ConstOutput": "get_rt_info get_target_inputs rt_info target_inputs",
     "Type": "nf4 u1 u3 u6",
 }
 CLASSES = """AsyncInferQueue CompiledModel Dimension InferRequest Layout PartialShape ProfilingInfo
-RemoteContext RemoteTensor Shape Symbol Tensor Type Core Model ConstOutput Version OVDict"""
+RemoteContext RemoteTensor Shape Symbol Tensor Type Core Model ConstOutput Node Version OVDict"""
 
 
 @pytest.fixture(scope="module")
@@ -564,6 +562,7 @@ def instances() -> Any:
         yield {
             "Core": core,
             "Model": compiled.source,
+            "Node": compiled.source.get_ops()[0],
             "ConstOutput": compiled.input(),
             "Version": core.get_versions("CPU")["CPU"],
             "RemoteContext": context,

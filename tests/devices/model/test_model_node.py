@@ -1,0 +1,87 @@
+"""Nodes with OpenVINO's methods, compared with those of OpenVINO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx.parser
+import pytest
+
+from hetero.devices.errors import TensorNameError, UnsupportedOperationError
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+
+TEXT = """<ir_version: 10, opset_import: ["" : 17]>
+g (float[2, 3] x) => (float[2, 3] y) {
+  [relu] h = Relu(x)
+  [add] y = Add(h, x)
+}"""
+
+
+@pytest.fixture
+def model() -> Model:
+    return read_model(onnx.parser.parse_model(TEXT))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "op.get_type_name()",
+        "op.get_type_info().name",
+        "op.get_input_size()",
+        "op.get_output_size()",
+        "len(op.inputs())",
+        "len(op.outputs())",
+        "list(op.get_output_shape(0))",
+        "list(op.shape)",
+        "op.get_element_type().get_type_name()",
+        "op.get_input_element_type(0).get_type_name()",
+        "op.get_output_element_type(0).get_type_name()",
+        "str(op.get_output_partial_shape(0))",
+        "str(op.input(0).get_partial_shape())",
+        "op.input_value(0).get_element_type().get_type_name()",
+        "op.output(0).get_any_name()",
+    ],
+)
+def test_node_equals_openvinos(model: Model, expression: str) -> None:
+    ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+    theirs = ov.Core().read_model(model.to_bytes()).get_ordered_ops()
+    nodes = {op.output(0).get_any_name(): op for op in theirs if op.get_output_size()}
+    for op in model.get_ordered_ops():
+        counterpart = nodes[op.output(0).get_any_name()]
+        assert eval(expression, {"op": op}) == eval(expression, {"op": counterpart})
+
+
+def test_runtime_information_belongs_to_one_model(model: Model) -> None:
+    model.get_ops()[0].get_rt_info()["affinity"] = "CPU"
+    copy = model.clone()
+    assert copy.get_ops()[0].rt_info == {"affinity": "CPU"}
+    copy.get_ops()[0].set_rt_info("ORT", "affinity")
+    assert model.get_ops()[0].rt_info == {"affinity": "CPU"}
+    assert model.get_ops()[1].rt_info == {}
+
+
+def test_nodes_are_equal_within_a_model(model: Model) -> None:
+    first, second = model.get_ops()
+    assert first == model.get_ops()[0] != second
+    assert first != model.clone().get_ops()[0]
+    assert len({first, model.get_ops()[0], second}) == 2
+    assert [op.get_instance_id() for op in (first, second)] == [0, 1]
+
+
+def test_port_out_of_range_raises(model: Model) -> None:
+    with pytest.raises(TensorNameError, match=r"node 'relu' \(Relu\): expected an input from 0"):
+        model.get_ops()[0].input(1)
+
+
+@pytest.mark.parametrize("name", ["set_attribute", "set_friendly_name", "evaluate"])
+def test_change_of_a_node_raises_with_the_reason(model: Model, name: str) -> None:
+    node: Any = model.get_ops()[0]
+    with pytest.raises(UnsupportedOperationError, match=rf"ModelNode.{name}: (a model is|compile)"):
+        getattr(node, name)("alpha", 1)
+
+
+def test_change_of_a_model_raises_with_the_reason(model: Model) -> None:
+    changeable: Any = model
+    with pytest.raises(UnsupportedOperationError, match="Model.add_results: a model is immutable"):
+        changeable.add_results([])
