@@ -131,7 +131,11 @@ class ModelNode:
         """Return an input by position."""
         return self._at(self.inputs(), input_index, "input")
 
-    input_value = get_input_tensor = input
+    def input_value(self, index: int) -> TensorSpec:
+        """Return an input by position: in ONNX, the value that the node reads."""
+        return self.input(index)
+
+    get_input_tensor = input_value
 
     def output(self, output_index: int = 0) -> TensorSpec:
         """Return an output by position."""
