@@ -20,6 +20,8 @@ from hetero.devices.plugin.properties import FULL_PRECISION, Config, Property, P
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal
 
+#: A provider may compute in less than float32.
+_INHERITED_PROPERTIES: Final = ORTPlugin.properties.without(FULL_PRECISION.name)
 _OPENVINO: Final = "OpenVINOExecutionProvider"
 #: Providers that share the CPU's cores; they rank below accelerators.
 _CPU_PROVIDERS: Final = frozenset({_OPENVINO, "DnnlExecutionProvider", "XnnpackExecutionProvider"})
@@ -82,9 +84,7 @@ class ProviderPlugin(ORTPlugin):
     provider_name: ClassVar[str]
     program: ClassVar[type[OrtProgram]] = ProviderProgram
     leaves_outputs: ClassVar[bool] = False
-    properties: ClassVar[PropertyTable] = ORTPlugin.properties.without(
-        FULL_PRECISION.name
-    ).extended(
+    properties: ClassVar[PropertyTable] = _INHERITED_PROPERTIES.extended(
         Property(
             "PROVIDER_OPTIONS",
             dict,

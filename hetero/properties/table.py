@@ -91,8 +91,8 @@ HETERO_PROPERTIES: Final = PropertyTable(
         str,
         "",
         mutable=True,
-        doc="Level of the messages of the logger `hetero` in this process, or of a device's logger; "
-        "empty: unchanged. Devices with a property of this name also get it.",
+        doc="Level of the messages of the logger `hetero` in this process, or of a device's "
+        "logger; empty: unchanged. Devices with a property of this name also get it.",
         choices=("", *LOGGING_LEVELS),
     ),
     Property(

@@ -46,7 +46,7 @@ def model() -> Model:
 def test_node_equals_openvinos(model: Model, expression: str) -> None:
     ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     theirs = ov.Core().read_model(model.to_bytes()).get_ordered_ops()
-    nodes = {op.output(0).get_any_name(): op for op in theirs if op.get_output_size()}
+    nodes = {o.output(0).get_any_name(): o for o in theirs if o.get_type_name() != "Result"}
     for op in model.get_ordered_ops():
         counterpart = nodes[op.output(0).get_any_name()]
         assert eval(expression, {"op": op}) == eval(expression, {"op": counterpart})
@@ -83,5 +83,5 @@ def test_change_of_a_node_raises_with_the_reason(model: Model, name: str) -> Non
 
 def test_change_of_a_model_raises_with_the_reason(model: Model) -> None:
     changeable: Any = model
-    with pytest.raises(UnsupportedOperationError, match="Model.add_results: a model is immutable"):
+    with pytest.raises(UnsupportedOperationError, match=r"Model\.add_results: a model is immutable"):
         changeable.add_results([])
