@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from hetero.devices.errors import TensorNameError, UnsupportedOperationError
 from hetero.devices.model.partial_shape import PartialShape, Shape
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
-
-if TYPE_CHECKING:
-    from hetero.devices.model.model import Model, Node
 
 _IMMUTABLE: Final = "a model is immutable; edit the ONNX file with onnx, and read it again"
 
@@ -46,7 +43,7 @@ class ModelNode:
 
     __slots__ = ("_model", "_node")
 
-    def __init__(self, model: Model, node: Node) -> None:
+    def __init__(self, model: Any, node: Any) -> None:  # their modules import this one
         self._model: Final = model
         self._node: Final = node
 
@@ -64,7 +61,8 @@ class ModelNode:
     @property
     def name(self) -> str:
         """The node's unique name."""
-        return self._node.name
+        name: str = self._node.name
+        return name
 
     @property
     def friendly_name(self) -> str:
@@ -76,7 +74,8 @@ class ModelNode:
     @property
     def op_type(self) -> str:
         """The operator."""
-        return self._node.op_type
+        op_type: str = self._node.op_type
+        return op_type
 
     def get_type_name(self) -> str:
         """Return `op_type`."""
@@ -94,7 +93,8 @@ class ModelNode:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes as Python values; bodies as onnx.GraphProto."""
-        return self._node.attributes
+        attributes: dict[str, Any] = self._node.attributes
+        return attributes
 
     get_attributes = getter(attributes)
 
@@ -105,7 +105,8 @@ class ModelNode:
         The entry ``affinity`` assigns the node to a device:
         ``op.get_rt_info()["affinity"] = "CPU"``.
         """
-        return self._model.node_rt_info.setdefault(self.name, {})
+        info: dict[str, Any] = self._model.node_rt_info.setdefault(self.name, {})
+        return info
 
     get_rt_info = getter(rt_info)
 
@@ -115,7 +116,8 @@ class ModelNode:
 
     def get_instance_id(self) -> int:
         """Return the node's position in the model."""
-        return self._model.index_of[self.name]
+        position: int = self._model.index_of[self.name]
+        return position
 
     def inputs(self) -> list[TensorSpec]:
         """Return the values that the node reads; absent optional ones have an empty name."""

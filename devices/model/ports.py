@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -168,7 +168,7 @@ class OpenVinoModelMethods(PortLookup):
 
     def get_ordered_ops(self) -> list[ModelNode]:
         """Return the nodes with OpenVINO's methods, in topological order, without ports."""
-        return [ModelNode(cast(Any, self), node) for node in self.nodes]
+        return [ModelNode(self, node) for node in self.nodes]
 
     get_ops = get_ordered_ops
 
