@@ -18,6 +18,7 @@ RefusalCode = Literal[
     "memory",
     "policy",
     "wrong_result",
+    "crash",
 ]
 REFUSAL_CODES: Final = frozenset(get_args(RefusalCode))
 

@@ -206,11 +206,19 @@ class Compiler:
     def _replan(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> list[PlacedPartition]:
-        """Place a model after the loss of a device; wrong nodes stay if nothing else runs them."""
+        """Place a model after the loss of a device.
+
+        Nodes with wrong results stay if nothing else runs them, but nodes that end the process do
+        not.
+        """
         try:
             return self.place(model, request, refusals)
         except UnsupportedNodesError:
-            return self.place(model, request, {})
+            crashes = {
+                device: {name: r for name, r in nodes.items() if r.code == "crash"}
+                for device, nodes in refusals.items()
+            }
+            return self.place(model, request, crashes)
 
 
 def with_batch_axis(model: Model, request: CompileRequest) -> Model:

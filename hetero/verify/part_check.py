@@ -60,6 +60,7 @@ class PartCheck:
     `witnesses`: further devices by name, each of which decides between vendor and reference.
     `unit`: unit in the last place of the computation.
     `kept`: nodes whose faults are known and that stay on the vendor.
+    `known_faults`: operators of subgraphs that failed in other parts; blocks repeat in a model.
     """
 
     part: Model
@@ -70,6 +71,7 @@ class PartCheck:
     unit: float
     witnesses: Mapping[str, Run] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    known_faults: Sequence[tuple[str, ...]] = ()
 
     def run(self) -> CheckResult:
         """Compare the vendor's outputs for every draw, and find the nodes at fault."""
@@ -93,7 +95,8 @@ class PartCheck:
             (shaken,) = self.shaken_reference(self.part, [inputs[i]])
             if not self._difference(self.part, expected[i], shaken, result):
                 continue
-            outcome = self._locate(self.draws[i])
+            numbers = valid if _is_crash(result) else [i]
+            outcome = self._locate([self.draws[n] for n in numbers], result)
             if isinstance(outcome, CheckResult):
                 return outcome
             undefined = outcome
@@ -133,19 +136,26 @@ class PartCheck:
                 return found[0]
         return None
 
-    def _locate(self, draw: PartDraw) -> CheckResult | str:
-        """Find the nodes at fault; return a sentence if their result is undefined for the draw."""
-        search = _Search(self, draw)
-        positions = search.smallest_failure()
+    def _locate(self, draws: Sequence[PartDraw], result: RunResult) -> CheckResult | str:
+        """Find the nodes at fault; return a sentence if their result is undefined for the draw.
+
+        `draws`: the draw with the vendor's wrong result `result`; after a crash, also the others,
+            because only their sequence may crash the vendor.
+        """
+        search = _Search(self, draws)
+        positions = search.known_failure() or search.smallest_failure()
+        if _is_crash(result) and not search.fails(positions):  # only the whole part crashes
+            return CheckResult((self._crash_evidence(draws[0], result),))
         nodes = [self.part.nodes[p] for p in positions]
         names = {node.name for node in nodes}
         if names and names <= self.kept:
             return CheckResult()
         sub = search.model(positions)
-        if reason := undefined_reason(sub, search.values):
-            return reason
-        if search.fails_without_elements(positions):
-            return "the results have no elements"
+        if not search.crashes(positions):
+            if reason := undefined_reason(sub, search.values):
+                return reason
+            if search.fails_without_elements(positions):
+                return "the results have no elements"
         witness = self._witness(search, sub)
         evidence = [search.evidence(positions, witness)]
         if "agrees with it" in witness:
@@ -157,6 +167,15 @@ class PartCheck:
                 if search.fails([p]) and not undefined_reason(search.model([p]), search.values)
             ]
         return CheckResult(tuple(evidence))
+
+    def _crash_evidence(self, draw: PartDraw, result: RunResult) -> Evidence:
+        """Return the evidence that the vendor's run of the whole part ends its process."""
+        return Evidence(
+            *_names_and_types(self.part.nodes),
+            _described_inputs(draw.kind, self.part, draw.inputs),
+            error=result.reason if isinstance(result, RunFailure) else "",
+            is_crash=True,
+        )
 
     def _siblings(self, node: Node) -> list[int]:
         """Return the positions of other nodes with the same operator."""
@@ -188,12 +207,15 @@ class PartCheck:
 
 
 class _Search:
-    """Search for the smallest failing subgraph of a part, for one draw of inputs."""
+    """Search for the smallest failing subgraph of a part.
 
-    def __init__(self, check: PartCheck, draw: PartDraw) -> None:
+    Results are compared for the first draw of inputs; the others run in alternation with it.
+    """
+
+    def __init__(self, check: PartCheck, draws: Sequence[PartDraw]) -> None:
         self._check = check
         self._part = check.part
-        self._draw = draw
+        self._kind = draws[0].kind
         values = [
             value
             for node in self._part.nodes
@@ -201,15 +223,34 @@ class _Search:
             if self._part.spec(value).type
         ]
         full = self._part.extract(range(len(self._part.nodes)), values)
-        (expected,) = check.reference(full, [draw.inputs])
-        (shaken,) = check.shaken_reference(full, [draw.inputs])
-        #: The reference's values; only the inputs if it failed.
-        self.values: dict[str, Value] = dict(draw.inputs)
-        #: The reference's values with rounding noise.
+        expected = check.reference(full, [draw.inputs for draw in draws])
+        (shaken,) = check.shaken_reference(full, [draws[0].inputs])
+        #: The reference's values for each draw; only the inputs if it failed.
+        self._draw_values: list[dict[str, Value]] = [
+            {**draw.inputs, **({} if isinstance(result, RunFailure) else result)}
+            for draw, result in zip(draws, expected, strict=True)
+        ]
+        #: The reference's values for the first draw.
+        self.values = self._draw_values[0]
+        #: The same with rounding noise.
         self._shaken: RunResult = shaken
-        if not isinstance(expected, RunFailure):
-            self.values |= expected
         self._differences: dict[tuple[int, ...], Difference | str | None] = {}
+        #: Positions of the subgraphs whose runs end the vendor's process.
+        self._crashes: set[tuple[int, ...]] = set()
+
+    def known_failure(self) -> list[int]:
+        """Return the positions of consecutive nodes that fail as in another part, or nothing."""
+        op_types = [node.op_type for node in self._part.nodes]
+        return next(
+            (
+                positions
+                for fault in self._check.known_faults
+                for begin in range(len(op_types) - len(fault) + 1)
+                if tuple(op_types[begin : begin + len(fault)]) == fault
+                and self.fails(positions := list(range(begin, begin + len(fault))))
+            ),
+            [],
+        )
 
     def smallest_failure(self) -> list[int]:
         """Return the positions of the nodes of the smallest failing subgraph."""
@@ -274,8 +315,16 @@ class _Search:
     def _difference_at(self, positions: Sequence[int]) -> Difference | str | None:
         key = tuple(positions)
         if key not in self._differences:
-            self._differences[key] = self._run_and_compare(self.model(positions))
+            sub = self.model(positions)
+            result = self.run(self._check.vendor, sub)
+            self._differences[key] = self.difference(sub, result)
+            if _is_crash(result):
+                self._crashes.add(key)
         return self._differences[key]
+
+    def crashes(self, positions: Sequence[int]) -> bool:
+        """Whether the vendor's run of a subgraph ends its process."""
+        return self.fails(positions) and tuple(positions) in self._crashes
 
     def model(self, positions: Sequence[int]) -> Model:
         """Return a subgraph whose outputs are the values that leave it."""
@@ -291,11 +340,18 @@ class _Search:
         return part.extract(positions, outputs)
 
     def run(self, run: Run, sub: Model) -> RunResult:
-        """Run a subgraph on a device, on the reference's values."""
-        missing = [port.name for port in sub.inputs if port.name not in self.values]
+        """Run a subgraph on a device, on the reference's values; a crash of any draw counts."""
+        names = [port.name for port in sub.inputs]
+        missing = [name for name in names if name not in self.values]
         if missing or not sub.outputs:
             return RunFailure("unavailable", f"no value of {', '.join(missing) or 'an output'}")
-        return run(sub, [{port.name: self.values[port.name] for port in sub.inputs}])[0]
+        inputs = [
+            {name: values[name] for name in names}
+            for values in self._draw_values
+            if values.keys() >= set(names)
+        ]
+        results = run(sub, inputs)
+        return next(filter(_is_crash, results), results[0])
 
     def difference(self, sub: Model, actual: RunResult) -> Difference | str | None:
         """Compare a device's outputs with the reference's values."""
@@ -308,20 +364,28 @@ class _Search:
 
     def evidence(self, positions: Sequence[int], witness: str) -> Evidence:
         """Return the evidence of a failing subgraph."""
-        nodes = [self._part.nodes[p] for p in positions]
         difference = self._difference_at(positions)
-        sub = self.model(positions)
         return Evidence(
-            tuple(node.name for node in nodes),
-            tuple(node.op_type for node in nodes),
-            (
-                f"{self._draw.kind} inputs",
-                *(_described(port.name, self.values.get(port.name)) for port in sub.inputs),
-            ),
+            *_names_and_types([self._part.nodes[p] for p in positions]),
+            _described_inputs(self._kind, self.model(positions), self.values),
             difference if isinstance(difference, Difference) else None,
             difference if isinstance(difference, str) else "",
             witness,
+            self.crashes(positions),
         )
+
+
+def _is_crash(result: RunResult) -> bool:
+    return isinstance(result, RunFailure) and result.kind == "crash"
+
+
+def _names_and_types(nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return tuple(node.name for node in nodes), tuple(node.op_type for node in nodes)
+
+
+def _described_inputs(kind: Kind, model: Model, values: Mapping[str, Value]) -> tuple[str, ...]:
+    ports = (_described(port.name, values.get(port.name)) for port in model.inputs)
+    return (f"{kind} inputs", *ports)
 
 
 def _doubled(limit: int) -> list[int]:

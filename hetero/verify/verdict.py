@@ -34,6 +34,8 @@ class Evidence:
         The failure of the vendor's run; empty if it returned a result.
     witness : str
         A third device with its answer; empty without one.
+    is_crash : bool
+        Whether the vendor's run ended its process.
     """
 
     nodes: tuple[str, ...]
@@ -42,6 +44,7 @@ class Evidence:
     difference: Difference | None = None
     error: str = ""
     witness: str = ""
+    is_crash: bool = False
 
     def sentence(self, device: str, reference: str) -> str:
         """Return both answers as a sentence."""
@@ -146,7 +149,10 @@ def refusals_of(verdict: PartVerdict) -> dict[str, Refusal]:
     if verdict.status not in ("refused", "kept"):
         return {}
     return {
-        node: Refusal("wrong_result", evidence.sentence(verdict.device, verdict.reference))
+        node: Refusal(
+            "crash" if evidence.is_crash else "wrong_result",
+            evidence.sentence(verdict.device, verdict.reference),
+        )
         for evidence in verdict.evidence
         for node in evidence.nodes
     }

@@ -49,6 +49,9 @@ _MAX_WEIGHT_NBYTES: Final = 2**30
 #: estimate, because the estimate is rough.
 _CALL_S: Final = 60.0
 _CALL_PER_ESTIMATE: Final = 20.0
+#: Runs of a vendor's part with each set of inputs: onnxruntime-ggml 0.2.0 ends the process in one
+#: of the first runs, but not always in the first.
+_NUM_RUNS: Final = 12
 #: Device options that select the precision of the computation.
 _PRECISION: Final = "INFERENCE_PRECISION_HINT"
 
@@ -221,6 +224,7 @@ class Session:
         is_new = False
         for node, refusal in nodes.items():
             if self.request.pins.get(node) == device:
+                self._require_no_crash(device, {node: refusal})
                 kept[node] = refusal
             elif node not in kept and node not in refused:
                 refused[node] = refusal
@@ -228,11 +232,27 @@ class Session:
         return is_new
 
     def keep(self, unsupported: Mapping[str, Any]) -> bool:
-        """Leave nodes that no other device supports on their device; return whether any was."""
+        """Leave nodes that no other device supports on their device; return whether any was.
+
+        Raises VerificationError: a node would end the process that runs it.
+        """
         removed = remove_refusals(self.refusals, unsupported)
         for device, nodes in removed.items():
+            self._require_no_crash(device, nodes)
             self.kept[device] |= nodes
         return bool(removed)
+
+    def _require_no_crash(self, device: str, nodes: Mapping[str, Refusal]) -> None:
+        """Raise VerificationError if a device's run of one of the nodes ends its process."""
+        crashing = {name: refusal for name, refusal in nodes.items() if refusal.code == "crash"}
+        for refusal in crashing.values():
+            raise VerificationError(
+                f"model {self.model.name!r}: {refusal.message}. Expected a run that returns; add "
+                f"{REFERENCE} to the list of devices, remove pins to {device}, or set VERIFY=NO, "
+                "which risks the process.",
+                device=device,
+                nodes=tuple(crashing),
+            )
 
     def report(self) -> None:
         """Log one warning about all wrong nodes; mark verdicts whose nodes stay on their device."""
@@ -297,8 +317,14 @@ class Session:
             unit,
             {name: partial(self._run, name) for name in self._witnesses(device)},
             frozenset(self.kept.get(device, {})),
+            self._known_faults(device),
         )
         return check.run()
+
+    def _known_faults(self, device: str) -> tuple[tuple[str, ...], ...]:
+        """Return the operators of the failing subgraphs that were found so far."""
+        evidence = (e for v in self._verdicts.values() if v.device == device for e in v.evidence)
+        return tuple(dict.fromkeys(e.op_types for e in evidence if len(e.op_types) > 1))
 
     def _reference_values(self, source: Model, num_draws: int) -> ReferenceValues:
         """Return the reference's values of a model; plans of one model share them."""
@@ -335,6 +361,13 @@ class Session:
         time_s = _CALL_S + _CALL_PER_ESTIMATE * self._estimate_s
         return RunBounds(time_s, _MEMORY_NBYTES + 2 * self.model.weight_nbytes)
 
+    @property
+    def _num_runs(self) -> int:
+        """Runs of a vendor's part with each set of inputs: two, or more within the time limit."""
+        limit_s = self.request.hetero_config["VERIFY_SECONDS"]
+        runs = limit_s / self._estimate_s if self._estimate_s else _NUM_RUNS
+        return int(min(_NUM_RUNS, max(2, runs)))
+
     @cached_property
     def _reference_config(self) -> Mapping[str, Any]:
         names = [d.name for d in self.request.descriptors if d.plugin == REFERENCE]
@@ -358,8 +391,9 @@ class Session:
     ) -> list[RunResult]:
         """Run a model on a device, in a process of its own."""
         config = self.request.configs[device]
+        bounds = replace(self._bounds, num_runs=self._num_runs)
         try:
-            return self.get_executor().run_isolated(device, model, config, inputs, self._bounds)
+            return self.get_executor().run_isolated(device, model, config, inputs, bounds)
         except HeteroError as error:
             return [RunFailure("unavailable", str(error))] * len(inputs)
 

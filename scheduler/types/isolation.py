@@ -24,10 +24,15 @@ class RunFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunBounds:
-    """Bounds of an isolated call: processor time in seconds, and additional memory in bytes."""
+    """Extent of an isolated call: bounds of its time and memory, and the number of its runs."""
 
+    #: Processor time in seconds.
     time_s: float
+    #: Additional memory in bytes.
     memory_nbytes: int
+    #: Runs of each set of inputs. The sets alternate, because some libraries keep buffers of the
+    #: last shapes, and end the process only then.
+    num_runs: int = 1
 
 
 #: Outputs by name, or the failure of the run.

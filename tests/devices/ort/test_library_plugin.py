@@ -170,6 +170,22 @@ def test_provider_gets_more_nodes_than_from_onnxruntime():
         np.testing.assert_allclose(compiled(x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("ggml_path")
+def test_subgraph_that_ends_the_process_is_refused():
+    """Version 0.2.0 ends the process after a few runs of Add, LayerNormalization, MatMul."""
+    proto = mlp_with_mish(2)
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(proto, "HETERO:ORT_GGML,ORT,CPU", {"VERIFY": "YES"})
+        evidence = [e for v in compiled.verification.verdicts for e in v.evidence]
+        assert any(e.is_crash and "SIG" in e.error for e in evidence)
+        assert "ORT_GGML" in compiled.affinity.values()
+        reference = core.compile_model(proto, "CPU")
+        for seed in range(50):
+            x = np.random.default_rng(seed).random((4, 64), np.float32)
+            np.testing.assert_allclose(compiled(x)[0], reference(x)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_options_of_a_known_provider_are_typed_and_listed(ggml):
     assert "device (auto, gpu, cpu)" in ggml.properties["PROVIDER_OPTIONS"].doc
     for options in ({"threads": 1, "partial": True}, {"device": "CPU"}):

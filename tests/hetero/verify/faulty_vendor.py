@@ -160,20 +160,41 @@ def _where(node: Node) -> list[onnx.NodeProto]:
     return [copy]
 
 
-class _Failing(Program):
-    """A program whose runs fail."""
+#: Values of FAULT with which runs of Tanh fail.
+FAILURES = ("error", "crash", "crash_of_fifth_run", "crash_of_repeated_shape", "wrong_second_run")
 
-    def __init__(self, *, crashes: bool) -> None:
-        self._crashes = crashes
+
+class _Failing(Program):
+    """A program whose runs fail as one of `FAILURES`."""
+
+    def __init__(self, failure: str, program: Program) -> None:
+        self._failure = failure
+        self._program = program
+        self._shapes: list[tuple[int, ...]] = []
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        if self._crashes:
+        if self._failure == "error":
+            raise ValueError("no Tanh today")
+        shape = inputs[0].shape
+        if (
+            self._failure == "crash"
+            or (self._failure == "crash_of_fifth_run" and len(self._shapes) == 4)
+            or (
+                self._failure == "crash_of_repeated_shape"
+                and shape in self._shapes
+                and shape != self._shapes[-1]
+            )
+        ):
             os.kill(os.getpid(), signal.SIGSEGV)
-        raise ValueError("no Tanh today")
+        self._shapes.append(shape)
+        outputs = self._program.run(inputs, context)
+        if self._failure == "wrong_second_run" and len(self._shapes) > 4:
+            return [value + np.float32(0.5) for value in outputs]
+        return outputs
 
 
 class FaultyVendor(ORTPlugin):
-    """ONNX Runtime with the wrong kernel FAULT; ``crash`` and ``error`` end a run of Tanh."""
+    """ONNX Runtime with the wrong kernel FAULT, or with runs of Tanh that fail as FAULT."""
 
     name: ClassVar[str] = "VENDOR"
     properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
@@ -182,8 +203,8 @@ class FaultyVendor(ORTPlugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Compile the model with the wrong kernel."""
-        if config["FAULT"] in ("crash", "error") and any(n.op_type == "Tanh" for n in model.nodes):
-            return _Failing(crashes=config["FAULT"] == "crash")
+        if config["FAULT"] in FAILURES and any(n.op_type == "Tanh" for n in model.nodes):
+            return _Failing(config["FAULT"], super().compile(model, config))
         fault = FAULTS.get(config["FAULT"])
         return super().compile(_with_fault(model, fault) if fault else model, config)
 

@@ -14,7 +14,8 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
-from tests.hetero.verify.faulty_vendor import FAULTS, FaultyVendor, SecondVendor
+from hetero.verify.verdict import refusals_of
+from tests.hetero.verify.faulty_vendor import FAILURES, FAULTS, FaultyVendor, SecondVendor
 from tests.support.command_line import Shell
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
@@ -189,13 +190,29 @@ def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["crash", "error"])
+@pytest.mark.parametrize("fault", FAILURES)
 def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
     config = {"VERIFY": "YES", "FAULT": fault}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
         assert wrong_nodes(compiled) == [{"middle"}]
+        codes = {r.code for v in compiled.verification.verdicts for r in refusals_of(v).values()}
+        assert codes == {"crash" if fault.startswith("crash") else "wrong_result"}
         assert dict(compiled.affinity) == {"first": "VENDOR", "middle": "CPU", "last": "VENDOR"}
         np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "pins"), [("VENDOR", None), ("HETERO:VENDOR,CPU", {"middle": "VENDOR"})]
+)
+def test_node_that_ends_the_process_never_runs(
+    core: hetero.Core, device: str, pins: dict[str, str] | None
+) -> None:
+    """Other wrong nodes without an alternative stay, with a warning."""
+    config = {"VERIFY": "YES", "FAULT": "crash_of_fifth_run"}
+    with pytest.raises(hetero.VerificationError, match="SIGSEGV") as caught:
+        core.compile_model(small(), device, config, affinity=pins)
+    assert (caught.value.device, caught.value.nodes) == ("VENDOR", ("middle",))
 
 
 @pytest.mark.slow
