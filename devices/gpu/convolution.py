@@ -1,4 +1,4 @@
-"""Convolution for GPUs: the columns of whole images by strides, and one batched matrix product.
+"""Convolution for GPUs: the columns of many images by strides, and one matrix product.
 
 The CPU's convolution copies windows in blocks that fit its cache, a kernel launch each; a GPU needs
 few launches with much work. Sizes are written N, C, M (output channels), and G (groups).
@@ -6,13 +6,13 @@ few launches with much work. Sizes are written N, C, M (output channels), and G 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 from hetero.devices.kernels.conv import conv_window
 from hetero.devices.kernels.convolve import pad
-from hetero.devices.kernels.element_types import Array, Xp, in_float32
+from hetero.devices.kernels.element_types import Array, Xp
 from hetero.devices.kernels.registry import KernelRegistry, op, with_attributes_of
 from hetero.devices.kernels.window import Window, sliding_window
 
@@ -25,7 +25,6 @@ def register_convolution(registry: KernelRegistry) -> None:
     op("Conv", since=1, registry=registry)(conv)
 
 
-@in_float32
 @with_attributes_of(sliding_window)
 def conv(
     xp: Xp,
@@ -37,34 +36,59 @@ def conv(
     kernel_shape: Sequence[int] | None = None,
     **sliding: Any,
 ) -> Array:
-    """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
+    """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M).
+
+    Products of float16 are added in float32 and rounded once, before b is added.
+    """
     window = conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     n, m = x.shape[0], w.shape[0]
     if b is not None and b.shape != (m,):
         raise ValueError(f"bias: expected shape {(m,)}, got {b.shape}")
-    weights = w.reshape(1, group, m // group, -1)
-    y = xp.empty((n, m, *window.output), x.dtype)
-    image_nbytes = x.shape[1] * prod(window.kernel) * prod(window.output) * x.dtype.itemsize
-    step = max(1, _COLUMN_NBYTES // max(1, image_nbytes))
-    for first in range(0, n, step):
-        images = x[first : first + step]
-        columns = _columns(xp, images, window).reshape(
-            images.shape[0], group, weights.shape[3], prod(window.output)
-        )
-        y[first : first + step] = xp.matmul(weights, columns).reshape(
-            images.shape[0], m, *window.output
-        )
-    return y if b is None else y + b.reshape(m, *(1,) * len(window.output))
+    weights = w.reshape(group, m // group, -1)
+    columns = _columns(xp, x, window)
+    parts = [*_parts(columns.shape, columns.dtype.itemsize, len(window.kernel))]
+    if len(parts) == 1:
+        y = _product(xp, weights, columns, window)
+    else:
+        y = xp.empty((n, m, *window.output), x.dtype)
+        for images, rows in parts:
+            part = columns[(..., images, rows, *(slice(None),) * (len(window.output) - 1))]
+            y[images, :, rows] = _product(xp, weights, part, window)
+    if b is not None:
+        y += b.reshape(m, *(1,) * len(window.output))
+    return y
 
 
 def _columns(xp: Xp, x: Array, window: Window) -> Array:
-    """Return a view of x (N, C, ...) of shape (N, C, *kernel, *output)."""
+    """Return a view of x (N, C, ...) of shape (C, *kernel, N, *output)."""
     padded = pad(xp, x, window)
-    outer, inner = padded.strides[:2], padded.strides[2:]
+    (image, channel), inner = padded.strides[:2], padded.strides[2:]
     dilated = (s * d for s, d in zip(inner, window.dilations, strict=True))
     strided = (s * d for s, d in zip(inner, window.strides, strict=True))
     return xp.lib.stride_tricks.as_strided(
         padded,
-        (*padded.shape[:2], *window.kernel, *window.output),
-        (*outer, *dilated, *strided),
+        (x.shape[1], *window.kernel, x.shape[0], *window.output),
+        (channel, *dilated, image, *strided),
     )
+
+
+def _parts(shape: Sequence[int], itemsize: int, rank: int) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of images and of output rows whose columns fit into `_COLUMN_NBYTES`."""
+    n, height = shape[rank + 1], shape[rank + 2]
+    row_nbytes = max(1, prod(shape[: rank + 1]) * prod(shape[rank + 3 :]) * itemsize)
+    rows = max(1, min(height, _COLUMN_NBYTES // row_nbytes))
+    images = max(1, _COLUMN_NBYTES // (row_nbytes * height)) if rows == height else 1
+    for image in range(0, max(1, n), images):
+        for row in range(0, height, rows):
+            yield slice(image, image + images), slice(row, row + rows)
+
+
+def _product(xp: Xp, weights: Array, columns: Array, window: Window) -> Array:
+    """Return weights (G, M/G, depth) times a view of columns, as (N, M, *output)."""
+    group, m, depth = weights.shape
+    n, *output = columns.shape[len(window.kernel) + 1 :]
+    columns = columns.reshape(group, depth, n * prod(output))
+    # CuPy uses tensor cores for float16 in products of two matrices only.
+    y = xp.matmul(weights[0], columns[0]) if group == 1 else xp.matmul(weights, columns)
+    y = y.reshape(group * m, n, *output)
+    return y.reshape(n, group * m, *output) if n == 1 else xp.ascontiguousarray(y.swapaxes(0, 1))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from hetero.devices.kernels.element_types import Array, Xp, check_same_type, in_float32, widen
+from hetero.devices.kernels.element_types import (
+    Array,
+    Xp,
+    check_same_type,
+    in_float32,
+    is_on_host,
+    widen,
+)
 from hetero.devices.kernels.registry import op
 
 
@@ -12,6 +19,8 @@ def _product(xp: Xp, a: Array, b: Array) -> Array:
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(f"expected equal inner sizes, got shapes {a.shape} and {b.shape}")
     check_same_type(a, b)
+    if is_on_host(a):  # GPUs multiply float16 by themselves: they add in float32 and round once
+        a, b = widen(xp, a, b)
     if a.ndim > 2 and b.ndim == 2 and a.size:
         # One product of all rows is faster than one per matrix, even if it copies a.
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
@@ -21,10 +30,7 @@ def _product(xp: Xp, a: Array, b: Array) -> Array:
 @op("MatMul", since=1)
 def matmul_1(xp: Xp, a: Array, b: Array) -> Array:
     """Return the matrix product over the last two axes; the other axes broadcast."""
-    dtype = a.dtype
-    check_same_type(a, b)
-    a, b = widen(xp, a, b)
-    return _product(xp, a, b).astype(dtype, copy=False)
+    return _product(xp, a, b).astype(a.dtype, copy=False)
 
 
 @op("Gemm", since=1)
@@ -62,11 +68,9 @@ def gemm_7(
     """Return ``alpha * a @ b + beta * c`` of matrices; c broadcasts to the product."""
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"Gemm: expected matrices, got shapes {a.shape} and {b.shape}")
-    check_same_type(a, b)
     dtype = a.dtype
-    a, b, c = widen(xp, a, b, c)
-    a, b = (a.T if transA else a), (b.T if transB else b)
-    y = _product(xp, a, b)
+    y = _product(xp, a.T if transA else a, b.T if transB else b)
+    y, c = widen(xp, y, c)
     if alpha != 1:
         y = _scale(xp, y, alpha)
     if c is not None and beta != 0:
