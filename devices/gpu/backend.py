@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from hetero.devices.kernels.index import unique
 from hetero.devices.kernels.scatter import scatter_elements_11, scatter_nd_11
 from hetero.devices.model.model import Node
 from hetero.devices.plugin.program import Value
+
+Captured = TypeVar("Captured")
 
 #: Operators that read only the shapes of their inputs.
 _SHAPE_READERS: Final = frozenset({"Shape", "Size"})
@@ -117,6 +119,18 @@ class DeviceBackend(ArrayBackend):
         """Limit the size of this process's arrays in a device's memory; 0 removes the limit."""
 
     @abstractmethod
+    def overwrite(self, array: Any, values: Any) -> None:
+        """Copy a host or device array into a device array of its type and shape."""
+
+    @abstractmethod
+    def capture(self, run: Callable[[], Captured]) -> tuple[Captured, Callable[[], None]]:
+        """Record the work that `run` starts on the device, without doing it.
+
+        Returns the result of `run`, and a function that does the work again with the same arrays.
+        Any error: `run` copied between host and device, waited for the device, or failed.
+        """
+
+    @abstractmethod
     def activate(self, device_id: str) -> AbstractContextManager[None]:
         """Make a device current for this thread, with a stream of its own, in a `with` block."""
 
@@ -133,6 +147,10 @@ class DeviceBackend(ArrayBackend):
         if isinstance(value, list):
             return [self.download(item) for item in value]
         return self.to_host(value) if self.is_on_device(value) else value
+
+    def copy(self, array: Any) -> Any:
+        """Return a copy of a device array, in its own memory."""
+        return self.xp.array(array, order="C")
 
     def is_on_device(self, value: Value) -> bool:
         """Return whether a value is a device array."""

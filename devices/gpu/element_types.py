@@ -31,9 +31,9 @@ ELEMENT_TYPES: Final = (
     "uint64",
     "uint8",
 )
-#: Types of the atomic operations behind `ufunc.at`: https://docs.cupy.dev, `cupyx.scatter_add`.
+#: Types of the atomic operations behind `ufunc.at`, which its TypeError lists in CuPy 14.
 #: Kernels reduce float16 in float32.
-ATOMIC_TYPES: Final = ("double", "float", "float16", "int32", "uint32", "uint64")
+ATOMIC_TYPES: Final = ("double", "float", "float16", "int32", "int64", "uint32", "uint64")
 #: Operators that combine several updates of one element.
 _SCATTERS: Final = ("ScatterElements", "ScatterND")
 #: Attributes whose value is the element type of a computation or an output.

@@ -58,6 +58,14 @@ class GPUPlugin(InterpreterPlugin):
             "smallest limit of the loaded models applies.",
             minimum=0,
         ),
+        Property(
+            "CUDA_GRAPHS",
+            bool,
+            True,
+            True,
+            "Whether runs of equal input shapes are launched as one CUDA graph from the third run "
+            "on; a graph holds memory for its intermediate values.",
+        ),
         Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Size of the device's memory in bytes."),
         Property(
             "GPU_MEMORY_USED",
@@ -141,13 +149,13 @@ class GPUPlugin(InterpreterPlugin):
     def compile(self, model: Model, config: Config) -> Program:
         """Compile to a program whose constants are on the device."""
         with self._limited_memory(model, config) as release:
-            return GPUProgram(model, **self._target(config), on_close=release)
+            return GPUProgram(model, **self._options(config), on_close=release)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Load an exported program, whose model is already transformed."""
         with self._limited_memory(model, config) as release:
-            target = self._target(config)
-            return GPUProgram.load(payload, config["EXTENSIONS"], **target, on_close=release)
+            options = self._options(config)
+            return GPUProgram.load(payload, config["EXTENSIONS"], **options, on_close=release)
 
     def create_context(self, config: Config | None = None) -> GPUContext:
         """Return a context for the device's memory."""
@@ -177,6 +185,10 @@ class GPUPlugin(InterpreterPlugin):
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"
         return {"backend": self.backend, "device": device, "device_id": device_id}
+
+    def _options(self, config: Config) -> dict[str, Any]:
+        """Return the arguments of programs."""
+        return {**self._target(config), "has_graphs": config["CUDA_GRAPHS"]}
 
     def _capacity_nbytes(self, config: Config) -> int:
         """Return the largest size of this process's arrays on the device."""

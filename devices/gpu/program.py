@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.gpu.graph import GraphCache, RunGraph, signature
 from hetero.devices.interpreter.program import InterpretedProgram
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import RunContext, Value
@@ -64,7 +65,8 @@ class GPUProgram(InterpretedProgram):
     """A model whose constants are in a GPU's memory.
 
     `device` is the device's full name and `device_id` its id. Each thread runs in its own stream.
-    `on_close` is called once, when the program is closed or collected.
+    `has_graphs`: runs with equal input shapes launch a CUDA graph. `on_close` is called once, when
+    the program is closed or collected.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class GPUProgram(InterpretedProgram):
         backend: DeviceBackend,
         device: str,
         device_id: str,
+        has_graphs: bool,
         on_close: Callable[[], None],
     ) -> None:
         self._backend = backend
@@ -81,33 +84,68 @@ class GPUProgram(InterpretedProgram):
         with backend.activate(device_id):
             super().__init__(model, backend)
             backend.finish()
+        #: None if runs have no graphs; those that read inputs on the host depend on their values.
+        self._graphs: GraphCache | None = None
+        if has_graphs and not self._block.host_inputs:
+            self._graphs = GraphCache(backend)
         self._on_close = weakref.finalize(self, on_close)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError if a node's inputs violate its specification."""
         backend = self._backend
+        values = [value.array if isinstance(value, GPUTensor) else value for value in inputs]
+        key = signature(values) if self._graphs and not context.profile else None
         with backend.activate(self._device_id):
+            graph = self._graphs.find(key) if self._graphs and key else None
+            if graph and graph.lock.acquire(blocking=False):
+                try:
+                    return self._launch(graph, values, context)
+                finally:
+                    graph.lock.release()
             start_s = perf_counter()
             values = [
-                value.array
-                if isinstance(value, GPUTensor)
-                else value
-                if position in self._block.host_inputs
-                else backend.upload(value)
-                for position, value in enumerate(inputs)
+                value if position in self._block.host_inputs else backend.upload(value)
+                for position, value in enumerate(values)
             ]
             context.upload_s += perf_counter() - start_s
             with np.errstate(all="ignore"):
                 outputs = self._block.run(values, context, profile=context.profile)
-            backend.finish()
-            start_s = perf_counter()
-            results = [
-                GPUTensor(self._memory, value)
-                if position in context.resident_outputs and backend.is_on_device(value)
-                else backend.download(value)
-                for position, value in enumerate(outputs)
-            ]
-            context.download_s += perf_counter() - start_s
+                backend.finish()
+                if self._graphs and key and self._graphs.is_due(key):
+                    self._graphs.record(
+                        key, values, outputs, lambda copies: self._block.run(copies, context)
+                    )
+            return self._results(outputs, context)
+
+    def _launch(self, graph: RunGraph, values: Sequence[Value], context: RunContext) -> list[Value]:
+        """Run a graph on new inputs, and return copies of its outputs."""
+        backend = self._backend
+        context.check_cancelled()
+        start_s = perf_counter()
+        for array, value in zip(graph.inputs, values, strict=True):
+            backend.overwrite(array, value)
+        context.upload_s += perf_counter() - start_s
+        graph.launch()
+        backend.finish()
+        outputs = [
+            backend.copy(array) if position in context.resident_outputs else array
+            for position, array in enumerate(graph.outputs)
+        ]
+        results = self._results(outputs, context)
+        backend.finish()
+        return results
+
+    def _results(self, outputs: Sequence[Value], context: RunContext) -> list[Value]:
+        """Return outputs on the host, or as tensors on the device if they may stay there."""
+        backend = self._backend
+        start_s = perf_counter()
+        results = [
+            GPUTensor(self._memory, value)
+            if position in context.resident_outputs and backend.is_on_device(value)
+            else backend.download(value)
+            for position, value in enumerate(outputs)
+        ]
+        context.download_s += perf_counter() - start_s
         return results
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:
@@ -117,4 +155,6 @@ class GPUProgram(InterpretedProgram):
     def close(self) -> None:
         """Free the constants' memory, and remove the model's memory limit."""
         self._block.release()
+        if self._graphs:
+            self._graphs.clear()
         self._on_close()

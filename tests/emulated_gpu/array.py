@@ -88,28 +88,28 @@ class DeviceArray:
 
     def get(self) -> np.ndarray:
         """Copy to the host."""
-        return _count_wait("get", contents_of(self).copy())
+        return count_wait("get", contents_of(self).copy())
 
     def item(self, *index: int) -> Any:
-        return _count_wait("item", contents_of(self).item(*index))
+        return count_wait("item", contents_of(self).item(*index))
 
     def tolist(self) -> Any:
-        return _count_wait("tolist", contents_of(self).tolist())
+        return count_wait("tolist", contents_of(self).tolist())
 
     def nonzero(self) -> Any:
-        return _count_wait("nonzero", wrap(contents_of(self).nonzero()))
+        return count_wait("nonzero", wrap(contents_of(self).nonzero()))
 
     def __bool__(self) -> bool:
-        return _count_wait("bool", bool(contents_of(self)))
+        return count_wait("bool", bool(contents_of(self)))
 
     def __int__(self) -> int:
-        return _count_wait("int", int(contents_of(self)))
+        return count_wait("int", int(contents_of(self)))
 
     def __float__(self) -> float:
-        return _count_wait("float", float(contents_of(self)))
+        return count_wait("float", float(contents_of(self)))
 
     def __index__(self) -> int:
-        return _count_wait("index", operator.index(contents_of(self)))
+        return count_wait("index", operator.index(contents_of(self)))
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -167,7 +167,8 @@ def wrap(result: Any) -> Any:
     return result
 
 
-def _count_wait(operation: str, result: Any) -> Any:
+def count_wait(operation: str, result: Any) -> Any:
+    MEMORY.check_not_capturing(operation)
     WAITS[operation] += 1
     return result
 
@@ -176,7 +177,9 @@ def _count_mask_waits(index: Any) -> None:
     """Count a wait if an index contains a mask, whose sum is a size of the result."""
     for part in index if isinstance(index, tuple) else (index,):
         if isinstance(part, DeviceArray) and part.dtype == bool:
-            WAITS["mask"] += 1
+            count_wait("mask", None)
+        elif isinstance(part, list):
+            MEMORY.check_not_capturing("a list as an index")
 
 
 def _device_method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import numpy as np
 
-from hetero.devices.gpu.backend import DeviceBackend
+from hetero.devices.gpu.backend import Captured, DeviceBackend
+from hetero.devices.gpu.namespace import GPUNamespace
 from hetero.devices.kernels import Kernel
 from tests.emulated_gpu.array import DTYPES, WAITS, DeviceArray, contents_of
 from tests.emulated_gpu.memory import MEMORY, TOTAL_NBYTES, Memory
@@ -23,15 +24,17 @@ class EmulatedBackend(DeviceBackend):
     """Array backend of two emulated devices."""
 
     def __init__(self) -> None:
-        super().__init__("emulated", DEVICE)
+        super().__init__("emulated", GPUNamespace(DEVICE))
 
     def to_device(self, array: np.ndarray) -> DeviceArray:
+        MEMORY.check_not_capturing("a copy from the host")
         COPIES["upload"] += 1
         copy = array.copy()
         copy.setflags(write=array.flags.writeable)
         return DeviceArray(copy)
 
     def to_host(self, array: Any) -> np.ndarray:
+        MEMORY.check_not_capturing("a copy to the host")
         COPIES["download"] += 1
         WAITS["download"] += 1
         return np.array(contents_of(array))
@@ -53,6 +56,26 @@ class EmulatedBackend(DeviceBackend):
 
     def limit_memory(self, device_id: str, nbytes: int) -> None:
         Memory.limits_nbytes[int(device_id)] = nbytes or TOTAL_NBYTES
+
+    def overwrite(self, array: Any, values: Any) -> None:
+        if isinstance(values, np.ndarray):
+            COPIES["upload"] += 1
+            contents_of(array)[...] = values
+        else:
+            array[...] = values
+
+    def capture(self, run: Callable[[], Captured]) -> tuple[Captured, Callable[[], None]]:
+        with MEMORY.capture():
+            captured: Any = run()
+
+        def launch() -> None:
+            COPIES["graph launch"] += 1
+            with MEMORY.capture():
+                again: Any = run()
+            for array, values in zip(captured, again, strict=True):
+                array[...] = values
+
+        return captured, launch
 
     def activate(self, device_id: str) -> AbstractContextManager[None]:
         return MEMORY.activate(int(device_id))

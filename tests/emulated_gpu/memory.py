@@ -23,6 +23,8 @@ class Memory(threading.local):
     """The current device of each thread, and the allocations of all threads."""
 
     device: int = 0
+    #: Whether the thread records a graph, which cannot contain waits and copies from the host.
+    is_capturing: bool = False
     #: Allocated bytes and their limit by device, shared by all threads.
     used_nbytes: ClassVar[Counter[int]] = Counter()
     limits_nbytes: ClassVar[dict[int, int]] = {}
@@ -35,6 +37,20 @@ class Memory(threading.local):
             yield
         finally:
             self.device = before
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Record a graph in a `with` block."""
+        self.is_capturing = True
+        try:
+            yield
+        finally:
+            self.is_capturing = False
+
+    def check_not_capturing(self, operation: str) -> None:
+        """Raise RuntimeError if the thread records a graph."""
+        if self.is_capturing:
+            raise RuntimeError(f"{operation} is not permitted when a stream is capturing")
 
     def allocate(self, array: Any, contents: np.ndarray) -> None:
         """Count an array's memory until it is collected; views count nothing."""

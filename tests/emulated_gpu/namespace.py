@@ -6,20 +6,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.emulated_gpu.array import WAITS, DeviceArray, unwrap, wrap
+from tests.emulated_gpu.array import DeviceArray, count_wait, unwrap, wrap
 from tests.emulated_gpu.cupy_names import (
     CUPY_NAMES,
     IN_PLACE_UFUNCS,
     MISSING_KEYWORDS,
     WAITING_FUNCTIONS,
 )
+from tests.emulated_gpu.memory import MEMORY
 
 #: Functions that copy host arrays or numbers to the device.
 _UPLOADS: Final = frozenset({"array", "asarray"})
 #: Namespaces within the namespace.
 _NAMESPACES: Final = frozenset({"fft", "lib", "lib.stride_tricks", "linalg", "random"})
-#: Types of CuPy's atomic operations, which `at` uses.
-_ATOMIC_DTYPES: Final = frozenset({"float32", "float64", "int32", "uint32", "uint64"})
+#: Types of CuPy's atomic operations, which `at` uses: its errors list them.
+_ATOMIC_DTYPES: Final = frozenset({"float32", "float64", "int32", "int64", "uint32", "uint64"})
 
 
 def is_atomic(dtype: np.dtype) -> bool:
@@ -42,8 +43,6 @@ class DeviceNamespace:
         value = getattr(self._module, name)
         if f"{self._prefix}{name}" in _NAMESPACES:
             return DeviceNamespace(value, f"{self._prefix}{name}.")
-        if name == "RandomState":
-            return lambda *seed: _RandomState(value(*seed))
         if not callable(value) or isinstance(value, type):
             return value
         return _Function(f"{self._prefix}{name}", value)
@@ -59,14 +58,19 @@ class _Function:
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         if extra := MISSING_KEYWORDS.get(self._name, set()) & keywords.keys():
             raise TypeError(f"CuPy's {self._name} takes no {', '.join(sorted(extra))}")
+        if self._name in _UPLOADS and not isinstance(args[0], DeviceArray) and np.ndim(args[0]):
+            MEMORY.check_not_capturing("a copy from the host")
         if self._name in _UPLOADS and isinstance(args[0], np.ndarray | np.generic):
             args = (DeviceArray(np.array(args[0])), *args[1:])
         if self._name in WAITING_FUNCTIONS:
-            WAITS[self._name] += 1
+            count_wait(self._name, None)
         if self._name == "repeat" and isinstance(args[1], DeviceArray):
             raise ValueError("all elements of `repeats` must be given on the host")
         host_keywords = {key: unwrap(value) for key, value in keywords.items()}
         host_args = [unwrap(arg) for arg in args]
+        if self._name == "remainder" and host_args[0].dtype.kind == "f":
+            x, y = host_args  # CuPy's formula, which gives NaN for an infinite divisor
+            return wrap(x - np.floor(x / y) * y)
         if self._name == "power":  # numpy computes a root for a scalar 0.5, and NaN for -inf
             host_args = [array.copy() for array in np.broadcast_arrays(*host_args)]
         result = self._function(*host_args, **host_keywords)
@@ -77,26 +81,13 @@ class _Function:
         """Apply a ufunc at indices, also at repeated ones."""
         if self._name not in IN_PLACE_UFUNCS:
             raise NotImplementedError(f"`cupy.{self._name}.at` is not supported yet")
-        if array.dtype.name not in _ATOMIC_DTYPES:
+        if array.dtype.name not in _ATOMIC_DTYPES | ({"float16"} if self._name == "add" else set()):
             raise TypeError(f"`cupy.{self._name}.at` does not support {array.dtype}")
         self._function.at(unwrap(array), unwrap(index), *map(unwrap, values))
 
     def reduce(self, array: DeviceArray, **keywords: Any) -> Any:
         """Reduce an array along an axis with the ufunc."""
         return wrap(self._function.reduce(unwrap(array), **keywords))
-
-
-class _RandomState:
-    """A random generator whose arrays are on the device."""
-
-    def __init__(self, state: np.random.RandomState) -> None:
-        self._state = state
-
-    def uniform(self, low: float, high: float, size: Any) -> Any:
-        return wrap(np.asarray(self._state.uniform(low, high, size)))
-
-    def normal(self, mean: float, scale: float, size: Any) -> Any:
-        return wrap(np.asarray(self._state.normal(mean, scale, size)))
 
 
 #: The array namespace of an emulated GPU.

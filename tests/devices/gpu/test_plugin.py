@@ -265,12 +265,12 @@ def test_state_stays_on_device_between_runs(core: hetero.Core) -> None:
     with core.compile_model(running_sum(), "EGPU", states={"before": "after"}) as compiled:
         request = compiled.create_infer_request()
         x = np.ones(3, np.float32)
-        request.infer(x)
+        assert [request.infer(x)[0][0] for _ in range(3)] == [2, 4, 6]
         COPIES.clear()
-        assert [request.infer(x)[0][0] for _ in range(3)] == [4, 6, 8]
-        assert dict(COPIES) == {"upload": 3, "download": 3}, "x in and y out"
+        assert [request.infer(x)[0][0] for _ in range(3)] == [8, 10, 12]
+        assert dict(COPIES) == {"upload": 3, "download": 3, "graph launch": 3}, "x in and y out"
         (state,) = request.query_state()
-        np.testing.assert_array_equal(state.state.data, x * 4)
+        np.testing.assert_array_equal(state.state.data, x * 6)
 
 
 def test_device_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_scatter_reduces_types_of_atomic_operations_only(
     inputs = {"x": x, "i": np.array([[1], [1]]), "u": x[:2]}
     model = make_model([node], inputs, ["y"], opset=18)
     unsupported = plugin.query_model(read_model(model)).unsupported
-    if dtype in (np.float32, np.int32):
+    if dtype in (np.float32, np.int32, np.int64):
         (y,) = plugin.compile_model(read_model(model))(inputs).values()
         np.testing.assert_array_equal(y, *run_onnxruntime(model, inputs))
     else:
@@ -381,3 +381,38 @@ def test_smallest_limit_of_loaded_models_applies(plugin: EmulatedGPUPlugin) -> N
     limited.close()
     (z,) = unlimited.run(inputs)
     assert z.shape == (100, 1024)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_remainder_by_infinity_is_the_dividend(plugin: EmulatedGPUPlugin, dtype: type) -> None:
+    """CuPy's own remainder is NaN there."""
+    values = np.array([-np.inf, -3, -0.0, 0.0, 2.5, np.inf, np.nan], dtype)
+    a, b = np.meshgrid(values, values)
+    node = helper.make_node("Mod", ["a", "b"], ["y"])
+    model = make_model([node], {"a": a, "b": b}, ["y"], opset=28)
+    (y,) = plugin.compile_model(read_model(model))({"a": a, "b": b}).values()
+    with np.errstate(all="ignore"):
+        expected = np.remainder(a, b)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(np.signbit(y[y == 0]), np.signbit(expected[y == 0]))
+
+
+def test_seed_draws_the_numbers_of_the_cpu(core: hetero.Core) -> None:
+    model = parsed("agraph (float[9] x) => (float[9] y) { y = RandomNormalLike <seed = 7.0> (x) }")
+    results = []
+    for device in ("EGPU", "CPU"):
+        with core.compile_model(model, device) as compiled:
+            results.append(compiled(np.zeros(9, np.float32))[0])
+    np.testing.assert_array_equal(*results)
+
+
+def test_column_blocks_cover_each_output_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (4, 3, 3, 5, 7, 6)  # C, kernel, N, output
+    for nbytes in (1, 4 * 9 * 6 * 4 * 2, 4 * 9 * 7 * 6 * 4 * 2, 1 << 29):
+        monkeypatch.setattr(convolution, "_COLUMN_NBYTES", nbytes)
+        cover = np.zeros((5, 7), int)
+        for images, rows in convolution._parts(shape, 4, 2):
+            cover[images, rows] += 1
+            size = cover[images, rows].size * 4 * 9 * 6 * 4
+            assert size <= max(nbytes, 4 * 9 * 6 * 4)
+        assert (cover == 1).all()

@@ -1,0 +1,57 @@
+"""Array namespace of GPU kernels: CuPy's functions, with numpy's results where CuPy's differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+class GPUNamespace:
+    """The functions of a GPU's array library, with its own ones in their place."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.random = _Random(library.asarray)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._library, name)
+        setattr(self, name, value)  # later reads find the attribute itself
+        return value
+
+    def remainder(self, x: Any, y: Any) -> Any:
+        """Return the remainder with the divisor's sign; CuPy's is NaN for an infinite divisor."""
+        library = self._library
+        if x.dtype.kind != "f":
+            return library.remainder(x, y)
+        rest = library.fmod(x, y)
+        rest = library.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
+        return library.where(rest == 0, library.copysign(rest, y), rest)
+
+
+class _Random:
+    """Random numbers of numpy, drawn on the host: CuPy draws others from the same seed."""
+
+    def __init__(self, upload: Callable[[np.ndarray], Any]) -> None:
+        self._upload = upload
+
+    def RandomState(self, seed: int | None = None) -> _RandomState:  # noqa: N802 - numpy's name
+        """Return a generator of arrays on the device."""
+        return _RandomState(np.random.RandomState(seed), self._upload)
+
+
+class _RandomState:
+    """A random generator whose arrays are on the device."""
+
+    def __init__(self, state: np.random.RandomState, upload: Callable[[np.ndarray], Any]) -> None:
+        self._state = state
+        self._upload = upload
+
+    def uniform(self, low: float, high: float, size: Any) -> Any:
+        """Draw from the numbers between `low` and `high`."""
+        return self._upload(np.asarray(self._state.uniform(low, high, size)))
+
+    def normal(self, mean: float, scale: float, size: Any) -> Any:
+        """Draw from a normal distribution."""
+        return self._upload(np.asarray(self._state.normal(mean, scale, size)))
