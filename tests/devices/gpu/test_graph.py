@@ -129,7 +129,7 @@ def test_host_input_is_read_in_each_run(plugin: EmulatedGPUPlugin) -> None:
             assert compiled({"x": x, "axes": np.array([axis])})["y"].shape == shape
 
 
-def test_output_on_the_device_keeps_its_values_after_the_next_launch() -> None:
+def test_resident_output_outlives_the_next_launch() -> None:
     """A stage's output stays on the device while the stage runs for another request."""
     with hetero.Core(
         executor="inprocess", plugins=["tests.emulated_gpu.plugin:EmulatedGPUPlugin"]
