@@ -246,6 +246,7 @@ TOP_FOLDERS = {"hetero/apps", "hetero/cli", "hetero/faces"}
 LAZY_IMPORTS = {
     "hetero/compile/compiled_model.py": "hetero.apps.generate.generation",
     "hetero/core.py": "hetero.apps.simulate.simulate_model",
+    "hetero/query/survey.py": "hetero.report.save",
     "hetero/cli/preprocessing_options.py": "hetero.faces.openvino.preprocess",
 }
 #: Modules that give a face its public name.

@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 #: The field of a plan's header with the keys of its subgraphs.
 _STAGE_KEYS: Final = "stage_keys"
+#: The field of a plan's header with the seconds of its compilation.
+_COMPILE_S: Final = "compile_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class CachedPlan:
     #: The cache key of each subgraph, in the order of all placements' subgraphs; empty without a
     #: cache.
     keys: tuple[str, ...]
+    #: Seconds of the compilation that stored the plan; None if unknown.
+    compile_s: float | None = None
 
 
 class CacheEntry:
@@ -131,7 +135,12 @@ class CacheEntry:
             raise BlobError(f"its types are damaged: {error}.") from error
         placements = model_blob.placements(self._model.replace(specs=specs))
         model_blob.check_positions(self._model)
-        return CachedPlan(tuple(map(self._with_reasons, placements)), tuple(map(str, keys)))
+        compile_s = contents.get(_COMPILE_S)
+        return CachedPlan(
+            tuple(map(self._with_reasons, placements)),
+            tuple(map(str, keys)),
+            compile_s if isinstance(compile_s, float) else None,
+        )
 
     def _with_reasons(self, placement: PlacedPartition) -> PlacedPartition:
         """Return a placement with this request's reasons of pins, which are not in the key."""
@@ -155,6 +164,7 @@ class CacheEntry:
             **build_header(plan.placements, self._request),
             PAYLOADS: [],
             _STAGE_KEYS: list(plan.keys),
+            _COMPILE_S: plan.compile_s,
             "specs": writer.document(specs),
         }
         return writer.write(file, head)

@@ -80,7 +80,7 @@ def bench(command: ModelCommand, jobs: int, requests: int | None, seconds: float
     document = {
         "model": compiled.name,
         "device": command.device,
-        "compile_s": command.compile_s,
+        **command.cache_fields(compiled),
         "first_s": first["latency_s"]["50"],
         "one_at_a_time": alone,
         "in_flight": None if busy is None else {"jobs": jobs, **busy},

@@ -11,7 +11,7 @@ from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.inputs import input_options
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import FiniteFloat
-from hetero.cli.options import affinity_option, config_option, core_options, with_core
+from hetero.cli.options import affinity_option, cache_option, config_option, core_options, with_core
 from hetero.cli.preprocessing_options import preprocess_options
 from hetero.cli.terminal import print_result, progress
 from hetero.comparison.compare import Comparison
@@ -53,6 +53,7 @@ def _parse_devices(
 )
 @affinity_option
 @config_option
+@cache_option
 @input_options
 @preprocess_options
 @click.option("--rtol", type=FiniteFloat(min=0), default=RTOL, show_default=True)

@@ -53,18 +53,16 @@ def compile_command(
     if output:
         compiled.export_model(output, weightless=weightless)
         files.append(output)
-    cached = compiled.get_property("LOADED_FROM_CACHE")
     verification = compiled.verification
     document = {
         "model": source.name,
-        "compile_s": command.compile_s,
-        "loaded_from_cache": cached,
+        **command.cache_fields(compiled),
         "verification": verification.to_dict(),
         "subgraphs": subgraph_rows(compiled, command.shapes),
         "files": files,
     }
-    verb = "loaded from the cache" if cached else "compiled"
-    lines = [f"{verb} in {command.compile_s * 1e3:.0f} ms"]
+    cached = document["loaded_from_cache"]
+    lines = [] if cached else [f"compiled in {command.compile_s * 1e3:.0f} ms"]
     lines += [line for line in verification.sentences() if line]
     lines += [f"wrote {file}" for file in files]
     print_result("compile", document, [*render_subgraphs(compiled, command.shapes), *lines])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +67,13 @@ def _inspect_blob(file: str, verify: bool) -> None:
     blob = BlobFile(outline(file) if weightless else file)
     if verify or (not weightless and blob.nbytes <= _VERIFY_NBYTES):
         blob.verify()
-    document = {**describe_blob(blob), "weightless": weightless}
+    # Blobs of the same compilation are equal, so the date is the file's.
+    written = datetime.fromtimestamp(Path(file).stat().st_mtime, UTC)
+    document = {
+        **describe_blob(blob),
+        "weightless": weightless,
+        "written": written.isoformat(timespec="seconds"),
+    }
     print_result("inspect", document, _blob_parts(file, document))
     if verify and not wants_json():
         show("all checksums match")
@@ -81,10 +88,12 @@ def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]
         f"{in_file} in "
         f"{counted(document['segments'], 'segment')}"
     )
+    yield f"written {document['written']}; model {document['content_hash'] or 'unknown'} (SHA-256)"
     yield from port_lines(document)
     devices = ({"device": name, **record} for name, record in document["devices"].items())
-    columns: Columns = {name: name for name in ("device", "plugin", "version", "fingerprint")}
-    yield table(devices, columns, wraps=("version", "fingerprint"))
+    columns: Columns = {name: name for name in ("device", "plugin", "version")}
+    columns["drivers and hardware"] = "fingerprint"
+    yield table(devices, columns, wraps=("version", "drivers and hardware"))
     if document["stages"]:
         absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
         stages: Columns = {

@@ -149,7 +149,19 @@ class ModelCommand:
                     source, self.device, self.config, affinity=self.pins or None, progress=update
                 )
         self.compile_s = time.perf_counter() - began_s
+        if compiled.get_property("LOADED_FROM_CACHE"):
+            saved_s = compiled.cache_saved_s
+            saved = "" if saved_s is None else f" ({saved_s:.1f} s saved)"
+            print_note(f"loaded from the cache in {self.compile_s * 1e3:.0f} ms{saved}")
         return compiled
+
+    def cache_fields(self, compiled: CompiledModel) -> dict[str, Any]:
+        """Return the entries of a JSON document about the compilation and the cache."""
+        return {
+            "compile_s": self.compile_s,
+            "loaded_from_cache": compiled.get_property("LOADED_FROM_CACHE"),
+            "cache_saved_s": compiled.cache_saved_s,
+        }
 
     def compile_with_inputs(
         self, source: Model | None, *, with_states: bool

@@ -140,6 +140,14 @@ config_option: Final = click.option(
     callback=_config,
     help="Property, such as INFERENCE_NUM_THREADS=2, or ORT.NUM_STREAMS=2 for one device.",
 )
+#: Adds ``--cache``, which becomes the property CACHE_DIR.
+cache_option: Final = click.option(
+    "--cache",
+    "cache_dir",
+    metavar="DIR",
+    envvar="HETERO_CACHE_DIR",
+    help="Folder of the cache of compiled models; default: HETERO_CACHE_DIR, or none.",
+)
 #: Adds the options of a compilation: the model, device string, pins and properties.
 model_options: Final = combine_options(
     core_options,
@@ -153,6 +161,7 @@ model_options: Final = combine_options(
     ),
     affinity_option,
     config_option,
+    cache_option,
 )
 #: Adds ``--opentelemetry``, which `with_core` implements.
 opentelemetry_option: Final = click.option(
@@ -208,6 +217,8 @@ def with_core(
         refuse_overwriting(click.get_current_context())
         if address and executor == "inprocess":
             raise click.UsageError("--address needs Ray; remove --executor inprocess.")
+        if cache_dir := rest.pop("cache_dir", None):
+            rest["config"] = {"CACHE_DIR": cache_dir, **rest["config"]}
         take_replicas(rest)
         move_planning_options(rest, plans=plans)
         if simulates:

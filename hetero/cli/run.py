@@ -91,6 +91,7 @@ def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | 
     shapes = input_shapes(compiled.partition.source, values)
     document: dict[str, Any] = {
         "model": compiled.name,
+        **command.cache_fields(compiled),
         "subgraphs": subgraph_rows(compiled, shapes),
         "outputs": [_row(name, value) for name, value in outputs.items()],
         "check": check,

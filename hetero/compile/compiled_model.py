@@ -66,6 +66,9 @@ class CompiledModel(BaseCompiledModel):
             for d in request.descriptors
         }
         self._loaded_from_cache = loaded_from_cache
+        #: Seconds that the cache saved: those of the compilation that filled it, minus those of
+        #: this one; None without a cache hit.
+        self.cache_saved_s: float | None = None
         #: Verdicts on its subgraphs; empty with ``VERIFY=NO`` and for a cached or imported model.
         self.verification = Verification()
         profiles = any(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from hetero.batching.batch_axis import with_open_batch_axis
 from hetero.batching.batchability import require_batchable
-from hetero.cache.entry import CacheEntry
+from hetero.cache.entry import CachedPlan, CacheEntry
 from hetero.cache.folder import Cache
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
@@ -64,9 +65,14 @@ class Compiler:
         """Compile a model, or load it from the cache."""
         model = with_batch_axis(model, request)
         session = self._verifier.session(model, request, cache, progress)
-        deployment, is_cached = self._deploy_cached(model, request, cache, session)
+        began_s = time.perf_counter()
+        deployment, cached = self._deploy_cached(model, request, cache, session)
+        is_cached = cached is not None
         compiled = self.create_model(model, request, deployment, cache, is_cached=is_cached)
         compiled.verification = session.result
+        if cached is not None and cached.compile_s is not None:
+            load_s = time.perf_counter() - began_s
+            compiled.cache_saved_s = max(0.0, cached.compile_s - load_s)
         return compiled
 
     def create_model(
@@ -94,12 +100,13 @@ class Compiler:
 
     def _deploy_cached(
         self, model: Model, request: CompileRequest, cache: Cache | None, session: Session
-    ) -> tuple[Deployment, bool]:
-        """Deploy a model; return the deployment, and whether the cache had all of it.
+    ) -> tuple[Deployment, CachedPlan | None]:
+        """Deploy a model; return the deployment, and the plan if the cache had all of it.
 
         A device may refuse nodes in its part of the model. The model is then placed again without
         these nodes on that device.
         """
+        began_s = time.perf_counter()
         entry = CacheEntry(cache, model, request)
         cached = entry.find()
         with ExitStack() as lock:
@@ -126,9 +133,11 @@ class Compiler:
                     _log.warning("model=%s: placing again: %s", model.name, error)
                     continue
                 session.report()
+                if cached is None:
+                    plan = replace(plan, compile_s=time.perf_counter() - began_s)
                 with _closed_on_error(deployment):
                     is_complete = entry.store(plan, deployment, is_new=cached is None)
-                return deployment, cached is not None and is_complete
+                return deployment, cached if is_complete else None
 
     def _place_verified(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice, session: Session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hetero.affinity.affinity import NO_PINS, Affinity
@@ -73,6 +74,25 @@ class Survey:
         ]
         caption = f"{self.model.name} on {self.request}"
         return html_table(caption, ("node", "operator", "gets", *self.names), rows)
+
+    def save(self, path: str | Path) -> None:
+        """Write a report about the survey.
+
+        Parameters
+        ----------
+        path : path
+            ``.html`` writes a self-contained page, ``.json`` the document behind it, ``.onnx`` the
+            model with each node's device and reason as metadata, which Netron shows and
+            `Core.compile_model` follows.
+
+        Raises
+        ------
+        ArgumentError
+            The file name has another suffix.
+        """
+        from hetero.report.save import save_report  # reports are made from surveys
+
+        save_report(self, path)
 
     def _describe_support(self, device: str, node: str) -> str:
         refusals = self.results[device].unsupported.get(node, {})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from onnx import numpy_helper
 
 from hetero.cli.help_examples import EXAMPLES
+from hetero.devices.model.reader import read_model
 from tests.support.command_line import ROOT, Shell, start_endless_command
 from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum
@@ -336,3 +339,39 @@ def test_forked_process_ends_on_sigterm_silently() -> None:
         check=False,
     )
     assert (result.stdout, result.stderr) == (f"{int(signal.SIGTERM)}\n", "")
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_cache_option_reuses_the_compiled_model(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    folder = tmp_path / "cache"
+    options: tuple[object, ...] = () if by_variable else ("--cache", folder)
+    if by_variable:
+        monkeypatch.setenv("HETERO_CACHE_DIR", str(folder))
+    first = shell("compile --json", model, *SPLIT, *options)
+    assert (first.code, first.document["loaded_from_cache"]) == (0, False)
+    assert first.document["cache_saved_s"] is None
+    for command in ("compile", "run", "bench -n 2"):
+        result = shell(f"{command} --json", model, *SPLIT, *options)
+        assert result.code == 0
+        assert re.search(r"loaded from the cache in \d+ ms \(\d+\.\d s saved\)", result.err), (
+            result.err
+        )
+        assert result.document["loaded_from_cache"] is True
+        assert 0 <= result.document["cache_saved_s"] < first.document["compile_s"]
+
+
+def test_inspect_shows_what_compiled_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "model.hetero"
+    shell("compile -c ORT.INFERENCE_NUM_THREADS=1 -o", blob, model, *SPLIT)
+    document = shell("inspect --json", blob, ray=True).document
+    assert set(document["devices"]) == {"ORT", "CPU"}
+    for record in document["devices"].values():
+        assert all(record[key] for key in ("plugin", "version", "fingerprint"))
+    assert document["content_hash"] == read_model(model).content_hash
+    written = datetime.fromisoformat(document["written"])
+    assert written.timestamp() == pytest.approx(blob.stat().st_mtime, abs=1)
+    text = shell("inspect", blob, ray=True).out.replace("\n", "")
+    for part in (document["written"], document["content_hash"], "ORT.INFERENCE_NUM_THREADS=1"):
+        assert part in text

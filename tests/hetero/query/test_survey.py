@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+import hetero
 from hetero.affinity.affinity import Affinity
+from hetero.devices.errors import ArgumentError
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.survey import Survey
 from tests.support.compile_requests import descriptor
 from tests.support.graphs import build
+from tests.support.models import branches
 
 
 @pytest.fixture
@@ -43,3 +48,21 @@ def test_names_are_in_order_of_priority(survey: Survey) -> None:
 def test_deprecated_name_of_the_results(survey: Survey) -> None:
     with pytest.warns(DeprecationWarning, match="Survey.results"):
         assert survey.answers is survey.results
+
+
+def test_save_writes_the_format_of_the_suffix(tmp_path: Path) -> None:
+    with hetero.Core("inprocess") as core:
+        survey = core.survey_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
+        for suffix in ("html", "json", "onnx"):
+            survey.save(tmp_path / f"report.{suffix}")
+        annotated = core.read_model(tmp_path / "report.onnx")
+        assert dict(core.query_model(annotated, "HETERO:ORT,CPU")) == dict(survey.support)
+    document = json.loads((tmp_path / "report.json").read_text())
+    devices = {row["name"]: row["device"] for row in document["nodes"]}
+    assert devices == dict(survey.affinity)
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_save_refuses_other_suffixes(survey: Survey, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"ends in \.html, \.json or \.onnx, got '\.pdf'"):
+        survey.save(tmp_path / "report.pdf")
