@@ -26,12 +26,14 @@ SHAPES: Final = "PLAN_SHAPES"
 
 
 class _ReplicasType(click.IntRange):
-    """``auto``, or a positive number."""
+    """``auto``, a positive number, or a range."""
 
-    name = "number or auto"
+    name = "number, range or auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number or ``auto``."""
+        """Return the number, the range or ``auto``."""
+        if ".." in str(value):
+            return REPLICAS.parse(value)
         return AUTO if str(value).lower() == AUTO else super().convert(value, param, ctx)
 
 
@@ -39,9 +41,9 @@ class _ReplicasType(click.IntRange):
 replicas_option: Final = click.option(
     "--replicas",
     type=_ReplicasType(min=1),
-    metavar="N|auto",
-    help="Devices that run each subgraph and share its requests; auto: the best number of a plan "
-    "by cost for THROUGHPUT, otherwise 1.",
+    metavar="N|MIN..MAX|auto",
+    help="Devices that run each subgraph and share its requests; a range: as many as the load "
+    "needs; auto: the best number of a plan by cost for THROUGHPUT, otherwise 1.",
 )
 #: Adds the options; `move_planning_options` turns them into properties.
 planning_options: Final = combine_options(

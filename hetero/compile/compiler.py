@@ -12,17 +12,19 @@ from hetero.batching.batch_axis import with_open_batch_axis
 from hetero.batching.batchability import require_batchable
 from hetero.cache.entry import CachedPlan, CacheEntry
 from hetero.cache.folder import Cache
+from hetero.compile.autoscaling import Autoscaler, ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.compile.replicas import move_from_lost_devices, with_replicas
+from hetero.compile.replicas import move_from_lost_devices, replica_devices, with_replicas
 from hetero.compile.stage_work import with_stage_work
-from hetero.devices.errors import DeviceError, UnsupportedNodesError
+from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.partition.replicas import replicate
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
+from hetero.properties.replicas_property import range_of, range_text
 from hetero.query.priority import (
     RefusalsByDevice,
     add_refusals,
@@ -96,7 +98,35 @@ class Compiler:
 
         compiled = CompiledModel(deployment, request, loaded_from_cache=is_cached)
         compiled.target.compile_with_inputs = compile_with_inputs
+        if bounds := range_of(request.hetero_config["REPLICAS"]):
+            self._autoscale(compiled, model, request, bounds)
         return compiled
+
+    def _autoscale(
+        self,
+        compiled: CompiledModel,
+        model: Model,
+        request: CompileRequest,
+        bounds: tuple[int, int],
+    ) -> None:
+        """Start and stop further replicas of a compiled model by its load."""
+        if variables_of(model):
+            raise PropertyError(
+                f"REPLICAS={range_text(*bounds)}: model {model.name!r} has states, which belong to "
+                "a replica. Use a fixed number of replicas.",
+                property="REPLICAS",
+            )
+        first = replace(compiled.placements[0], share=1.0)
+        further = replicate(first, replica_devices(request))[bounds[0] :]
+
+        def start_replica(number: int) -> Deployment:
+            placements = [replace(further[number], share=1.0)]
+            return self.deploy(placements, _stage_sources(placements, request), request)
+
+        optimal = optimal_num_requests([first], request.configs)
+        policy = ScalingPolicy(bounds[0], bounds[0] + len(further), optimal)
+        autoscaler = Autoscaler(compiled.deployment, start_replica, policy)
+        compiled.target.autoscale(autoscaler)
 
     def _deploy_cached(
         self, model: Model, request: CompileRequest, cache: Cache | None, session: Session
@@ -208,8 +238,16 @@ class Compiler:
             new_placements = [p for p in candidates if p] or self._replan(model, remaining, known)
             return _deployment_inputs(new_placements, _stage_sources(new_placements, request))
 
+        # The replicas of a range share their nodes' cores, whether they have started or not.
+        others = replica_devices(request) if range_of(request.hetero_config["REPLICAS"]) else {}
         return self._get_executor().deploy(
-            placement, sources, constants, limits=limits, remake=replan, stateful=has_states
+            placement,
+            sources,
+            constants,
+            limits=limits,
+            other_devices={d for device, members in others.items() for d in (device, *members)},
+            remake=replan,
+            stateful=has_states,
         )
 
     def _replan(
@@ -244,7 +282,9 @@ def without_devices(request: CompileRequest, lost_devices: Collection[str]) -> C
     if not devices:
         raise DeviceError(f"no device remains; lost devices: {', '.join(sorted(lost_devices))}.")
     replicas = request.hetero_config["REPLICAS"]
-    if isinstance(replicas, int):
+    if bounds := range_of(replicas):
+        replicas = range_text(*(min(bound, len(devices)) for bound in bounds))
+    elif isinstance(replicas, int):
         replicas = min(replicas, len(devices))
     elif not isinstance(replicas, str):
         # The replicas of a lost device become devices like any other.

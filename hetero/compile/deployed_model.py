@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from hetero.compile.autoscaling import Autoscaler
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode, Value
@@ -51,6 +52,8 @@ class DeployedModel:
         self._required = frozenset(port.name for port in plan.inputs)
         #: Compiles the model again with some of its optional inputs as inputs.
         self.compile_with_inputs: Callable[[frozenset[str]], DeployedModel] | None = None
+        #: Starts and stops further replicas, if ``REPLICAS`` is a range.
+        self.autoscaler: Autoscaler | None = None
         self._models_by_inputs: dict[frozenset[str], DeployedModel] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, deployment.close_later)
@@ -82,7 +85,12 @@ class DeployedModel:
                 deployed_model = self._models_by_inputs.get(optional_names)
             if deployed_model is not None:  # None if this model is closed
                 return deployed_model.submit(values, request)
-        return self._deployment.submit(values, request)
+        return (self.autoscaler or self._deployment).submit(values, request)
+
+    def autoscale(self, autoscaler: Autoscaler) -> None:
+        """Route requests by an autoscaler, whose first replica is this deployment."""
+        self.autoscaler = autoscaler
+        weakref.finalize(self, autoscaler.close_later).atexit = False
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that receives the first inputs."""
@@ -109,6 +117,8 @@ class DeployedModel:
             deployed_models, self._models_by_inputs = self._models_by_inputs, {}
             self.compile_with_inputs = None
         self._finalizer.detach()
+        if self.autoscaler is not None:
+            self.autoscaler.close()
         self._deployment.close()
         for deployed_model in deployed_models.values():
             deployed_model.close()

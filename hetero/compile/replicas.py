@@ -12,6 +12,7 @@ from hetero.devices.errors import PropertyError
 from hetero.partition.partition import PlacedPartition
 from hetero.partition.replicas import ReplicaDevices
 from hetero.properties.compile_request import CompileRequest
+from hetero.properties.replicas_property import range_of
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import match_name, split_name
 
@@ -24,8 +25,8 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
     Raises PropertyError: a device occurs twice or is unknown, there are too few devices, or nodes
         are pinned to a replica of another plugin's device.
     """
-    replicas = _replica_devices(request)
-    original_of = {other: device for device, others in replicas.items() for other in others}
+    members = replica_devices(request)
+    original_of = {other: device for device, others in members.items() for other in others}
     for device, original in original_of.items():
         nodes = [node for node, pinned in request.pins.items() if pinned == device]
         if nodes and split_name(device)[0] != split_name(original)[0]:
@@ -34,19 +35,25 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
             )
     moved = request.with_moved_pins(original_of)
     remaining = tuple(device for device in request.devices if device not in original_of)
-    return replace(moved.for_devices(remaining), replicas=replicas)
+    if bounds := range_of(request.hetero_config[_PROPERTY]):
+        members = {device: others[: bounds[0] - 1] for device, others in members.items()}
+    return replace(moved.for_devices(remaining), replicas=members)
 
 
-def _replica_devices(request: CompileRequest) -> ReplicaDevices:
-    """Return the further devices that run each device's subgraphs, by full device names."""
+def replica_devices(request: CompileRequest) -> ReplicaDevices:
+    """Return the further devices that may run each device's subgraphs, by full device names."""
     option = request.hetero_config[_PROPERTY]
     devices = request.devices
     if option == "auto":
         return {}
+    if bounds := range_of(option):
+        option = bounds[1]
     if isinstance(option, int):
         if option > len(devices):
             raise _error(
-                f"{option} replicas need a device each, but there are {', '.join(devices)}."
+                f"expected at most {len(devices)} replicas, one for each device of "
+                f"{', '.join(devices)}; got {option}. List more devices, or add nodes to the "
+                "cluster."
             )
         firsts = range(0, len(devices), option)
         return {devices[i]: devices[i + 1 : i + option] for i in firsts}

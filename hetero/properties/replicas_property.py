@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,8 @@ NAME: Final = "REPLICAS"
 AUTO: Final = "auto"
 _DOC: Final = (
     "Devices that run each subgraph and share its requests: a number N, so that each subgraph runs "
-    "on N consecutive devices of the list; the further devices of single ones, "
+    "on N consecutive devices of the list; a range MIN..MAX, so that the number follows the load; "
+    "the further devices of single ones, "
     '{"ORT.0": ["ORT.1", "ORT.2"]}; or auto: a plan by cost for THROUGHPUT runs the model on '
     "several devices if that is predicted to be best. Other plans then use no replicas."
 )
@@ -34,6 +36,21 @@ def check_lists_of(element_name: str) -> Callable[[Mapping[str, Any]], str | Non
     return check
 
 
+#: A range of replicas: the least and the largest number.
+_RANGE: Final = re.compile(r"\s*(\d+)\s*\.\.\s*(\d+)\s*")
+
+
+def range_text(minimum: int, maximum: int) -> str:
+    """Return the value of REPLICAS for a range."""
+    return f"{minimum}..{maximum}"
+
+
+def range_of(replicas: Any) -> tuple[int, int] | None:
+    """Return the bounds of a value of REPLICAS that is a range; None for another value."""
+    match = _RANGE.fullmatch(replicas) if isinstance(replicas, str) else None
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
 _AS_NUMBER: Final = Property(NAME, int, 1, mutable=True, doc=_DOC, minimum=1)
 _AS_DEVICES: Final = Property(
     NAME, dict, {}, mutable=True, doc=_DOC, check=check_lists_of("devices")
@@ -47,6 +64,14 @@ class _ReplicasProperty(Property):
     def parse(self, value: Any) -> Any:
         if isinstance(value, str) and value.strip().lower() == AUTO:
             return AUTO
+        if isinstance(value, str) and (match := _RANGE.fullmatch(value)):
+            bounds = int(match[1]), int(match[2])
+            if not 1 <= bounds[0] <= bounds[1]:
+                raise PropertyError(
+                    f"{NAME}={value!r}: expected MIN..MAX with 1 <= MIN <= MAX, such as 1..4.",
+                    property=NAME,
+                )
+            return range_text(*bounds)
         is_mapping = isinstance(value, Mapping) or str(value).lstrip().startswith("{")
         return (_AS_DEVICES if is_mapping else _AS_NUMBER).parse(value)
 

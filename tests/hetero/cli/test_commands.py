@@ -364,7 +364,7 @@ def test_cache_option_reuses_the_compiled_model(
 
 def test_inspect_shows_what_compiled_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
     blob = tmp_path / "model.hetero"
-    shell("compile -c ORT.INFERENCE_NUM_THREADS=1 -o", blob, model, *SPLIT)
+    shell("compile -c ORT.INFERENCE_NUM_THREADS=1", "-o", blob, model, *SPLIT)
     document = shell("inspect --json", blob, ray=True).document
     assert set(document["devices"]) == {"ORT", "CPU"}
     for record in document["devices"].values():

@@ -1,0 +1,123 @@
+"""Autoscaling of replicas: the policy alone, and replicas of a model behind a gate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.compile.autoscaling import ScalingPolicy
+from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.errors import PropertyError
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.models import branches, branches_output
+from tests.support.stateful_models import running_sum
+
+DEVICES = "HETERO:GATED.0,GATED.1,GATED.2"
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core("inprocess", devices={"GATED": 3}, plugins=[GatedPlugin]) as core:
+        yield core
+
+
+def policy(down_delay_s: float = 10.0) -> ScalingPolicy:
+    return ScalingPolicy(1, 4, 2.0, up_delay_s=1.0, down_delay_s=down_delay_s)
+
+
+def decisions(policy: ScalingPolicy, loads: list[tuple[float, int]]) -> list[int]:
+    """Return the numbers of replicas after (seconds, number of requests)."""
+    replicas = [policy.minimum]
+    for now_s, num_requests in loads:
+        replicas.append(policy.decide(now_s, num_requests, replicas[-1]))
+    return replicas[1:]
+
+
+def test_policy_follows_the_load_after_its_delays() -> None:
+    loads = [(0.0, 8), (0.5, 8), (1.0, 8), (2.0, 1), (11.0, 1), (12.0, 1)]
+    assert decisions(policy(), loads) == [1, 1, 4, 4, 4, 1]
+
+
+def test_policy_ignores_short_changes() -> None:
+    loads = [(0.0, 8), (0.5, 1), (1.0, 8), (1.9, 8), (2.0, 8), (3.0, 1), (12.0, 8), (14.0, 1)]
+    assert decisions(policy(), loads) == [1, 1, 1, 1, 4, 4, 4, 4]
+
+
+def test_policy_takes_the_least_change_within_its_delay() -> None:
+    assert decisions(policy(), [(0.0, 8), (0.5, 3), (1.0, 8)]) == [1, 1, 2]
+    assert decisions(policy(1.0), [(0.0, 8), (1.0, 8), (2.0, 1), (2.5, 5), (3.0, 1)])[-1] == 3
+
+
+def test_policy_stays_within_its_bounds() -> None:
+    assert decisions(policy(0.0), [(0.0, 99), (1.0, 99), (2.0, 0)]) == [1, 4, 1]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_replicas_start_with_the_load_and_stop_without_losing_requests(core: hetero.Core) -> None:
+    config = {"REPLICAS": "1..3", "VERIFY": "NO"}
+    with core.compile_model(branches(), DEVICES, config) as compiled, GatedPlugin.closed():
+        scaler = compiled.target.autoscaler
+        assert scaler is not None
+        assert compiled.num_replicas == 1
+        scaler.policy.up_delay_s = scaler.policy.down_delay_s = 0.0
+        requests = [compiled.create_infer_request() for _ in range(12)]
+        for factor, request in enumerate(requests):
+            request.start_async({"x": X * factor})
+        wait_until(lambda: compiled.num_replicas == 3)
+        # Requests that start now use the new replicas.
+        later_requests = [compiled.create_infer_request() for _ in range(12)]
+        for factor, request in enumerate(later_requests):
+            request.start_async({"x": X * factor})
+        scaler.policy.maximum = 1  # the last replicas stop, with requests in flight
+        wait_until(lambda: compiled.num_replicas < 3)
+        GatedPlugin.gate.set()
+        for started in (requests, later_requests):
+            for factor, request in enumerate(started):
+                request.wait()
+                expected = branches_output(X * factor)
+                np.testing.assert_allclose(request.results["y"], expected, rtol=1e-5)
+        wait_until(lambda: compiled.num_replicas == 1)
+        wait_until(lambda: scaler.num_requests == 0)
+        assert [count for _, count in scaler.history] == [1, 2, 3, 2, 1]
+    assert compiled.num_replicas == 1
+
+
+def test_range_counts_towards_the_optimal_number_of_requests(core: hetero.Core) -> None:
+    def compile_for(replicas: str) -> CompiledModel:
+        return core.compile_model(branches(), DEVICES, {"REPLICAS": replicas, "VERIFY": "NO"})
+
+    with compile_for("1..3") as scaled, compile_for("1") as single:
+        name = "OPTIMAL_NUMBER_OF_INFER_REQUESTS"
+        assert scaled.get_property(name) == 3 * single.get_property(name)
+        assert scaled.get_property("REPLICAS") == "1..3"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ("3..1", r"expected MIN\.\.MAX with 1 <= MIN <= MAX"),
+        ("0..2", r"expected MIN\.\.MAX with 1 <= MIN <= MAX"),
+        ("1..9", r"at most 3 replicas, .* got 9\. List more devices, or add nodes"),
+    ],
+)
+def test_range_outside_the_devices_raises(core: hetero.Core, replicas: str, message: str) -> None:
+    with pytest.raises(PropertyError, match=message):
+        core.compile_model(branches(), DEVICES, {"REPLICAS": replicas, "VERIFY": "NO"})
+
+
+def test_range_for_a_model_with_states_raises(core: hetero.Core) -> None:
+    model = core.read_model(running_sum(), states={"before": "after"})
+    with pytest.raises(PropertyError, match="has states, which belong to a replica"):
+        core.compile_model(model, DEVICES, {"REPLICAS": "1..2", "VERIFY": "NO"})
