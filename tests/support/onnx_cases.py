@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 from functools import cache
@@ -16,17 +17,22 @@ _make = loader.load_node_model_tests
 
 
 def keep_node_cases(folder: Path) -> None:
-    """Make onnx's loader return the cases that an earlier process stored."""
+    """Make onnx's loader return the cases that an earlier process stored.
+
+    Of several processes at once, one generates the cases and the others wait for its file.
+    """
     path = folder / f"node-cases-onnx-{onnx.__version__}-numpy-{np.__version__}.pickle"
 
     @cache
     def load_or_generate() -> list[TestCase]:
-        if path.exists():
-            return list(pickle.loads(path.read_bytes()))
-        cases = _make()
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(pickle.dumps(cases))
-        unfinished.replace(path)
-        return cases
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if path.exists():
+                return list(pickle.loads(path.read_bytes()))
+            cases = _make()
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            unfinished.write_bytes(pickle.dumps(cases))
+            unfinished.replace(path)
+            return cases
 
     loader.load_node_model_tests = load_or_generate
