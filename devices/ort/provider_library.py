@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Final
 import onnxruntime
 
 from hetero.devices.ort.known_providers import KNOWN_PROVIDERS
+from hetero.devices.plugin.entry_points import installed_points
 
 #: Entry points of plug-in providers: the name of the provider, and a package with
 #: `get_library_path`.
@@ -93,18 +95,21 @@ def device_name(provider: str) -> str:
 def installed_libraries() -> Iterator[ProviderLibrary]:
     """Yield the libraries of installed wheels and entry points, and those that the user registered.
 
-    Wheels are found by their names, without importing them.
+    Wheels are found by the names of their metadata folders, without importing them. Reading the
+    metadata of all installed packages takes 0.1 s for each Core (154 packages).
     """
     names = set()
-    for distribution in metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
-        match = _WHEEL.fullmatch(name)
-        if match and name not in names:
-            names.add(name)
-            origin, package = f"{name} {distribution.version}", name.replace("-", "_")
-            yield ProviderLibrary(device_name(match["ep"] or match["other"]), origin, package)
-    for point in metadata.entry_points(group=GROUP):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    for folder in sys.path:
+        for path in sorted(Path(folder or os.curdir).glob("onnxruntime*.dist-info")):
+            name, _, version = path.stem.partition("-")
+            name = re.sub(r"[-_.]+", "-", name).lower()
+            match = _WHEEL.fullmatch(name)
+            if match and name not in names:
+                names.add(name)
+                origin, package = f"{name} {version}", name.replace("-", "_")
+                yield ProviderLibrary(device_name(match["ep"] or match["other"]), origin, package)
+    for point, distribution, version in installed_points(GROUP):
+        origin = f"{distribution} {version}" if distribution else point.value
         yield ProviderLibrary(device_name(point.name), origin, point.value, "", point.name)
 
 

@@ -15,10 +15,10 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from typing import Final
 
 from hetero.devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
+from hetero.devices.plugin.entry_points import InstalledPoint, installed_points
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.plugin_source import PluginSource
 
@@ -79,10 +79,10 @@ def load_plugins(
     """
     entries: dict[str, PluginEntry] = {}
     points = _entry_points() if entry_points else []
-    if any(point.name == only for point in points):
-        points = [point for point in points if point.name == only]
-    for point in points:
-        origin = f"{point.dist.name if point.dist else 'unknown distribution'} ({point.value})"
+    if any(point.name == only for point, _, _ in points):
+        points = [row for row in points if row.point.name == only]
+    for point, distribution, _ in points:
+        origin = f"{distribution or 'unknown distribution'} ({point.value})"
         for entry in _load_entries(point.name, origin, point.load, only):
             _add(entries, entry)
     for spec in specs:
@@ -146,15 +146,15 @@ def close_plugins(entries: Iterable[PluginEntry]) -> None:
                 _log.exception("plugin=%s failed to close", entry.name)
 
 
-def _entry_points() -> list[metadata.EntryPoint]:
+def _entry_points() -> list[InstalledPoint]:
     try:
-        group = metadata.entry_points(group=GROUP)
+        group = installed_points(GROUP)
     except OSError as error:
         raise PluginLoadError(
             f"the installed plugins cannot be listed: {error}. Close files of this process, or "
             "raise its limit of open files (`ulimit -n`)."
         ) from error
-    points = {(p.name, p.value, p.dist.name if p.dist else ""): p for p in group}
+    points = {(row.point.name, row.point.value, row.distribution): row for row in group}
     order = {name: i for i, name in enumerate(("CPU", "ORT", "OV", "GPU", "NULL"))}
     return [
         points[key]
@@ -184,7 +184,7 @@ def _resolve(source: PluginSource) -> object:
 
 
 def _installed_class(name: str) -> object:
-    points = _entry_points()
+    points = [row.point for row in _entry_points()]
     for point in points:
         if point.name == name:
             return point.load()

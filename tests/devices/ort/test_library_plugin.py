@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -103,23 +102,23 @@ def test_device_name_follows_provider_or_wheel(provider, device):
     assert device_name(provider) == device
 
 
-class FakeDistribution:
-    """A wheel in the list of installed distributions."""
-
-    def __init__(self, name):
-        self.name = self._normalized_name = name
-        self.version = "1.2"
-        self.entry_points = ()
-
-
-def test_wheels_of_providers_are_found_by_name(monkeypatch):
-    names = ["onnxruntime-qnn", "onnxruntime_ep_webgpu", "onnxruntime", "onnxruntime-gpu", "numpy"]
-    monkeypatch.setattr(metadata, "distributions", lambda: map(FakeDistribution, names))
-    libraries = list(provider_library.installed_libraries())
-    assert [library.device for library in libraries] == ["ORT_QNN", "ORT_WEBGPU"]
+def test_wheels_of_providers_are_found_by_name(monkeypatch, tmp_path):
+    for name in ("onnxruntime_qnn", "onnxruntime_ep_webgpu", "onnxruntime", "onnxruntime_gpu"):
+        (tmp_path / f"{name}-1.2.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    libraries = [
+        library
+        for library in provider_library.installed_libraries()
+        if library.origin.endswith(" 1.2")
+    ]
+    assert [library.origin for library in libraries] == [
+        "onnxruntime-ep-webgpu 1.2",
+        "onnxruntime-qnn 1.2",
+    ]
+    assert [library.device for library in libraries] == ["ORT_WEBGPU", "ORT_QNN"]
     assert [library.package for library in libraries] == [
-        "onnxruntime_qnn",
         "onnxruntime_ep_webgpu",
+        "onnxruntime_qnn",
     ]
 
 
