@@ -1,0 +1,166 @@
+"""Tensors that stay in a device's memory, the timing of a run, and the state of a loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.errors import DeviceLostError, InferenceError, KernelError
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.request.request import Request
+from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.device.direct_stage import left_outputs
+from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.loop import DeviceLoop
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
+from hetero.scheduler.types.events import Send, StageOpened
+from hetero.scheduler.types.messages import Task, Values
+from tests.scheduler.models import build, chain, cut
+from tests.scheduler.plugins import ToyProgram, TwinPlugin
+
+X = np.arange(4, dtype=np.float32)
+TOY = DeviceDescriptor("TOY", "TWIN", "1", "node 2")
+
+
+@pytest.mark.parametrize(
+    ("sends", "outputs", "resident", "expected"),
+    [
+        ([("here", "a")], "", "", "a"),
+        ([("there", "a")], "", "", ""),
+        ([("here", "ab"), ("there", "b")], "", "", "a"),
+        ([("here", "ab")], "b", "", "a"),  # the client receives b
+        ([("here", "ab")], "b", "b", "ab"),  # unless it is resident
+        ([], "a", "a", "a"),
+        ([("there", "a")], "a", "a", ""),
+        ([("here", "a"), ("here", "b")], "", "c", "abc"),
+        ([], "", "", ""),
+    ],
+)
+def test_tensors_that_no_other_process_reads_stay(
+    sends: list[tuple[str, str]], outputs: str, resident: str, expected: str
+) -> None:
+    wires = tuple(Send(address, 1, tuple(names)) for address, names in sends)
+    assert left_outputs("here", wires, tuple(outputs), tuple(resident)) == set(expected)
+
+
+class Ticks:
+    """Clock that advances by one second with each reading."""
+
+    def __init__(self) -> None:
+        self.readings: Iterator[int] = itertools.count(10)
+
+    def __call__(self) -> float:
+        return float(next(self.readings))
+
+
+def host(*lines: Any, outputs: tuple[str, ...] = ("y",)) -> DeviceHost:
+    """Return a device with stage 5 of the deployment d."""
+    model = build(lines or (("Neg", "neg", ("x",), "y"),), outputs)
+    _, (source,) = cut(model, ("TOY", model.node_names))
+    result = DeviceHost(TOY, TwinPlugin(), Ticks())
+    result.load_stage("d", 5, source, 1)
+    return result
+
+
+def test_timing_of_a_run() -> None:
+    device = host(("Neg", "neg", ("x",), "y"), ("Relu", "relu", ("x",), "z"), outputs=("y", "z"))
+    request = Request(deployment="d", id=3, attempt=2)
+    outputs, run = device.run_stage(request, 5, [X], ready_s=7.5)
+    assert {name: value.tolist() for name, value in outputs.items()} == {
+        "y": [0, -1, -2, -3],
+        "z": [0, 1, 2, 3],
+    }
+    assert (run.stage, run.device, run.queued_s) == (5, "TOY", 2.5)
+    assert (run.started_s, run.ended_s, run.output_nbytes) == (10, 11, 32)
+    assert run.node_times_s == {}
+    _, run = device.run_stage(request._replace(profile=True), 5, [X])
+    assert (run.queued_s, run.started_s, set(run.node_times_s)) == (0, 12, {"neg", "relu"})
+
+
+def test_constant_inputs_are_loaded_with_the_stage() -> None:
+    model = build([("Add", "add", ("a", "b"), "y")], ["y"], inputs=("a", "b"))
+    _, (source,) = cut(model, ("TOY", ["add"]))
+    device = DeviceHost(TOY, TwinPlugin())
+    device.load_stage("d", 0, source, 1, {"a": X * 10})
+    outputs, _ = device.run_stage(Request(deployment="d"), 0, [X])
+    assert outputs["y"].tolist() == [0, 11, 22, 33]
+    device.load_stage("d", 1, source, 1, {"a": X * 10, "b": X})
+    assert device.make("d", 1)["y"].tolist() == [0, 11, 22, 33]
+    assert (device.has_all(["d"]), device.has_all(["d", "e"]), device.has_all([])) == (
+        *(True, False),
+        True,
+    )
+
+
+@pytest.mark.parametrize(("node", "kind"), [("refuse", KernelError), ("fail", InferenceError)])
+def test_errors_of_a_run_name_stage_device_and_request(node: str, kind: type[Exception]) -> None:
+    device = host(("Neg", node, ("x",), "y"))
+    with pytest.raises(kind, match=r"stage 5 on device TOY|by design") as caught:
+        device.run_stage(Request(deployment="d", id=3, attempt=2), 5, [X])
+    data = caught.value.data
+    expected = {"stage": 5, "device": "TOY", "node": "node 2", "request_id": 3, "attempt": 2}
+    if kind is KernelError:
+        expected["node"] = data["node"]
+    assert expected.items() <= data.items()
+    with pytest.raises(DeviceLostError, match="stage 6 of deployment d is not loaded"):
+        device.execute("d", 6, [X], RunContext())
+
+
+def test_properties_are_those_of_the_physical_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwinPlugin, "get_property", lambda self, name, device_id: (name, device_id))
+    device = DeviceHost(TOY, TwinPlugin())
+    assert device.get_property("FULL_DEVICE_NAME") == ("FULL_DEVICE_NAME", "1")
+    assert device.get_property("EXECUTION_DEVICES") == ("TOY",)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "overdue_s", "allowance_s"),
+    # The clock: 10 at the arrival of the inputs, 11 at the start, 12 at the start of the stage, 13
+    # as it is read. The task has then run for 2 s.
+    [(0.0, 0.0, float("inf")), (1.5, 2.0, 1.5), (0.5, 2.0, 0.5), (2.0, 0.0, 2.0), (9.0, 0.0, 9.0)],
+)
+def test_status_of_a_running_stage(
+    monkeypatch: pytest.MonkeyPatch, timeout_s: float, overdue_s: float, allowance_s: float
+) -> None:
+    board, ticks = Switchboard(), Ticks()
+    board.connect("client", lambda message: None)
+    device = DeviceHost(TOY, TwinPlugin(), ticks)
+    waiting: list[Any] = []
+    loop = DeviceLoop(
+        device, partial(board.connect, "device"), lambda _, due: waiting.append(due), now_s=ticks
+    )
+    _, (source,) = chain("TOY")
+    device.load_stage("d", 0, source, 1)
+    loop.open_stage(StageOpened("d", 0, ("x",), 0, {}, ("t0",), 1, "client", timeout_s))
+    states: list[dict[str, float]] = []
+    run = ToyProgram.run
+
+    def observed(self: ToyProgram, *arguments: Any) -> Any:
+        states.append(loop.status())
+        return run(self, *arguments)
+
+    monkeypatch.setattr(ToyProgram, "run", observed)
+    for number in (1, 2):
+        loop.receive(Values(Task(Request(deployment="d", id=number, attempt=1), 0), {"x": X}))
+        ticks.readings = itertools.count(11)
+    (due,) = waiting  # the second waits for the first
+    loop.run(due)
+    assert states == [
+        {
+            "tasks": 2,
+            "running": 1,
+            "streams": 1,
+            "kept_nbytes": 0,
+            "overdue_s": overdue_s,
+            "stall_allowance_s": allowance_s,
+        }
+    ]
+    assert (loop.status()["tasks"], loop.status()["overdue_s"], loop.num_clients) == (1, 0, 1)
+    loop.client_gone("client")
+    assert (loop.status()["tasks"], loop.num_clients) == (0, 0)
+    loop.close()
