@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -179,7 +179,6 @@ def steps(
             raise _recompute_error(bundle.device, "they have no lineage")
         for name in bundle.specs:
             require(Origin(bundle.lineage, name))
-    heapify(queue)
     replay_steps: list[Step] = []
     duration_s = 0.0
     while queue:
@@ -200,7 +199,12 @@ def steps(
             if (value := node.inputs.get(name)) is not None:
                 if isinstance(value, Origin):
                     input_origins.add(value)
-            elif name not in node.transfers or is_lost(node.transfers[name].bundle.address):
+            # States are computed, even if a device still has what it sent: it may evict that.
+            elif (
+                name in names
+                or name not in node.transfers
+                or is_lost(node.transfers[name].bundle.address)
+            ):
                 stage = plan.producers.get(name)
                 if stage is None:
                     raise _recompute_error("", f"no stage of the current plan produces {name!r}")

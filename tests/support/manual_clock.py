@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hetero.scheduler.clock import Clock
+from hetero.scheduler.clock import Clock, Timer
 
 
 class ManualClock(Clock):
@@ -17,8 +17,13 @@ class ManualClock(Clock):
         #: Durations of all waits.
         self.waits_s: list[float] = []
 
+    def timer(self, look: Callable[[], float | None]) -> Timer:
+        """Create a timer that is not due."""
+        return Timer(self, look)
+
     def spawn(self, work: Callable[[], None], name: str) -> None:
-        """Start no thread."""
+        """Run `work` at once, instead of in a thread."""
+        work()
 
     def event(self) -> threading.Event:
         """Return an event; waiting for it makes the time pass."""

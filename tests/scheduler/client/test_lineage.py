@@ -106,6 +106,12 @@ def test_lost_state_is_recomputed_from_the_first_run() -> None:
     assert constant == [(first, {"present"}, (1,))]
 
 
+def test_state_that_its_device_also_sent_is_computed_again() -> None:
+    node = run_node(np.zeros(1, np.float32))
+    node.transfers["present"] = ResidentTensor(bundle_at("b2", "present"), "present")
+    assert steps_of(bundle_at("b", "present", node))[0] == [(node, {"present"}, (1,))]
+
+
 def test_joined_states_are_recomputed_once_for_all_their_readers() -> None:
     runs = [run_node(np.zeros(1, np.float32)) for _ in range(2)]
     tensors = [ResidentTensor(bundle_at("b", "present", run), "present") for run in runs]
