@@ -24,6 +24,14 @@ _SHARED_TESTS = dict.fromkeys(
     ("tests/scheduler", "tests/simulation", "tests/features"),
 )
 
+#: Modules that run in worker processes, whose lines are not recorded -> folders or files of their
+#: tests.
+_TESTS_OF_WORKERS = {
+    "devices/model/type_inference_rules.py": ("tests/devices/model/test_type_inference_rules.py",),
+    "devices/model/type_inference_worker.py": ("tests/devices/model/test_type_inference",),
+    "devices/model/worker_program.py": ("tests/devices/model/test_worker_process.py",),
+}
+
 
 def files_with_tests(root: Path, package: str, *, own_only: bool = False) -> list[str]:
     """Return the test files of a package: in the folder that mirrors it, in folders that test it
@@ -92,7 +100,10 @@ class Record:
         Together they take at most ``limit_s``, and one of them may take any time.
         """
         by_line = self.lines.get(mutant.path, {})
-        if mutant.function:
+        tests: set[str]
+        if (places := _TESTS_OF_WORKERS.get(mutant.path)) is not None:
+            tests = {test for test in self.seconds if test.startswith(places)}
+        elif mutant.function:
             tests = self._tests_at(by_line, mutant)
         else:  # a constant of the module or class
             tests = set().union(*by_line.values())

@@ -139,6 +139,14 @@ def test_constant_selects_all_tests_of_the_file() -> None:
     assert len(RECORD.tests_of(mutant(1, 1, function=""), "tests/a", 20)) == 3
 
 
+def test_module_of_a_worker_process_selects_its_test_file() -> None:
+    folder = "tests/devices/model"
+    tests = [f"{folder}/test_worker_process.py::ends", f"{folder}/test_reader.py::reads"]
+    record = Record(dict.fromkeys(tests, 1.0))
+    worker = Mutant("devices/model/worker_program.py", "main", 1, 1, "x -> y", 0)
+    assert record.tests_of(worker, folder, 20) == tests[:1]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_package_has_tests(package: str) -> None:
     assert (ROOT / own_tests_folder(ROOT, package)).is_dir()
