@@ -39,6 +39,68 @@ def test_forward_range_of_output(body, expected):
     assert value_ranges(parse(body))["y"] == expected
 
 
+# a is in -2..3 and b in 4..5, both of shape [2, 3]; p is a position in -1..1, u is unknown.
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("Abs(a)", (0, 3)),
+        ("Neg(b)", (-5, -4)),
+        ("Sign(b)", (-1, 1)),
+        ("Add(a, b)", (2, 8)),
+        ("Sub(a, b)", (-7, -1)),
+        ("Mul(a, b)", (-10, 15)),
+        ("Mul(a, a)", (-6, 9)),
+        ("Div(a, b)", (-3, 3)),
+        ("Div(b, b)", (0, 5)),
+        ("Mod(a, b)", (-5, 5)),
+        ("Mod(b, b)", (0, 5)),
+        ("Max(a, b)", (4, 5)),
+        ("Min(a, b, c)", (-2, 3)),
+        ("Min(b, c)", (4, 5)),
+        ("Range(i, j, i)", (-2, 5)),
+        ("Clip(a, lowest, highest)", (0, 1)),
+        ("Clip(a, lowest)", (0, 3)),
+        ("Clip(a, , highest)", (-2, 1)),
+        ("Clip(b, lowest)", (4, 5)),
+        ("Clip(b, , highest)", (1, 1)),
+        ("Pad(b, pads)", (0, 5)),
+        ("Pad(b, pads, i)", (-2, 5)),
+        ("Trilu(b)", (0, 5)),
+        ("ReduceSum(a)", (-12, 18)),  # of six elements
+        ("ReduceSum(b, last)", (0, 15)),
+        ("ReduceSum(a, first)", (-4, 6)),
+        ("CumSum(a, last)", (-6, 9)),
+        ("CumSum(a, p)", (-12, 18)),
+        ("Concat<axis=0>(a, b)", (-2, 5)),
+        ("Where(go, a, b)", (-2, 5)),
+        ("ScatterElements(b, zeros, a)", (-2, 5)),
+        ("OneHot(zeros, depth, values)", (7, 9)),
+        ("Transpose(a)", (-2, 3)),
+        ("ReduceMax(a)", (-2, 3)),
+        ("Cast<to=6>(b)", (4, 5)),
+        ("ArgMin(a)", (0, 3)),
+        ("NonZero(a)", (0, 3)),
+        ("Add(a, u)", (INT64.min, INT64.max)),
+        ("Concat<axis=0>(a, u)", (INT64.min, INT64.max)),
+        ("Mul(a, huge)", (INT64.min, INT64.max)),  # it may overflow
+        ("Constant<value_ints=[3, -4]>()", (-4, 3)),
+        ("ConstantOfShape<value=int64[1] {7}>(pads)", (7, 7)),
+        ("BitwiseXor(a, b)", (INT64.min, INT64.max)),  # without a rule
+    ],
+)
+def test_range_follows_from_those_of_the_inputs(node, expected):
+    model = parse(
+        "(int64[2,3] a, int64[2,3] b, int64[2,3] c, int64[2,3] u, int64 i, int64 j, bool[2,3] go,"
+        f" int64 p, float[3] f) => (y) <int64 lowest = {{0}}, int64 highest = {{1}}, int64[1] last"
+        " = {-1}, int64[1] first = {0}, int64[2,3] zeros = {0,0,0,0,0,0},"
+        " int64[4] pads = {1,1,1,1}, int64 depth = {3}, int64[2] values = {7,9},"
+        f" int64 huge = {{{2**62}}}> {{y = {node}}}".replace("{{", "{").replace("}}", "}"),
+        opset=18,
+    )
+    hints = {"a": (-2, 3), "b": (4, 5), "c": (6, 9), "i": (-2, -2), "j": (5, 5), "p": (-1, 1)}
+    assert value_ranges(model, hints=hints)["y"] == expected
+
+
 def test_backward_range_of_index_is_bounded():
     model = parse(
         "(int64[N] i, int64[N] j, float[9,2] w) => (float[N,2] y, int64[N] k)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import onnx
 import pytest
@@ -11,9 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices import read_model
-from hetero.devices.errors import HeteroError, ModelError
+from hetero.devices.errors import (
+    ArgumentError,
+    HeteroError,
+    ModelError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
 from hetero.devices.model import variables
-from hetero.devices.model.variables import STATES, variables_of
+from hetero.devices.model.model import Model
+from hetero.devices.model.variables import STATES, variables_of, visible_ports, with_states
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
@@ -43,3 +52,69 @@ def test_many_stars_take_no_time() -> None:
 def test_damaged_metadata_raises(text: str) -> None:
     with pytest.raises(ModelError, match=STATES):
         variables_of(model(text))
+
+
+def states_model() -> Model:
+    value, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto
+    inputs = ["past.0.key", "past.1.key", "past.1.value", "x"]
+    outputs = ["present.0.key", "present.1.key", "present.1.value", "y"]
+    nodes = [onnx.helper.make_node("Neg", [i], [o]) for i, o in zip(inputs, outputs, strict=True)]
+    nodes += [onnx.helper.make_node("Identity", [i], [o]) for i, o in (("n", "m"), ("w", "z"))]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [
+            *(value(name, kind.FLOAT, ["N", 4]) for name in inputs),
+            value("n", kind.INT64, [2]),
+            value("w", kind.FLOAT, [3, 5]),
+        ],
+        [
+            *(value(name, kind.FLOAT, ["N", 4]) for name in outputs),
+            value("m", kind.INT64, [2]),
+            value("z", kind.FLOAT, [3, 5]),
+        ],
+    )
+    return read_model(onnx.helper.make_model(graph))
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({"past.*": "present.*"}, ["0.key", "1.key", "1.value"]),
+        ({"past.*.key": "present.*.key"}, ["0.key", "1.key"]),
+        ({"past.1.*": "present.1.*"}, ["1.key", "1.value"]),
+        ({"past.*.*": "present.*.*"}, ["0.key", "1.key", "1.value"]),
+        ({"past.0.key": "present.0.key"}, ["0.key"]),
+    ],
+)
+def test_patterns_pair_inputs_with_outputs(states: dict[str, str], expected: list[str]) -> None:
+    model = with_states(states_model(), states)
+    variables = variables_of(model)
+    assert [(v.name, v.output.name) for v in variables] == [
+        (f"past.{name}", f"present.{name}") for name in expected
+    ]
+    inputs, outputs = visible_ports(model.inputs, model.outputs, variables)
+    assert {port.name for port in inputs} == {p.name for p in model.inputs} - {
+        v.name for v in variables
+    }
+    assert len(outputs) == len(model.outputs) - len(expected)
+    again = with_states(model, {"x": "y"})
+    assert [v.name for v in variables_of(again)] == ["x"]
+    assert variables_of(states_model()) == ()
+
+
+@pytest.mark.parametrize(
+    ("states", "kind", "text"),
+    [
+        ({"missing.*": "present.*"}, TensorNameError, r"no input matches state 'missing\.\*'"),
+        ({"past.0.key": "missing"}, TensorNameError, "no output is named 'missing'"),
+        ({"past.0.*": "present.*.*"}, ArgumentError, "at most as many"),
+        ({"x": "m"}, TensorTypeError, "expected tensors of the same type"),
+        ({"x": "z"}, TensorShapeError, "expected compatible shapes"),
+        ({"n": "y"}, TensorTypeError, "expected tensors of the same type"),
+        ([("x", "y")], ArgumentError, "expected a dict"),
+    ],
+)
+def test_states_that_do_not_fit_raise(states: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        with_states(states_model(), states)
