@@ -75,6 +75,27 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         },
         [(2, 3)],
     ),
+    # A matrix among the carried values must not pass for the condition or the number.
+    "a carried scalar plus the condition": (
+        {
+            "body": "f = Cast <to = 1> (go) t = Add(s, f) v = Neg(r)",
+            "carried": "z, x",
+            "parameters": "float[] s, float[] r",
+            "results": "float[] t, float[] v",
+            "declared": ", float z = {1}",
+        },
+        [(), (2, 3)],
+    ),
+    "the number of the iteration plus a carried scalar": (
+        {
+            "body": "f = Cast <to = 1> (i) v = Neg(r) t = Add(s, f)",
+            "carried": "x, z",
+            "parameters": "float[] r, float[] s",
+            "results": "float[] v, float[] t",
+            "declared": ", float z = {1}",
+        },
+        [(2, 3), ()],
+    ),
     "two carried values": (
         {
             "body": "t = Neg(s) v = Concat <axis = 1> (r, s)",

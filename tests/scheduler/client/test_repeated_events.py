@@ -56,6 +56,16 @@ def test_runs_of_two_lost_routes_leave_the_result() -> None:
     assert (result.outputs, [r.device for r in result.runs]) == ({"y": 3}, ["A", "B"])
 
 
+def test_runs_of_a_longer_lost_route_leave_the_result() -> None:
+    m = machine(route("A", "B", "B"), route("C", "C"))
+    m.handle(part(1, {"w": "old"}, (1, "B"), (2, "B")))
+    m.handle(ev.DeviceLost(2.0, "B", "n", "killed"))
+    assert m.handle(part(2, {"y": 1, "z": 2}, (0, "C"))) == []  # one of its two stages
+    (result,) = m.handle(part(2, {}, (1, "C")))
+    assert isinstance(result, ev.Deliver)
+    assert [(run.stage, run.device) for run in result.runs] == [(0, "C"), (1, "C")]
+
+
 def test_repeated_part_counts_once() -> None:
     m = machine(route("A", "B"))
     for _ in range(3):
