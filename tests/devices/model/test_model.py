@@ -196,6 +196,21 @@ def test_submodel_has_the_values_that_cross_its_border() -> None:
     assert ([p.name for p in passing.inputs], set(passing.constants)) == (["x"], {"w"})
 
 
+def test_submodel_has_ports_of_unknown_type() -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Unknown", ["x"], ["u"], name="u", domain="acme"),
+            helper.make_node("Identity", ["u"], ["y"], name="y"),
+        ],
+        "net",
+        [PORT("x", TensorProto.FLOAT, [2])],
+        [PORT("y", TensorProto.FLOAT, None)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("acme", 1)]
+    part = read_model(helper.make_model(graph, opset_imports=imports)).extract([0], ["u"])
+    assert part.outputs == (TensorSpec("u", ""),)
+
+
 def test_weights_are_inline_or_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = read_model(proto())
     inline = {t.name: numpy_helper.to_array(t) for t in model.to_proto().graph.initializer}

@@ -141,6 +141,7 @@ def test_metadata_is_runtime_information(model: Model) -> None:
 def test_model_is_displayed_as_a_table(model: Model) -> None:
     html = model._repr_html_()
     assert "Model net: 3 nodes" in html
+    assert "<th>port</th><th>name</th><th>type</th><th>layout</th>" in html
     assert "<td>input</td><td>x</td><td>tensor(float)[n, 2, 8, 8]</td>" in html
     assert "<td>output</td><td>z</td><td>tensor(int64)[4]</td>" in html
 

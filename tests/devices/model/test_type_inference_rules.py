@@ -132,6 +132,7 @@ MICROSOFT_ROWS: list[Row] = [
         {"bits": 4},
         [("float", (2, 3, 16))],
     ),
+    ("GatherBlockQuantized", [(U8, [6, 8]), (I64, [2]), (F, [6, 1])], {}, [("float", (2, 16))]),
     (
         "GatherBlockQuantized",
         [(U8, [6, 8]), (I64, [2, 3]), (F, [6, 1])],
@@ -183,6 +184,13 @@ MICROSOFT_ROWS: list[Row] = [
         [(U8, [1, 2, 8, 7]), SCALE],
         {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
         [("uint8", (1, 2, None, 3))],
+    ),
+    # A window that begins in the padding counts or not; the size stays unknown.
+    (
+        "QLinearAveragePool",
+        [(U8, [1, 2, 3, 4]), SCALE],
+        {"kernel_shape": [1, 1], "strides": [2, 2], "pads": [0, 0, 1, 0], "ceil_mode": 1},
+        [("uint8", (1, 2, None, None))],
     ),
     ("QLinearGlobalAveragePool", [(U8, [1, 2, 8, 7])], {}, [("uint8", (1, 2, 1, 1))]),
     ("NhwcMaxPool", [(I8, [1, 8, 7, 2])], {"kernel_shape": [2, 3]}, [("int8", (1, 7, 5, 2))]),

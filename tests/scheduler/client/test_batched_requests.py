@@ -81,7 +81,7 @@ def test_failed_batch_is_retried_one_by_one_on_other_routes() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_batch_of_a_lost_device_is_joined_again_on_the_other_route() -> None:
+def test_batch_of_a_lost_device_is_joined_again() -> None:
     m = machine()
     for request_id in (1, 2, 3):
         submit(m, request_id)
@@ -131,7 +131,7 @@ def whole_at(num_runs: int) -> Any:
     return lambda route, runs, outputs: (route, runs, outputs) == (0, num_runs, 1)
 
 
-def test_result_of_a_batch_is_split_for_those_who_still_wait(
+def test_result_of_a_batch_is_split_for_waiting_requests(
     batch: tuple[Batcher, list[RequestRecord]],
 ) -> None:
     batcher, records = batch

@@ -92,7 +92,7 @@ def timing(stage: int, device: str, started_s: float = 0.0, ended_s: float = 0.0
     return StageTiming(stage, device, 0.0, started_s, ended_s)
 
 
-def test_stages_with_inputs_of_the_model_or_none_get_a_message(client: Client) -> None:
+def test_stages_that_need_no_other_get_a_message(client: Client) -> None:
     client.submit(priority=3)
     messages = dict(client.sent)
     assert {a: (m.task.stage, list(m.tensors)) for a, m in messages.items()} == {
