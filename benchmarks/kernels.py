@@ -39,7 +39,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.light_models import light_model_names, light_model_path
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 
 #: Seconds that a model is measured for at least, however many rounds that makes.
 SHORTEST_S = 0.5
@@ -145,7 +145,7 @@ def _timed(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def _memory(compiled: CompiledModel, model: Model, inputs: list[np.ndarray]) -> dict[str, Any]:
+def _memory(compiled: DeviceModel, model: Model, inputs: list[np.ndarray]) -> dict[str, Any]:
     """Return the weights' bytes, the peak of a run's allocations, and the least that it needs."""
     tracemalloc.start()
     compiled.run(inputs)

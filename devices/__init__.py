@@ -25,7 +25,7 @@ from hetero.devices.plugin.properties import (
 from hetero.devices.plugin.registry import PluginEntry, find_plugin, load_plugins
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response, StageTiming
@@ -37,10 +37,10 @@ from hetero.devices.request.tensor import Tensor
 __all__ = [
     "COMMON_PROPERTIES",
     "OPTIONAL_PROPERTIES",
-    "CompiledModel",
     "Config",
     "Configuration",
     "Constant",
+    "DeviceModel",
     "ExecutedNode",
     "InferRequest",
     "Model",
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 #: Deprecated name -> the name that replaces it.
-_RENAMED = {"Answer": "Response", "StageRun": "StageTiming"}
+_RENAMED = {"CompiledModel": "DeviceModel", "Answer": "Response", "StageRun": "StageTiming"}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,11 +26,11 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 #: A compiled model of a device, or of a Core.
-AnyCompiledModel = CompiledModel | BaseCompiledModel
+AnyCompiledModel = DeviceModel | BaseCompiledModel
 #: A refusal needs a message of more characters to count as a reason.
 _SHORTEST_REASON: Final = 12
 

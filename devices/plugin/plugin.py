@@ -1,7 +1,7 @@
 """The plugin contract: base class of all plugins.
 
 A plugin author implements `refuse` (support of a node), `compile` and `Program.run`. This class and
-`CompiledModel` implement queries, properties, ports, checks, profiling and export. The structure
+`DeviceModel` implement queries, properties, ports, checks, profiling and export. The structure
 follows the Plugin page of OpenVINO's plugin developer guide.
 """
 
@@ -29,7 +29,7 @@ from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, Property
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.schema_validation import schema_violations
 from hetero.devices.plugin.support import Refusal, Support
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 
 
 class Plugin(ABC):
@@ -153,7 +153,7 @@ class Plugin(ABC):
         support, _ = self._query_all(read_model(model), self.effective_config(config))
         return support
 
-    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
+    def compile_model(self, model: Model, config: Config | None = None) -> DeviceModel:
         """Compile a model whose nodes the device all supports.
 
         Raises
@@ -189,7 +189,7 @@ class Plugin(ABC):
 
     def import_model(
         self, payload: Payload, model: Model, config: Config | None = None
-    ) -> CompiledModel:
+    ) -> DeviceModel:
         """Return a compiled model from a payload; `model` has its ports, with reliable shapes.
 
         Raises
@@ -244,7 +244,7 @@ class Plugin(ABC):
 
     def _compiled_model(
         self, model: Model, output_specs: Sequence[TensorSpec], program: Program, config: Config
-    ) -> CompiledModel:
+    ) -> DeviceModel:
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"
         run_lock = None
@@ -258,7 +258,7 @@ class Plugin(ABC):
         configuration = Configuration(
             self.properties, f"model {model.name!r} on {device}", config, read=read
         )
-        return CompiledModel(
+        return DeviceModel(
             model,
             program,
             output_specs=output_specs,

@@ -208,7 +208,7 @@ class Payload:
 class Program(ABC):
     """A compiled model on one device; computes outputs from checked inputs.
 
-    `CompiledModel` adds port names, checks and profiling. If NUM_STREAMS exceeds 1, as many threads
+    `DeviceModel` adds port names, checks and profiling. If NUM_STREAMS exceeds 1, as many threads
     call `run` at once.
     """
 

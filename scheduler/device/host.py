@@ -30,7 +30,7 @@ from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
 from hetero.devices.plugin.remote_memory import is_remote
 from hetero.devices.plugin.support import Support
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.isolated_run import run_isolated
@@ -57,7 +57,7 @@ class DeviceHost:
         self._now_s = now_s
         self.descriptor = descriptor
         self._plugin = plugin
-        self._stages: dict[tuple[str, int], CompiledModel] = {}
+        self._stages: dict[tuple[str, int], DeviceModel] = {}
         #: Constant inputs of stages, by name.
         self._constants: dict[tuple[str, int], Mapping[str, Value]] = {}
         #: Running stages by identity of their context, with the deployment. A run is added before
@@ -166,7 +166,7 @@ class DeviceHost:
         *,
         ready_s: float | None = None,
         left: frozenset[str] = frozenset(),
-    ) -> tuple[CompiledModel, Sequence[Value], StageTiming]:
+    ) -> tuple[DeviceModel, Sequence[Value], StageTiming]:
         """Run a stage once; return the stage, its outputs in port order, and its timing.
 
         Exceptions do not identify the request; see `placed`.
@@ -214,7 +214,7 @@ class DeviceHost:
         )
         return compiled, outputs, run
 
-    def compiled(self, deployment: str, stage: int) -> CompiledModel | None:
+    def compiled(self, deployment: str, stage: int) -> DeviceModel | None:
         """Return a stage's compiled model; None if it is not loaded."""
         return self._stages.get((deployment, stage))
 
@@ -287,7 +287,7 @@ class DeviceHost:
         running = list(self._running.values())
         return [context for owner, context in running if owner == deployment]
 
-    def _stage(self, deployment: str, stage: int) -> CompiledModel:
+    def _stage(self, deployment: str, stage: int) -> DeviceModel:
         try:
             return self._stages[deployment, stage]
         except KeyError:

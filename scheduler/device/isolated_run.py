@@ -26,7 +26,7 @@ from hetero.devices.model.worker_process import WorkerFailure, WorkerProcess
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.plugin.registry import find_plugin, load_plugins, with_name
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 from hetero.scheduler.formats.model_parts import ModelParts, join_model, split_model
 from hetero.scheduler.formats.value_tree import decode_extension, tree_of
 from hetero.scheduler.thread_budget import THREADS
@@ -165,7 +165,7 @@ def _results(
     return changed
 
 
-def _run(compiled: CompiledModel, inputs: Sequence[Value]) -> RunResult:
+def _run(compiled: DeviceModel, inputs: Sequence[Value]) -> RunResult:
     """Run a program; a failure is a result."""
     try:
         outputs = compiled.run(inputs, RunContext())

@@ -18,7 +18,10 @@ def test_public_names_exist_and_have_docstrings():
             assert inspect.getdoc(value), name
 
 
-@pytest.mark.parametrize(("old", "new"), [("Answer", "Response"), ("StageRun", "StageTiming")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("Answer", "Response"), ("StageRun", "StageTiming"), ("CompiledModel", "DeviceModel")],
+)
 def test_renamed_class_warns(old, new):
     with pytest.warns(DeprecationWarning, match=f"use '{new}'"):
         assert getattr(devices, old) is getattr(devices, new)

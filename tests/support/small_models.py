@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.reader import read_model
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 
 
 def flattening() -> onnx.ModelProto:
@@ -66,7 +66,7 @@ def value_info(name: str, value: Any) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, code, array.shape)
 
 
-def compile_cpu(model: onnx.ModelProto, **config: Any) -> CompiledModel:
+def compile_cpu(model: onnx.ModelProto, **config: Any) -> DeviceModel:
     return CPUPlugin().compile_model(read_model(model), config)
 
 

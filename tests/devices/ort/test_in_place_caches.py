@@ -13,7 +13,7 @@ from onnx import parser
 import hetero
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import Payload, RunContext
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 
 pytest.importorskip("onnxruntime")
 
@@ -90,7 +90,7 @@ def program() -> Any:
 
 
 def step(
-    compiled: CompiledModel, caches: list[Any], past: int, seed: int, *, on_device: bool = True
+    compiled: DeviceModel, caches: list[Any], past: int, seed: int, *, on_device: bool = True
 ) -> list[Any]:
     inputs = feeds(np.random.default_rng(seed), past, 1)
     context = RunContext(resident_outputs=frozenset({1, 2} if on_device else ()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Final
@@ -22,6 +22,8 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
+from hetero.devices.request.infer_request import InferRequest
+from hetero.devices.request.local_model import LocalModel
 from hetero.devices.request.output_validation import check_outputs
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.results import Results
@@ -30,7 +32,7 @@ from hetero.devices.request.results import Results
 _CHECK_S: Final = 0.05
 
 
-class CompiledModel:
+class DeviceModel:
     """A program with ports, checks and properties.
 
     `Plugin.compile_model` and `Plugin.import_model` return it.
@@ -76,6 +78,7 @@ class CompiledModel:
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._output_specs = tuple(output_specs)
         self._is_closed = False
+        self._local_model: LocalModel | None = None
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.name!r} on {self.device}>"
@@ -175,6 +178,18 @@ class CompiledModel:
         }
         return own[name] if name in own else self._configuration.get(name)
 
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Raise an error: a compiled model's properties are fixed; see `Core.compile_model`."""
+        self._with_requests().set_property(config)
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a new idle request; NUM_STREAMS threads of this process run the requests."""
+        return self._with_requests().create_infer_request()
+
+    def get_runtime_model(self) -> Model:
+        """Return the graph of the executed nodes; see `BaseCompiledModel.get_runtime_model`."""
+        return self._with_requests().get_runtime_model()
+
     def export_model(self) -> Payload:
         """Return the compiled model in the device's own format.
 
@@ -188,8 +203,16 @@ class CompiledModel:
     def close(self) -> None:
         """Release the model's resources on the device; all its runs must have ended."""
         if not self._is_closed:
+            if self._local_model is not None:
+                self._local_model.close_threads()
             self._is_closed = True
             self._program.close()
+
+    def _with_requests(self) -> LocalModel:
+        """Return the model with threads for requests, which the first call starts."""
+        if self._local_model is None:
+            self._local_model = LocalModel(self)
+        return self._local_model
 
 
 @contextmanager

@@ -1,0 +1,54 @@
+"""The compiled model of a plugin, used without a Core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from hetero.devices import DeviceModel, read_model
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.errors import InferenceError, UnknownPropertyError, UnsupportedOperationError
+from tests.support.models import branches, branches_output
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def compiled() -> Iterator[DeviceModel]:
+    plugin = CPUPlugin()
+    model = plugin.compile_model(read_model(branches()), {"NUM_STREAMS": 2, "PERF_COUNT": True})
+    yield model
+    model.close()
+
+
+def test_requests_run_on_threads_of_the_process(compiled: DeviceModel) -> None:
+    requests = [compiled.create_infer_request() for _ in range(4)]
+    for factor, request in enumerate(requests):
+        request.start_async({"x": X * factor})
+    for factor, request in enumerate(requests):
+        request.wait()
+        np.testing.assert_allclose(request.results["y"], branches_output(X * factor), rtol=1e-5)
+
+
+def test_runtime_model_has_the_times_of_requests(compiled: DeviceModel) -> None:
+    compiled.create_infer_request().infer({"x": X})
+    nodes = compiled.get_runtime_model().nodes
+    assert nodes
+    assert all(node.metadata["layerType"] for node in nodes)
+    assert any(node.metadata["execTimeMcs"] != "not_executed" for node in nodes)
+
+
+def test_properties_are_fixed(compiled: DeviceModel) -> None:
+    with pytest.raises(UnsupportedOperationError, match="compile again"):
+        compiled.set_property({"NUM_STREAMS": 1})
+    with pytest.raises(UnknownPropertyError, match="NO_SUCH"):
+        compiled.set_property({"NO_SUCH": 1})
+
+
+def test_requests_of_a_closed_model_fail(compiled: DeviceModel) -> None:
+    request = compiled.create_infer_request()
+    compiled.close()
+    with pytest.raises(InferenceError, match="is closed"):
+        request.infer({"x": X})
