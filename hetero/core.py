@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from hetero.affinity.affinity import Affinity, assign
 from hetero.affinity.pins import AffinitySource, collect_pins
@@ -31,6 +31,7 @@ from hetero.devices.errors import (
     HeteroError,
     ModelNotFoundError,
 )
+from hetero.devices.model.joining import Wires, join_models
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
@@ -379,18 +380,19 @@ class Core:
 
     def read_model(
         self,
-        model: Source | Model,
+        model: Source | Model | Sequence[Source | Model],
         weights: bytes | None = None,
         config: Config | None = None,
         *,
         states: Mapping[str, str] | None = None,
+        wires: Wires | None = None,
     ) -> Model:
         """Read a model from a path, bytes or a ModelProto; onnx contains the ``light:NAME`` models.
 
         Parameters
         ----------
-        model : path, bytes, onnx.ModelProto or Model
-            The model.
+        model : path, bytes, onnx.ModelProto or Model; or a list of them
+            The model. Several models become one graph, connected by `wires`.
         weights, config : optional
             None or empty; the parameters exist for compatibility with OpenVINO. An ONNX model
             contains or references its weights; pass options to `compile_model`.
@@ -400,6 +402,10 @@ class Core:
             model. ``*`` matches any text: ``{"past.*": "present.*"}``. The default is the model's
             metadata entry ``hetero.states``, in JSON.
 
+        wires : mapping of str to str, or to list of str, optional
+            For a list of models: output -> the input, or inputs, of later models that receive it;
+            see `hetero.devices.model.joining.join_models`.
+
         Raises
         ------
         TensorNameError
@@ -407,14 +413,20 @@ class Core:
         TensorTypeError, TensorShapeError
             The types or shapes of a pair differ.
         ArgumentError
-            `weights` or `config` is not empty.
+            `weights` or `config` is not empty, or `wires` are given for one model.
         """
         if weights or config:
             raise ArgumentError(
                 "weights, config: expected none: an ONNX model contains its weights; pass options "
                 "to compile_model."
             )
-        extended = self._extensions.apply(read_model(model))
+        if isinstance(model, list | tuple):
+            source = join_models([read_model(part) for part in model], wires or {})
+        elif wires:
+            raise ArgumentError("wires: expected a list of models to connect, got one model.")
+        else:
+            source = read_model(cast(Any, model))
+        extended = self._extensions.apply(source)
         return extended if states is None else with_states(extended, states)
 
     def add_extension(self, extension: Any) -> None:

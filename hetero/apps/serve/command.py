@@ -216,9 +216,12 @@ def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repos
         raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
 
     def load(file: Path, options: ModelOptions) -> Any:
-        if is_blob(str(file)):
+        if not options.join and is_blob(str(file)):
             return command.core.import_model(file, options.device or None, options.config)
         model: Any = read_decoder(file) if options.decoder else file
+        if options.join:
+            files = [file / name for name in options.join]
+            model = command.core.read_model(files, wires=options.wires)
         return command.core.compile_model(
             model,
             options.device or command.device,

@@ -4,6 +4,10 @@
 
     models/
       classifier.onnx
+      detector_and_classifier/
+        hetero.yaml            # join: [detector.onnx, classifier.onnx]   wires: {boxes: rois}
+        detector.onnx
+        classifier.onnx
       detector/
         hetero.yaml            # device: HETERO:ORT,CPU   config: {AUTO_BATCH_SIZE: 8}
         1/model.onnx           # a folder for each version
@@ -38,6 +42,8 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `config`, `affinity`: options of `hetero.Core.compile_model`, and pins.
     `versions`: the served versions.
     `decoder`: whether `hetero.read_decoder` reads it, to generate text.
+    `join`: files of models in the folder that are served as one, in the order in which they run.
+    `wires`: connects their outputs to inputs of later ones; see `hetero.Core.read_model`.
     """
 
     device: str = ""
@@ -45,6 +51,8 @@ class ModelOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     affinity: dict[str, str] = {}
     versions: Literal["all", "latest"] | list[str | int] = "all"
     decoder: bool = False
+    join: list[str] = []
+    wires: dict[str, str | list[str]] = {}
 
 
 _READER: Final = FileReader(
@@ -78,6 +86,9 @@ def _model_sources(folder: Path, defaults: ModelOptions, load: Load) -> Iterator
     name = folder.name
     try:
         options = read_options(folder / OPTIONS_FILE, defaults)
+        if options.join:
+            yield _joined_source(name, folder, options, load)
+            return
         folders = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.isascii()]
         numbered = [entry for entry in folders if entry.name.isdecimal()]
         versions = {entry.name: entry for entry in sorted(numbered, key=lambda e: int(e.name))}
@@ -135,6 +146,19 @@ def _source(name: str, version: str, path: Path, options: ModelOptions, load: Lo
     status = path.stat()
     stamp = (path, status.st_mtime_ns, status.st_size, status.st_ino, options)
     return ModelSource(name, version, lambda: load(path, options), stamp, published_folder(path))
+
+
+def _joined_source(name: str, folder: Path, options: ModelOptions, load: Load) -> ModelSource:
+    """Return the source of a model that is joined from several files of a folder."""
+    for file in options.join:
+        if not (folder / file).is_file() or Path(file).name != file:
+            files = ", ".join(sorted(p.name for p in folder.iterdir() if p.suffix == ".onnx"))
+            raise ModelNotFoundError(
+                f"{name}/{OPTIONS_FILE}: join: expected files of this folder ({files or 'none'}), "
+                f"got {file!r}."
+            )
+    stamps = [((folder / file).stat().st_mtime_ns, file) for file in options.join]
+    return ModelSource(name, "1", lambda: load(folder, options), (folder, *stamps, options))
 
 
 def _raise_later(error: Exception) -> Callable[[], CompiledModel]:
