@@ -13,7 +13,7 @@ from onnx import parser
 import hetero
 from hetero.devices.gpu.graph import GraphCache, signature
 from hetero.devices.model.reader import read_model
-from hetero.devices.request.compiled_model import CompiledModel
+from hetero.devices.request.device_model import DeviceModel
 from tests.emulated_gpu.backend import BACKEND, COPIES
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
 from tests.support.small_models import run_onnxruntime
@@ -46,7 +46,7 @@ def drawn(rows: int = 3) -> np.ndarray:
     return RANDOM.normal(size=(rows, 4)).astype(np.float32)
 
 
-def check_layer(compiled: CompiledModel, x: np.ndarray) -> None:
+def check_layer(compiled: DeviceModel, x: np.ndarray) -> None:
     results = compiled({"x": x}).to_tuple()
     for result, expected in zip(results, run_onnxruntime(LAYER, {"x": x}), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
