@@ -22,6 +22,7 @@ from hypothesis.internal.conjecture import providers
 from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
+from tests.support.sampling import mark_cases_outside_samples
 
 # Otherwise each of the hundred interpreters that tests start would compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -65,15 +66,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all but one in N of the cases marked ``sampled(N)`` as slow, and order the tests.
+    """Mark cases outside the samples of large families as slow, and order the tests.
 
     Ray tests come first, so that few workers start a cluster, then slow tests, then all others.
     Each worker starts with a share of the tests of several hosts, which wait most of their time.
     """
-    for item in items:
-        mark = item.get_closest_marker("sampled")
-        if mark is not None and crc32(item.name.encode()) % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
+    mark_cases_outside_samples(items)
 
     def order(item: pytest.Item) -> int:
         return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2

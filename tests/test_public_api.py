@@ -225,7 +225,9 @@ def test_core_refuses_invalid_executor_arguments(arguments: dict[str, str], word
         hetero.Core(**arguments)
 
 
-@pytest.mark.parametrize("name", ["scheduler.py", "devices/__init__.py"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("scheduler.py", marks=pytest.mark.slow), "devices/__init__.py"]
+)
 def test_import_ignores_user_modules_of_same_name(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("raise AssertionError('the module of the user was imported')\n")

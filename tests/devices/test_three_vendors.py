@@ -30,7 +30,7 @@ def cases() -> list[Any]:
     for case in backend_cases():
         small = case.kind == "node" and case.name.endswith("_expanded")
         if case.name not in EXPECTED_FAILURES_OF_THREE_VENDORS and (small or case.kind != "node"):
-            quick = small and crc32(case.name.encode()) % 80 == 0
+            quick = small and crc32(case.name.encode()) % 200 == 0
             marks = [] if quick else [pytest.mark.slow]
             found.append(pytest.param(case, id=case.name, marks=marks))
     return found

@@ -32,8 +32,12 @@ else:
 """
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 EXIT_CASES = pytest.mark.parametrize(
-    ("ending", "code"), [("returns", 0), ("raises", 7), ("daemon", 0)]
+    ("ending", "code"), [slow("returns", 0), ("raises", 7), slow("daemon", 0)]
 )
 
 
@@ -48,9 +52,10 @@ def run_script(device, ending, executor):
     return process.returncode, process.stderr
 
 
-@pytest.mark.sampled(4)
 @EXIT_CASES
-@pytest.mark.parametrize("device", ["ORT", "HETERO:ORT,CPU", "OV", "HETERO:OV,ORT,CPU"])
+@pytest.mark.parametrize(
+    "device", [slow("ORT"), "HETERO:ORT,CPU", slow("OV"), slow("HETERO:OV,ORT,CPU")]
+)
 def test_exit_code_with_requests_in_flight(device, ending, code):
     for vendor, module in (("ORT", "onnxruntime"), ("OV", "openvino")):
         if vendor in device:
@@ -92,9 +97,8 @@ compiled(x)
 """
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize(("ending", "code"), [("ends", 5), ("raises", 1), ("core", 0)])
-@pytest.mark.parametrize("device", ["CPU", "ORT", "OV"])
+@pytest.mark.parametrize(("ending", "code"), [("ends", 5), slow("raises", 1), slow("core", 0)])
+@pytest.mark.parametrize("device", [slow("CPU"), "ORT", slow("OV")])
 def test_exit_code_of_forked_process(device, ending, code):
     for vendor, module in (("ORT", "onnxruntime"), ("OV", "openvino")):
         if vendor in device:

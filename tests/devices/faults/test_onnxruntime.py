@@ -69,6 +69,7 @@ def test_proof_is_refused_and_runs_on_another_device(core, index):
     assert_close(list(results.to_tuple()), list(expected), rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not onnxruntime.__version__.startswith(TESTED_VERSION),
     reason=f"faults are those of ONNX Runtime {TESTED_VERSION}",

@@ -33,6 +33,7 @@ def entry_of(name: str, path: object):
     return entry
 
 
+@pytest.mark.sampled(9, "reason")
 @pytest.mark.parametrize(
     ("library", "reason"),
     [

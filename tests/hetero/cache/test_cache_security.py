@@ -89,8 +89,9 @@ with hetero.Core(executor="inprocess") as core:
 """
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
+@pytest.mark.parametrize(
+    "device", [*(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU", "ORT")), "HETERO:ORT,CPU"]
+)
 def test_entry_truncated_in_use_crashes_no_process(device, tmp_path):
     weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     model = onnx.parser.parse_model(

@@ -233,7 +233,7 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
     ("command", "number", "code"),
     [
         ("run", signal.SIGINT, 130),
-        ("run", signal.SIGTERM, 143),
+        pytest.param("run", signal.SIGTERM, 143, marks=pytest.mark.slow),
         pytest.param("run", signal.SIGHUP, 129, marks=pytest.mark.slow),
         pytest.param("bench", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
@@ -272,6 +272,7 @@ run_and_exit(program)
 EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
+@pytest.mark.sampled(9, "number", "program")
 @pytest.mark.parametrize(("number", "code"), EXIT_CODES)
 @pytest.mark.parametrize(
     "program", [["-c", "from hetero.__main__ import program; program()"], ["-m", "hetero"]]

@@ -316,7 +316,7 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
 @pytest.mark.parametrize(
     ("redirection", "code", "more"),
     [
-        (">&-", 0, ["--json"]),
+        pytest.param(">&-", 0, ["--json"], marks=pytest.mark.slow),
         (">/dev/full", 1, []),
         pytest.param(">&-", 0, [], marks=pytest.mark.slow),
         pytest.param(">/dev/full", 1, ["--json"], marks=pytest.mark.slow),

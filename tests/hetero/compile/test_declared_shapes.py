@@ -109,6 +109,7 @@ def parse(text: str) -> ModelProto:
     return model
 
 
+@pytest.mark.sampled(4, "devices", "name")
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
 def test_wrong_declared_shape_warns(core: hetero.Core, name: str, devices: str) -> None:

@@ -43,6 +43,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(9, "case", "devices")
 @pytest.mark.parametrize("case", MODELS)
 @pytest.mark.parametrize("devices", ["CPU", "HETERO:ORT,CPU", "HETERO:CPU,ORT"])
 def test_results_equal_onnxruntime(case: str, devices: str) -> None:

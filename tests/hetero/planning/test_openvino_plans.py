@@ -74,6 +74,7 @@ def test_profile_measures_every_device(costs: Costs) -> None:
         assert "measured" in {time.source for time in device.nodes.values()}
 
 
+@pytest.mark.sampled(20, "policy", "hint")
 @pytest.mark.parametrize("policy", [*POLICIES, ""])
 @pytest.mark.parametrize("hint", [*HINTS, ""])
 def test_policies_and_hints_plan_and_run(
@@ -108,6 +109,7 @@ def test_cost_file_works_with_every_policy(
             np.testing.assert_allclose(compiled(X)["y"], branches_output(X), rtol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -90,6 +90,7 @@ def millis(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"([\d.e+-]+) ms", text)]
 
 
+@pytest.mark.sampled(4, "seed", "hint", "policy")
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("hint", ["THROUGHPUT", "LATENCY"])
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])

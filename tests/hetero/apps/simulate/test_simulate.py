@@ -64,7 +64,8 @@ def shared(report: PlanReport, devices: int, nodes: Mapping[str, FleetNode]) -> 
     return Fleet(computing, {}, client_s=0.0, nodes=nodes)
 
 
-@pytest.mark.parametrize("load", [0.3, pytest.param(0.6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.3, 0.6])
 def test_shared_core_matches_processor_sharing(load: float) -> None:
     # M/G/1 with processor sharing: the mean number of requests is load / (1 - load), and equals
     # the mean number of busy devices, because no device has two requests.
