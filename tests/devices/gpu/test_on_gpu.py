@@ -1,0 +1,109 @@
+"""Device GPU on a GPU, if this machine has one: conformance, ONNX's suite, products and graphs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetero.devices.conformance.onnx_suite import AnyCompiledModel, Case, backend_cases, outcome
+from hetero.devices.errors import PluginLoadError
+from hetero.devices.gpu.plugin import GPUPlugin
+from hetero.devices.model.reader import read_model
+from hetero.devices.testing import Check, device_checks
+from tests.backend_suite.expected_failures import may_pass, read_expected_failures
+from tests.support.small_models import make_model
+
+CPU_FAILURES = Path(__file__).parents[2] / "backend_suite" / "expected_failures_cpu.txt"
+GPU_FAILURES = Path(__file__).with_name("expected_failures.txt")
+#: Kernels compile at their first use, so cases run on several threads.
+THREADS = 8
+
+
+@pytest.fixture(scope="module")
+def plugin() -> GPUPlugin:
+    try:
+        return GPUPlugin()
+    except PluginLoadError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.__name__)
+def test_device_on_gpu_conforms(plugin: GPUPlugin, check: Check) -> None:
+    check(plugin)
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedCase(Case):
+    """A case that runs three times: the second run records a CUDA graph, the third launches it."""
+
+    def check(self, proto: Any, model: Any, compiled: AnyCompiledModel) -> None:
+        for _ in range(3):
+            super().check(proto, model, compiled)
+
+
+@pytest.mark.slow
+def test_onnx_backend_suite_passes_on_gpu(plugin: GPUPlugin) -> None:
+    expected = read_expected_failures(CPU_FAILURES) | read_expected_failures(GPU_FAILURES)
+    cases = [RepeatedCase(case.name, case.kind, case.case) for case in backend_cases()]
+    with ThreadPoolExecutor(THREADS) as pool:
+        outcomes = dict(
+            zip(
+                [case.name for case in cases],
+                pool.map(lambda case: outcome(plugin, case, {}), cases),
+                strict=True,
+            )
+        )
+    errors = {n: result for n, result in outcomes.items() if result not in ("refused", "passed")}
+    assert {n: error for n, error in errors.items() if n not in expected} == {}
+    assert not {
+        n for n, reason in expected.items() if outcomes.get(n) == "passed" and not may_pass(reason)
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_product_of_any_layout_equals_numpy(plugin: GPUPlugin, dtype: type) -> None:
+    random = np.random.default_rng(0)
+    xp = plugin.backend.xp
+    layouts = {
+        "rows": lambda x: x,
+        "columns": lambda x: xp.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
+        "part": lambda x: xp.pad(x, [(0, 0)] * (x.ndim - 1) + [(1, 2)])[..., 1:-2],
+    }
+    shapes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]] = [
+        ((5, 7), (7, 3)),
+        ((1, 1), (1, 1)),
+        ((4, 5, 7), (4, 7, 3)),
+        ((4, 5, 7), (7, 3)),
+        ((2, 1, 5, 7), (4, 7, 3)),
+        ((1, 7), (2, 3, 7, 1)),
+    ]
+    tolerance = {np.float16: 2e-3, np.float32: 1e-5, np.float64: 1e-13}[dtype]
+    with plugin.backend.activate("0"):
+        for (shape_a, shape_b), left, right in itertools.product(shapes, layouts, layouts):
+            a, b = (random.normal(size=shape).astype(dtype) for shape in (shape_a, shape_b))
+            operands = layouts[left](xp.asarray(a)), layouts[right](xp.asarray(b))
+            result = plugin.backend.download(xp.matmul(*operands))
+            expected = a.astype(np.float64) @ b.astype(np.float64)
+            np.testing.assert_allclose(result, expected, tolerance, 4 * tolerance)
+            assert result.dtype == dtype
+
+
+def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
+    from onnx import helper
+
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(64, 64)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
+    inputs = random.normal(size=(200, 8, 64)).astype(np.float32)
+    model = make_model(nodes, {"x": inputs[0]}, ["y"], {"w": weights})
+    compiled = plugin.compile_model(read_model(model))
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = list(pool.map(lambda x: compiled({"x": x})["y"], inputs))
+    np.testing.assert_allclose(np.stack(results), np.maximum(inputs @ weights, 0), 1e-4, 1e-4)
