@@ -115,8 +115,8 @@ class DeviceBackend(ArrayBackend):
         """Return the size of this process's arrays in a device's memory."""
 
     @abstractmethod
-    def limit_memory(self, device_id: str, nbytes: int) -> None:
-        """Limit the size of this process's arrays in a device's memory; 0 removes the limit."""
+    def make_pool(self, device_id: str, limit_nbytes: int) -> Any:
+        """Return a memory pool for the arrays of one program, of at most this size."""
 
     @abstractmethod
     def overwrite(self, array: Any, values: Any) -> None:
@@ -131,8 +131,11 @@ class DeviceBackend(ArrayBackend):
         """
 
     @abstractmethod
-    def activate(self, device_id: str) -> AbstractContextManager[None]:
-        """Make a device current for this thread, with a stream of its own, in a `with` block."""
+    def activate(self, device_id: str, pool: Any = None) -> AbstractContextManager[None]:
+        """Make a device current for this thread, with a stream of its own, in a `with` block.
+
+        New arrays take memory from `pool`, by default from the pool that all programs share.
+        """
 
     def upload(self, array: Value) -> Value:
         """Copy all host arrays of a value to the device; None stays None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import cupy
@@ -37,6 +37,33 @@ class CupyNamespace(GPUNamespace):
         return self._product(a, b, out=out)
 
 
+class MemoryPool:
+    """Memory on the current device for the arrays of one program or one graph.
+
+    `limit_nbytes`: largest size, 0 for no limit. `holds_graph`: free memory is in use too, because
+    every launch of the graph writes to it.
+    """
+
+    def __init__(self, limit_nbytes: int, holds_graph: bool = False) -> None:
+        self._pool = cupy.cuda.MemoryPool()
+        self._pool.set_limit(size=limit_nbytes)
+        self._holds_graph = holds_graph
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Take this thread's new arrays from the pool in a `with` block."""
+        context: AbstractContextManager[None] = cupy.cuda.using_allocator(self._pool.malloc)
+        return context
+
+    def used_nbytes(self) -> int:
+        """Return the size of the memory in use on the current device."""
+        pool = self._pool
+        return int(pool.total_bytes() if self._holds_graph else pool.used_bytes())
+
+    def free_nbytes(self) -> int:
+        """Return the size that the pool may still take, at least 1 because 0 means no limit."""
+        return max(1, int(self._pool.get_limit()) - int(self._pool.total_bytes()))
+
+
 class CupyBackend(DeviceBackend):
     """CUDA devices, with the driver's numbers as ids."""
 
@@ -45,8 +72,7 @@ class CupyBackend(DeviceBackend):
         #: Streams by device, one set per thread: concurrent requests use separate streams, and
         #: CuPy's pool reuses memory only within the stream that freed it.
         self._thread = threading.local()
-        #: Memory of graphs. Other arrays must not use it, because every launch writes to it.
-        self._graph_pools: list[Any] = []
+        self._pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
         cupy.cuda.set_pinned_memory_allocator(self._allocate_pinned)
 
     def to_device(self, array: np.ndarray) -> Any:
@@ -90,15 +116,17 @@ class CupyBackend(DeviceBackend):
         return int(cupy.cuda.Device(int(device_id)).mem_info[1])
 
     def used_nbytes(self, device_id: str) -> int:
-        """Return the size of this process's arrays in CuPy's memory pool."""
+        """Return the size of this process's arrays in CuPy's memory pools."""
         with cupy.cuda.Device(int(device_id)):
-            graph_nbytes = sum(int(pool.total_bytes()) for pool in [*self._graph_pools])
-            return int(cupy.get_default_memory_pool().used_bytes()) + graph_nbytes
+            shared_nbytes = int(cupy.get_default_memory_pool().used_bytes())
+            return shared_nbytes + sum(pool.used_nbytes() for pool in [*self._pools])
 
-    def limit_memory(self, device_id: str, nbytes: int) -> None:
-        """Limit the size of CuPy's memory pool on a device; 0 removes the limit."""
+    def make_pool(self, device_id: str, limit_nbytes: int) -> MemoryPool:
+        """Return a memory pool of CuPy."""
         with cupy.cuda.Device(int(device_id)):
-            cupy.get_default_memory_pool().set_limit(size=nbytes)
+            pool = MemoryPool(limit_nbytes)
+        self._pools.add(pool)
+        return pool
 
     def overwrite(self, array: Any, values: Any) -> None:
         """Copy a host or device array into a device array of its type and shape."""
@@ -110,14 +138,13 @@ class CupyBackend(DeviceBackend):
     def capture(self, run: Callable[[], Captured]) -> tuple[Captured, Callable[[], None]]:
         """Record the work that `run` starts on this thread's stream as a CUDA graph."""
         stream = cupy.cuda.get_current_stream()
-        pool = cupy.cuda.MemoryPool()
-        limit_nbytes = cupy.get_default_memory_pool().get_limit()
-        if limit_nbytes:
-            pool.set_limit(max(1, limit_nbytes - cupy.get_default_memory_pool().total_bytes()))
+        program_pool = getattr(self._thread, "pool", None)
+        # Other arrays must not use the graph's memory, because every launch writes to it.
+        pool = MemoryPool(program_pool.free_nbytes() if program_pool else 0, holds_graph=True)
         stream.begin_capture()
         self._thread.is_capturing = True
         try:
-            with cupy.cuda.using_allocator(pool.malloc):
+            with pool.activate():
                 result = run()
         except BaseException:
             with suppress(cupy.cuda.runtime.CUDARuntimeError):
@@ -126,7 +153,12 @@ class CupyBackend(DeviceBackend):
         finally:
             self._thread.is_capturing = False
         graph = stream.end_capture()
-        return result, _Launch(graph, pool, self._graph_pools)
+        self._pools.add(pool)
+
+        def launch(pool: MemoryPool = pool) -> None:  # holds the memory of the graph
+            graph.launch()
+
+        return result, launch
 
     def _allocate_pinned(self, nbytes: int) -> Any:
         """Return pinned host memory, through which CuPy copies arrays to the device.
@@ -141,28 +173,16 @@ class CupyBackend(DeviceBackend):
             raise RuntimeError(f"a copy of {nbytes} bytes from the host cannot be part of a graph")
 
     @contextmanager
-    def activate(self, device_id: str) -> Iterator[None]:
-        """Make a device and this thread's stream there current in a `with` block."""
+    def activate(self, device_id: str, pool: MemoryPool | None = None) -> Iterator[None]:
+        """Make a device, this thread's stream there and a pool current in a `with` block."""
         streams = self._thread.__dict__.setdefault("streams", {})
         with cupy.cuda.Device(int(device_id)):
             if device_id not in streams:
                 streams[device_id] = cupy.cuda.Stream(non_blocking=True)
-            with streams[device_id]:
+            self._thread.pool = pool
+            with streams[device_id], pool.activate() if pool else nullcontext():
                 yield
 
     def finish(self) -> None:
         """Wait for all work in the current stream."""
         cupy.cuda.get_current_stream().synchronize()
-
-
-class _Launch:
-    """Launches a graph, and holds the memory that it uses."""
-
-    def __init__(self, graph: Any, pool: Any, pools: list[Any]) -> None:
-        self._graph = graph
-        pools.append(pool)
-        weakref.finalize(self, pools.remove, pool)
-
-    def __call__(self) -> None:
-        """Launch the graph on this thread's stream."""
-        self._graph.launch()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 import onnx
@@ -54,8 +52,7 @@ class GPUPlugin(InterpreterPlugin):
             int,
             0,
             True,
-            "Largest size in bytes of this process's arrays on the device; 0: no limit. The "
-            "smallest limit of the loaded models applies.",
+            "Largest size in bytes of a model's arrays on the device; 0: no limit.",
             minimum=0,
         ),
         Property(
@@ -80,9 +77,6 @@ class GPUPlugin(InterpreterPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.backend = self.open_backend()
-        #: Memory limits of the loaded programs, by device.
-        self._limits_nbytes: dict[str, list[int]] = {}
-        self._limits_lock = threading.Lock()
 
     @staticmethod
     def open_backend() -> DeviceBackend:
@@ -148,14 +142,13 @@ class GPUPlugin(InterpreterPlugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Compile to a program whose constants are on the device."""
-        with self._limited_memory(model, config) as release:
-            return GPUProgram(model, **self._options(config), on_close=release)
+        with self._memory_errors(model, config):
+            return GPUProgram(model, **self._options(config))
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Load an exported program, whose model is already transformed."""
-        with self._limited_memory(model, config) as release:
-            options = self._options(config)
-            return GPUProgram.load(payload, config["EXTENSIONS"], **options, on_close=release)
+        with self._memory_errors(model, config):
+            return GPUProgram.load(payload, config["EXTENSIONS"], **self._options(config))
 
     def create_context(self, config: Config | None = None) -> GPUContext:
         """Return a context for the device's memory."""
@@ -188,42 +181,33 @@ class GPUPlugin(InterpreterPlugin):
 
     def _options(self, config: Config) -> dict[str, Any]:
         """Return the arguments of programs."""
-        return {**self._target(config), "has_graphs": config["CUDA_GRAPHS"]}
+        return {
+            **self._target(config),
+            "has_graphs": config["CUDA_GRAPHS"],
+            "limit_nbytes": config["GPU_MEMORY_LIMIT"],
+        }
 
     def _capacity_nbytes(self, config: Config) -> int:
-        """Return the largest size of this process's arrays on the device."""
+        """Return the largest size of a model's arrays on the device."""
         total = self.backend.total_nbytes(config["DEVICE_ID"])
         return min(total, config["GPU_MEMORY_LIMIT"] or total)
 
     @contextmanager
-    def _limited_memory(self, model: Model, config: Config) -> Iterator[Callable[[], None]]:
-        """Limit the device's memory, and raise DeviceMemoryError if it is exhausted.
-
-        Yields a function that removes the model's limit; it is called if the context raises.
-        """
-        device_id, limit_nbytes = config["DEVICE_ID"], config["GPU_MEMORY_LIMIT"]
-        self._change_limits(device_id, list.append, limit_nbytes)
-        release = partial(self._change_limits, device_id, list.remove, limit_nbytes)
+    def _memory_errors(self, model: Model, config: Config) -> Iterator[None]:
+        """Raise DeviceMemoryError in a `with` block that exhausts the device's memory."""
         try:
-            yield release
+            yield
         except MemoryError as error:
-            release()
+            device = f"{self.name}.{config['DEVICE_ID']}"
+            limit_nbytes = config["GPU_MEMORY_LIMIT"]
+            limit = (
+                f"GPU_MEMORY_LIMIT of the model is {limit_nbytes} bytes; " if limit_nbytes else ""
+            )
+            total_nbytes = self.backend.total_nbytes(config["DEVICE_ID"])
             raise DeviceMemoryError(
-                f"{self.name}.{device_id} is out of memory for model {model.name!r}: {error}. "
-                f"Arrays take {self.backend.used_nbytes(device_id)} of "
-                f"{self._capacity_nbytes(config)} bytes. Close other models there, raise "
-                "GPU_MEMORY_LIMIT, or split the model with HETERO:GPU,CPU.",
-                device=f"{self.name}.{device_id}",
+                f"{device} is out of memory for model {model.name!r}: {error}. {limit}"
+                f"arrays of all models take {self.backend.used_nbytes(config['DEVICE_ID'])} of "
+                f"{total_nbytes} bytes. Close other models there, "
+                "raise GPU_MEMORY_LIMIT, or split the model with HETERO:GPU,CPU.",
+                device=device,
             ) from error
-        except BaseException:
-            release()
-            raise
-
-    def _change_limits(
-        self, device_id: str, change: Callable[[list[int], int], None], limit_nbytes: int
-    ) -> None:
-        """Add or remove a model's limit; the smallest of a device's limits applies."""
-        with self._limits_lock:
-            limits = self._limits_nbytes.setdefault(device_id, [])
-            change(limits, limit_nbytes)
-            self.backend.limit_memory(device_id, min(filter(None, limits), default=0))

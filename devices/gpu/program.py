@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
@@ -65,8 +65,8 @@ class GPUProgram(InterpretedProgram):
     """A model whose constants are in a GPU's memory.
 
     `device` is the device's full name and `device_id` its id. Each thread runs in its own stream.
-    `has_graphs`: runs with equal input shapes launch a CUDA graph. `on_close` is called once, when
-    the program is closed or collected.
+    `has_graphs`: runs with equal input shapes launch a CUDA graph. `limit_nbytes`: largest size of
+    the model's arrays on the device; 0: no limit.
     """
 
     def __init__(
@@ -76,26 +76,30 @@ class GPUProgram(InterpretedProgram):
         device: str,
         device_id: str,
         has_graphs: bool,
-        on_close: Callable[[], None],
+        limit_nbytes: int,
     ) -> None:
         self._backend = backend
         self._device_id = device_id
         self._memory = GPUContext(backend, device, device_id)
-        with backend.activate(device_id):
+        self._pool = backend.make_pool(device_id, limit_nbytes) if limit_nbytes else None
+        with self._activate():
             super().__init__(model, backend)
             backend.finish()
         #: None if runs have no graphs; those that read inputs on the host depend on their values.
         self._graphs: GraphCache | None = None
         if has_graphs and not self._block.host_inputs:
             self._graphs = GraphCache(backend)
-        self._on_close = weakref.finalize(self, on_close)
+
+    def _activate(self) -> AbstractContextManager[None]:
+        """Make the device and the model's memory current for this thread in a `with` block."""
+        return self._backend.activate(self._device_id, self._pool)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError if a node's inputs violate its specification."""
         backend = self._backend
         values = [value.array if isinstance(value, GPUTensor) else value for value in inputs]
         key = signature(values) if self._graphs and not context.profile else None
-        with backend.activate(self._device_id):
+        with self._activate():
             graph = self._graphs.find(key) if self._graphs and key else None
             if graph and graph.lock.acquire(blocking=False):
                 try:
@@ -153,8 +157,7 @@ class GPUProgram(InterpretedProgram):
         return isinstance(tensor, GPUTensor) and tensor.device == self._memory.device
 
     def close(self) -> None:
-        """Free the constants' memory, and remove the model's memory limit."""
+        """Free the memory of constants and graphs."""
         self._block.release()
         if self._graphs:
             self._graphs.clear()
-        self._on_close()

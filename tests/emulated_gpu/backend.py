@@ -13,7 +13,7 @@ from hetero.devices.gpu.backend import Captured, DeviceBackend
 from hetero.devices.gpu.namespace import GPUNamespace
 from hetero.devices.kernels import Kernel
 from tests.emulated_gpu.array import DTYPES, WAITS, DeviceArray, contents_of
-from tests.emulated_gpu.memory import MEMORY, TOTAL_NBYTES, Memory
+from tests.emulated_gpu.memory import MEMORY, TOTAL_NBYTES, Memory, MemoryPool
 from tests.emulated_gpu.namespace import DEVICE, is_atomic
 
 #: Copies of arrays: ``upload`` and ``download``.
@@ -54,8 +54,8 @@ class EmulatedBackend(DeviceBackend):
     def used_nbytes(self, device_id: str) -> int:
         return Memory.used_nbytes[int(device_id)]
 
-    def limit_memory(self, device_id: str, nbytes: int) -> None:
-        Memory.limits_nbytes[int(device_id)] = nbytes or TOTAL_NBYTES
+    def make_pool(self, device_id: str, limit_nbytes: int) -> MemoryPool:
+        return MemoryPool(limit_nbytes)
 
     def overwrite(self, array: Any, values: Any) -> None:
         if isinstance(values, np.ndarray):
@@ -77,8 +77,8 @@ class EmulatedBackend(DeviceBackend):
 
         return captured, launch
 
-    def activate(self, device_id: str) -> AbstractContextManager[None]:
-        return MEMORY.activate(int(device_id))
+    def activate(self, device_id: str, pool: Any = None) -> AbstractContextManager[None]:
+        return MEMORY.activate(int(device_id), pool)
 
 
 BACKEND: Final = EmulatedBackend()

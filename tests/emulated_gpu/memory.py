@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -19,10 +20,24 @@ class OutOfMemoryError(MemoryError):
     """CuPy's error for an allocation that fails."""
 
 
+@dataclass(eq=False)
+class MemoryPool:
+    """Memory for the arrays of one program."""
+
+    limit_nbytes: int
+    used_nbytes: int = 0
+
+    def release(self, nbytes: int) -> None:
+        """Count less memory as used."""
+        self.used_nbytes -= nbytes
+
+
 class Memory(threading.local):
     """The current device of each thread, and the allocations of all threads."""
 
     device: int = 0
+    #: Pool of new arrays in addition to the device's memory.
+    pool: MemoryPool | None = None
     #: Whether the thread records a graph, which cannot contain waits and copies from the host.
     is_capturing: bool = False
     #: Allocated bytes and their limit by device, shared by all threads.
@@ -30,13 +45,14 @@ class Memory(threading.local):
     limits_nbytes: ClassVar[dict[int, int]] = {}
 
     @contextmanager
-    def activate(self, device: int) -> Iterator[None]:
-        """Make a device current in a `with` block."""
-        before, self.device = self.device, device
+    def activate(self, device: int, pool: MemoryPool | None = None) -> Iterator[None]:
+        """Make a device and a pool current in a `with` block."""
+        before = self.device, self.pool
+        self.device, self.pool = device, pool
         try:
             yield
         finally:
-            self.device = before
+            self.device, self.pool = before
 
     @contextmanager
     def capture(self) -> Iterator[None]:
@@ -57,6 +73,11 @@ class Memory(threading.local):
         if contents.base is not None:
             return
         used_nbytes, device, nbytes = Memory.used_nbytes, self.device, contents.nbytes
+        if self.pool:
+            if self.pool.used_nbytes + nbytes > self.pool.limit_nbytes:
+                raise OutOfMemoryError(f"Out of memory allocating {nbytes} bytes (limit set)")
+            self.pool.used_nbytes += nbytes
+            weakref.finalize(array, self.pool.release, nbytes)
         if used_nbytes[device] + nbytes > Memory.limits_nbytes.get(device, TOTAL_NBYTES):
             raise OutOfMemoryError(f"Out of memory allocating {nbytes} bytes")
         used_nbytes[device] += nbytes

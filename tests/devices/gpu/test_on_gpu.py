@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from hetero.devices.conformance.onnx_suite import AnyCompiledModel, Case, backend_cases, outcome
-from hetero.devices.errors import PluginLoadError
+from hetero.devices.errors import DeviceMemoryError, PluginLoadError
 from hetero.devices.gpu.plugin import GPUPlugin
 from hetero.devices.model.reader import read_model
 from hetero.devices.testing import Check, device_checks
@@ -96,8 +97,6 @@ def test_product_of_any_layout_equals_numpy(plugin: GPUPlugin, dtype: type) -> N
 
 
 def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
-    from onnx import helper
-
     random = np.random.default_rng(0)
     weights = random.normal(size=(64, 64)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
@@ -107,3 +106,23 @@ def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         results = list(pool.map(lambda x: compiled({"x": x})["y"], inputs))
     np.testing.assert_allclose(np.stack(results), np.maximum(inputs @ weights, 0), 1e-4, 1e-4)
+
+
+def test_memory_limit_holds_on_gpu(plugin: GPUPlugin) -> None:
+    """Runs within the limit work after one that exceeds it, also as a graph."""
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("Abs", ["y"], ["z"])]
+    model = make_model(
+        nodes, {"x": np.ones((1, 1), np.float32)}, ["z"], {"w": np.ones(1 << 16, np.float32)}
+    )
+    compiled = plugin.compile_model(read_model(model), {"GPU_MEMORY_LIMIT": 8 << 20})
+    used_nbytes = plugin.get_property("GPU_MEMORY_USED")
+    assert used_nbytes >= 1 << 18
+    for rows in (1, 1000, 1, 1, 1, 1000, 1):
+        x = np.full((rows, 1), -1, np.float32)
+        if rows == 1:
+            assert compiled({"x": x})["z"].sum() == 1 << 16
+        else:
+            with pytest.raises(DeviceMemoryError):
+                compiled({"x": x})
+    compiled.close()
+    assert plugin.get_property("GPU_MEMORY_USED") < used_nbytes

@@ -23,6 +23,7 @@ from hetero.devices.plugin.registry import load_plugins
 from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
+from tests.emulated_gpu.memory import Memory
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
 from tests.support.random_affinity import random_affinity
 from tests.support.small_models import make_model, run_onnxruntime
@@ -34,11 +35,9 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.fixture
-def plugin() -> Iterator[EmulatedGPUPlugin]:
+def plugin() -> EmulatedGPUPlugin:
     gc.collect()  # arrays of other tests would count
-    plugin = EmulatedGPUPlugin()
-    yield plugin
-    plugin.open_backend().limit_memory("0", 0)
+    return EmulatedGPUPlugin()
 
 
 def parsed(text: str) -> onnx.ModelProto:
@@ -167,8 +166,7 @@ def wide(rows: int) -> onnx.ModelProto:
 
 
 def test_run_after_memory_error_works(plugin: EmulatedGPUPlugin) -> None:
-    limit = plugin.get_property("GPU_MEMORY_USED") + (64 << 10)
-    compiled = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": limit})
+    compiled = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": 64 << 10})
     with pytest.raises(DeviceMemoryError, match=r"EGPU\.0 .*Out of memory"):
         compiled.run([np.ones((100, 1), np.float32)])
     (z,) = compiled.run([np.ones((1, 1), np.float32)])
@@ -180,10 +178,16 @@ def test_constants_beyond_memory_limit_are_refused(plugin: EmulatedGPUPlugin) ->
     (refusal,) = plugin.query_model(model, {"GPU_MEMORY_LIMIT": 4095}).unsupported["y"].values()
     assert refusal.code == "memory"
     assert "4096 bytes" in refusal.message
+
+
+def test_compilation_beyond_free_memory_raises(
+    plugin: EmulatedGPUPlugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tensor = plugin.create_context().from_host(np.ones(5000, np.uint8))
-    limit = plugin.get_property("GPU_MEMORY_USED") + 1000
-    with pytest.raises(DeviceMemoryError, match="raise GPU_MEMORY_LIMIT"):
-        plugin.compile_model(model, {"GPU_MEMORY_LIMIT": limit})
+    used_nbytes = plugin.get_property("GPU_MEMORY_USED")
+    monkeypatch.setitem(Memory.limits_nbytes, 0, used_nbytes + 1000)
+    with pytest.raises(DeviceMemoryError, match="Close other models there"):
+        plugin.compile_model(read_model(wide(1)))
     assert tensor.to_host().sum() == 5000
 
 
@@ -251,14 +255,13 @@ def test_remote_tensor_is_copied_to_the_device_once(core: hetero.Core) -> None:
     np.testing.assert_array_equal(tensor.to_host(), X)
 
 
-def test_remote_tensor_beyond_memory_raises(core: hetero.Core) -> None:
-    backend = EmulatedGPUPlugin.open_backend()
-    backend.limit_memory("1", backend.used_nbytes("1") + 1000)
-    try:
-        with pytest.raises(DeviceMemoryError, match=r"EGPU\.1 has no room.* 5000 bytes"):
-            core.create_context("EGPU.1").from_host(np.ones(5000, np.uint8))
-    finally:
-        backend.limit_memory("1", 0)
+def test_remote_tensor_beyond_memory_raises(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used_nbytes = EmulatedGPUPlugin.open_backend().used_nbytes("1")
+    monkeypatch.setitem(Memory.limits_nbytes, 1, used_nbytes + 1000)
+    with pytest.raises(DeviceMemoryError, match=r"EGPU\.1 has no room.* 5000 bytes"):
+        core.create_context("EGPU.1").from_host(np.ones(5000, np.uint8))
 
 
 def test_state_stays_on_device_between_runs(core: hetero.Core) -> None:
@@ -371,16 +374,14 @@ def test_convolution_launches_few_kernels_and_is_right(
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_smallest_limit_of_loaded_models_applies(plugin: EmulatedGPUPlugin) -> None:
-    limit = plugin.get_property("GPU_MEMORY_USED") + (64 << 10)
-    limited = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": limit})
+def test_memory_limit_applies_to_its_model_only(plugin: EmulatedGPUPlugin) -> None:
+    limited = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": 64 << 10})
     unlimited = plugin.compile_model(read_model(wide(100)))
     inputs = [np.ones((100, 1), np.float32)]
-    with pytest.raises(DeviceMemoryError):
-        unlimited.run(inputs)
-    limited.close()
     (z,) = unlimited.run(inputs)
     assert z.shape == (100, 1024)
+    with pytest.raises(DeviceMemoryError):
+        limited.run(inputs)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
