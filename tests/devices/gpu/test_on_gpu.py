@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
+from onnx.parser import parse_model
 
 from hetero.devices.conformance.onnx_suite import AnyCompiledModel, Case, backend_cases, outcome
 from hetero.devices.errors import DeviceMemoryError, PluginLoadError
@@ -110,10 +111,17 @@ def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
 
 def test_memory_limit_holds_on_gpu(plugin: GPUPlugin) -> None:
     """Runs within the limit work after one that exceeds it, also as a graph."""
-    nodes = [helper.make_node("Mul", ["x", "w"], ["y"]), helper.make_node("Abs", ["y"], ["z"])]
-    model = make_model(
-        nodes, {"x": np.ones((1, 1), np.float32)}, ["z"], {"w": np.ones(1 << 16, np.float32)}
-    )
+    model = parse_model("""
+        <ir_version: 8, opset_import: ["" : 18]>
+        wide (float[N, 1] x, int64[1] size) => (float[N, M] z) {
+            w = ConstantOfShape <value = float[1] {1}> (size)
+            y = Mul (x, w)
+            z = Abs (y)
+        }
+    """)
+    value = numpy_helper.from_array(np.array([1 << 16]), "size")
+    model.graph.initializer.append(value)
+    del model.graph.input[1:]
     compiled = plugin.compile_model(read_model(model), {"GPU_MEMORY_LIMIT": 8 << 20})
     used_nbytes = plugin.get_property("GPU_MEMORY_USED")
     assert used_nbytes >= 1 << 18
