@@ -20,6 +20,7 @@ from hetero.scheduler.client.request_runner import Submission as Submission
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import ObservedRequest
+from hetero.scheduler.processes.memory_use import MemoryUse
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.isolation import RunBounds, RunResult
 from hetero.scheduler.types.limits import Limits
@@ -72,6 +73,9 @@ class Executor(Protocol):
 
     def get_property(self, device: str, name: str) -> Any:
         """Return the value of a device's property."""
+
+    def memory_use(self, device: str) -> MemoryUse | None:
+        """Return the memory of a device's process; None if the device has no process of its own."""
 
     def create_context(self, device: str) -> RemoteContext:
         """Create a remote context, which allocates resident tensors in a device's process."""

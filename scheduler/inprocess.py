@@ -36,6 +36,7 @@ from hetero.scheduler.formats.stage_source import StageSource, check_sources, wa
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.processes.memory_use import MemoryUse
 from hetero.scheduler.thread_budget import plan_shares
 from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescriptor
 from hetero.scheduler.types.device_names import resolve_name
@@ -288,6 +289,10 @@ class InProcessExecutor:
     def get_property(self, device: str, name: str) -> Any:
         """Return the value of a device's property."""
         return self._device(device).host.get_property(name)
+
+    def memory_use(self, device: str) -> MemoryUse | None:
+        """Return None: all devices share this process."""
+        return None
 
     def create_context(self, device: str) -> RemoteContext:
         """Create a remote context; see `hetero.scheduler.executor.Executor.create_context`."""

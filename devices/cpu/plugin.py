@@ -16,6 +16,7 @@ from hetero.devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from hetero.devices.interpreter.program import InterpretedProgram
 from hetero.devices.model.extension import with_allowed_extensions
 from hetero.devices.model.model import Model
+from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import (
     COMMON_PROPERTIES,
@@ -54,6 +55,8 @@ class CPUPlugin(InterpreterPlugin):
 
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
+    #: Measured on Linux, with the interpreter and numpy.
+    memory_traits: ClassVar[MemoryTraits] = MemoryTraits(runtime_nbytes=130_000_000)
     backend: ArrayBackend = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),

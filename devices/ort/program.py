@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from hetero.devices.errors import DeviceError
 from hetero.devices.file_reader import parse_json, read_regular
 from hetero.devices.model.model import Model
 from hetero.devices.model.node_validation import check_self_contained
@@ -26,7 +25,7 @@ from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
-from hetero.devices.ort.session import open_session, session_model
+from hetero.devices.ort.session import open_mapped_session, open_session, session_model
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
@@ -193,6 +192,8 @@ class OrtProgram(Program):
         spins = str(int(threads >= cores))
         options.add_session_config_entry("session.intra_op.allow_spinning", spins)
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+        if self._config["ORT_MAPPED_WEIGHTS"]:
+            options.add_session_config_entry("session.disable_prepacking", "1")
         return options
 
     def _open(
@@ -208,14 +209,14 @@ class OrtProgram(Program):
                 onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}"
             )
             weights = {name: self._payload.tensors[name] for name in stubs}
+        maps_weights = self._provider.is_cpu and self._config["ORT_MAPPED_WEIGHTS"]
         try:
+            if maps_weights:
+                return open_mapped_session(data, weights, options, self._provider), []
             return open_session(data, weights, options, self._provider)
         except Exception as error:
-            raise DeviceError(
-                f"ONNX Runtime cannot compile model {self._model.name!r}: "
-                f"{' '.join(str(error).split())[:500]}",
-                device="ORT",
-            ) from error
+            summary = f"ONNX Runtime cannot compile model {self._model.name!r}"
+            raise ERRORS.compile_error(summary, error, "ORT") from error
 
     def _outputs(self, inputs: Mapping[str, Value], results: Mapping[str, Value]) -> list[Value]:
         """Return the model's outputs from the session's results, the inputs and the constants."""

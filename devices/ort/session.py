@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import onnx
 import onnxruntime
 
+from hetero.devices.model.mapped_pages import release_pages
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.worker_process import WorkerFailure
@@ -18,6 +22,9 @@ from hetero.devices.ort.versions import lower_versions
 
 #: Weights up to this many bytes stay in the model, where optimisations read them.
 INLINE_NBYTES: Final = 1024
+#: Name of the file of mapped weights, and the option for its folder.
+_WEIGHTS_FILE: Final = "weights"
+_FOLDER_OPTION: Final = "session.model_external_initializers_file_folder_path"
 
 
 def session_model(model: Model, output_names: Sequence[str]) -> tuple[bytes, list[str]]:
@@ -63,6 +70,34 @@ def open_session(
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         options.add_external_initializers(list(weights), values)
     return provider.open_session(data, options), arrays
+
+
+def open_mapped_session(
+    data: bytes,
+    weights: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions,
+    provider: Provider,
+) -> onnxruntime.InferenceSession:
+    """Open a session that maps its weights from a file, so that they are in memory once.
+
+    The file is deleted when the session is open; the mapping stays. Takes the arguments of
+    `open_session`.
+    """
+    proto = onnx.ModelProto.FromString(data)
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
+    with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
+        with (Path(folder) / _WEIGHTS_FILE).open("wb") as file:
+            for name, array in weights.items():
+                file.write(bytes(-file.tell() % mmap.PAGESIZE))
+                place = {"location": _WEIGHTS_FILE, "offset": file.tell(), "length": array.nbytes}
+                del tensors[name].external_data[:]
+                for key, value in place.items():
+                    tensors[name].external_data.add(key=key, value=str(value))
+                if array.size:
+                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                release_pages(array)
+        options.add_session_config_entry(_FOLDER_OPTION, folder)
+        return provider.open_session(proto.SerializeToString(), options)
 
 
 def infer_missing_types(model: Model, extensions: Sequence[str] = ()) -> Model:

@@ -24,6 +24,7 @@ from hetero.devices.model.model import Model, Node
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext
@@ -49,6 +50,8 @@ class Plugin(ABC):
     computes: ClassVar[bool] = True
     #: Whether programs can leave `RunContext.resident_outputs` in the device's memory.
     leaves_outputs: ClassVar[bool] = False
+    #: The memory of its processes, for plans that fit.
+    memory_traits: ClassVar[MemoryTraits] = MemoryTraits()
     #: Position in bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
     rank: ClassVar[int] = 50
 

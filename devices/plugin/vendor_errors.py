@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hetero.devices.errors import DeviceMemoryError, InferenceError
+from hetero.devices.errors import DeviceError, DeviceMemoryError, HeteroError, InferenceError
 
 _LONGEST_REASON = 300
+_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class VendorErrors:
 
         `summary` precedes the runtime's own message.
         """
-        message = " ".join(str(error).split())
-        kind = DeviceMemoryError if self.out_of_memory.search(message) else InferenceError
-        return kind(f"{summary}: {message}")
+        kind = DeviceMemoryError if self._is_memory_error(error) else InferenceError
+        return kind(f"{summary}: {' '.join(str(error).split())}")
+
+    def compile_error(self, summary: str, error: Exception, device: str) -> HeteroError:
+        """Return the typed error of a failed compilation: DeviceMemoryError or DeviceError."""
+        kind = DeviceMemoryError if self._is_memory_error(error) else DeviceError
+        return kind(f"{summary}: {' '.join(str(error).split())[:_LONGEST_MESSAGE]}", device=device)
+
+    def _is_memory_error(self, error: Exception) -> bool:
+        return isinstance(error, MemoryError) or bool(self.out_of_memory.search(str(error)))

@@ -106,6 +106,7 @@ def _describe(
         plugin.automatic,
         plugin.rank,
         not owns_memory,
+        plugin.memory_traits,
         plugin.properties.extended(
             replace(plugin.properties["DEVICE_ID"], mutable=False, default=device_id)
         ),

@@ -343,9 +343,12 @@ class _Typed:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        name, node = self._descriptor.name, self._descriptor.node
+        if isinstance(error, DeviceMemoryError):  # a plugin does not know the cluster's names
+            error.data |= {"device": name, "node": node}
+            error.__dict__.update(error.data)
         if error is None or isinstance(error, HeteroError) or is_interrupt(error):
             return
-        name, node = self._descriptor.name, self._descriptor.node
         raise DeviceError(
             f"device {name} on node {node} {self._what}: {type(error).__name__}: "
             f"{error_text(error)}. "

@@ -30,6 +30,7 @@ from hetero.scheduler.device.workers import PumpingWorkers
 from hetero.scheduler.formats.model_parts import ModelParts, join_model
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.formats.stored_payload import StoredPayload, fetch_payload
+from hetero.scheduler.processes.memory_use import MemoryUse, resident_memory
 from hetero.scheduler.ray.interpreters import probe_elsewhere, split_specs
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.events import StageOpened
@@ -90,6 +91,8 @@ class DeviceActor:
 
         self._loop = DeviceLoop(self._host, connect, self._workers.start)
         self._workers.serve(self._channel)
+        #: Resident memory without a model.
+        self._base_nbytes = (resident_memory() or (0, 0))[0]
 
     def _end_lease_after(self, client: str, lease_s: float) -> None:
         """Unload a client's stages after `lease_s`, unless the client returns before."""
@@ -139,6 +142,12 @@ class DeviceActor:
     def ping(self) -> int:
         """Return the process id."""
         return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def memory_use(self) -> MemoryUse | None:
+        """Return the memory of this process; None if the system does not report it."""
+        memory = resident_memory()
+        return memory and MemoryUse(self._base_nbytes, *memory)
 
     @ray.method(concurrency_group="load")
     def query(self, parts: ModelParts, config: Mapping[str, Any]) -> Support:

@@ -33,6 +33,7 @@ from hetero.scheduler.formats.stage_source import StageSource, check_sources
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
+from hetero.scheduler.processes.memory_use import MemoryUse
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import DeviceHandle, PoolTable, RayDevices
 from hetero.scheduler.ray.loading import StageLoader
@@ -225,6 +226,11 @@ class RayExecutor:
     def get_property(self, device: str, name: str) -> Any:
         """Return the value of a device's property."""
         return self._ask(self._devices.device(device), "get_property", name)
+
+    def memory_use(self, device: str) -> MemoryUse | None:
+        """Return the memory of a device's process; see `Executor.memory_use`."""
+        memory: MemoryUse | None = self._ask(self._devices.device(device), "memory_use")
+        return memory
 
     def create_context(self, device: str) -> RemoteContext:
         """Create a remote context; see `hetero.scheduler.executor.Executor.create_context`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 
@@ -44,6 +45,8 @@ class DeviceDescriptor:
         Priority in a bare ``HETERO``, lower first.
     shares_memory : bool
         Whether `memory_nbytes` is memory of the node that other devices use too.
+    memory_traits : MemoryTraits
+        The memory of the device's process, for plans that fit.
     properties : PropertyTable
         Properties of the plugin; ``DEVICE_ID`` is read-only, because the name determines it.
     computes : bool
@@ -67,6 +70,7 @@ class DeviceDescriptor:
     automatic: bool = True
     rank: int = 50
     shares_memory: bool = False
+    memory_traits: MemoryTraits = field(default_factory=MemoryTraits, repr=False, compare=False)
     properties: PropertyTable = field(
         default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
     )
