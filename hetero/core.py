@@ -636,6 +636,48 @@ class Core:
         wrong = self._wrong_nodes(source, request)
         return self._planner.plan_and_verify(source, request, wrong, costs=costs, progress=progress)
 
+    def measure_memory(
+        self,
+        compiled: CompiledModel,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        requests: int = 1,
+    ) -> list[dict[str, Any]]:
+        """Return the memory of the processes that run a model: predicted, and measured so far.
+
+        Parameters
+        ----------
+        compiled : CompiledModel
+            A model of this Core.
+        shapes : mapping of str to sequence of int, optional
+            Shapes of inputs with open dimensions; by default those of the plan.
+        requests : int
+            Number of requests in flight.
+
+        Returns
+        -------
+        list of dict
+            For each device the parts of `DeviceMemory`, and ``base_nbytes`` and
+            ``measured_nbytes``: resident memory of its process without a model, and at its peak.
+            The last two are None if the device has no process of its own.
+        """
+        predictions = self._planner.predict_memory(
+            compiled.partition.source,
+            compiled.placements,
+            compiled.request,
+            shapes=shapes,
+            requests=requests,
+        )
+        rows = []
+        for device, prediction in predictions.items():
+            use = self.executor.memory_use(device)
+            measured = {
+                "base_nbytes": use and use.base_nbytes,
+                "measured_nbytes": use and use.peak_nbytes,
+            }
+            rows.append(prediction.to_dict() | measured)
+        return rows
+
     def simulate(
         self,
         model: Source | Model,

@@ -214,7 +214,7 @@ ALLOWED_NEIGHBOURS: dict[str, set[str]] = {
     "partition": {"affinity"},
     "properties": {"affinity", "version"},
     "query": {"affinity", "properties"},
-    "planning": {"affinity", "measure", "partition", "properties", "query"},
+    "planning": {"affinity", "formatting", "measure", "partition", "properties", "query"},
     "cache": {"affinity", "partition", "properties", "version"},
     "compile": {
         "affinity",

@@ -26,6 +26,7 @@ from hetero.formatting import nbytes_text
 from hetero.measure.load_generator import keep_in_flight
 from hetero.measure.stage_times import StageTimes, median_of
 from hetero.report.run_profile import wire_links
+from hetero.report.terminal_report import memory_table
 from hetero.terminal_tables import Columns, ms, table
 
 PERCENTILES: Final = (50, 90, 95, 99)
@@ -86,6 +87,9 @@ def bench(command: ModelCommand, jobs: int, requests: int | None, seconds: float
         "in_flight": None if busy is None else {"jobs": jobs, **busy},
         "subgraphs": subgraph_rows(compiled, shapes),
         "prediction": None if busy is None else prediction(compiled, alone, busy),
+        "memory": command.core.measure_memory(
+            compiled, shapes=input_shapes(compiled.partition.source, values), requests=jobs
+        ),
         "interrupted": interrupted,
     }
     print_result("bench", document, _parts(compiled, shapes, document))
@@ -129,6 +133,7 @@ def _parts(
     )
     if document["prediction"] is not None:
         yield from render_prediction(document["prediction"])
+    yield memory_table(document["memory"])
     if document["interrupted"]:
         yield "interrupted: measurements so far"
 

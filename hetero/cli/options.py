@@ -18,7 +18,13 @@ from hetero.affinity.pins import parse_pins
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.option_types import combine_options, json_option, name_value_pairs
 from hetero.cli.output_files import output_file, refuse_overwriting
-from hetero.cli.planning_options import move_planning_options, plans_by_cost, take_replicas
+from hetero.cli.planning_options import (
+    fits_memory,
+    move_planning_options,
+    plans_by_cost,
+    take_memory_options,
+    take_replicas,
+)
 from hetero.cli.terminal import print_note
 from hetero.core import Core
 from hetero.core_devices import ExecutorKind
@@ -220,6 +226,7 @@ def with_core(
         if cache_dir := rest.pop("cache_dir", None):
             rest["config"] = {"CACHE_DIR": cache_dir, **rest["config"]}
         take_replicas(rest)
+        take_memory_options(rest)
         move_planning_options(rest, plans=plans)
         if simulates:
             rest["fleet"], device_counts = device_counts, _measured(rest["config"])
@@ -274,7 +281,7 @@ def _observed(
 
 def _measures(config: dict[str, Any], plans: bool) -> bool:
     """Whether a command measures the model on its devices in order to plan."""
-    if not plans and not plans_by_cost(config):
+    if fits_memory(config) or not (plans or plans_by_cost(config)):
         return False
     costs = config.get("COST_FILE")
     # A cost file of one node needs no other node to plan for.

@@ -9,8 +9,9 @@ from typing import Any, Final
 import click
 
 from hetero.cli.inputs import input_shapes
-from hetero.cli.option_types import FiniteFloat, combine_options
+from hetero.cli.option_types import FiniteFloat, combine_options, name_value_pairs
 from hetero.devices.model.model import Model
+from hetero.planning.memory.device_memory import parse_nbytes
 from hetero.properties.replicas_property import AUTO, REPLICAS
 
 #: Option's name in Python -> the property that it sets.
@@ -22,6 +23,8 @@ PROPERTIES: Final = {
     "seed": "PLAN_SEED",
     "max_subgraphs": "MAX_SUBGRAPHS",
 }
+#: Options of plans that fit -> the property that they set.
+MEMORY_PROPERTIES: Final = {"fit": "FIT_MEMORY", "memory": "DEVICE_MEMORY_NBYTES"}
 SHAPES: Final = "PLAN_SHAPES"
 
 
@@ -45,9 +48,28 @@ replicas_option: Final = click.option(
     help="Devices that run each subgraph and share its requests; a range: as many as the load "
     "needs; auto: the best number of a plan by cost for THROUGHPUT, otherwise 1.",
 )
+#: Adds ``--fit`` and ``--memory``, which `take_memory_options` turns into properties.
+memory_options: Final = combine_options(
+    click.option(
+        "--fit",
+        is_flag=True,
+        help="Keep the predicted memory of each device's process within its memory: by priority, "
+        "as much as fits on the first device, the rest on the next.",
+    ),
+    click.option(
+        "--memory",
+        metavar="DEVICE=SIZE,...",
+        callback=name_value_pairs(
+            "DEVICE=SIZE, such as ORT.0=2GB or GPU=1.5GiB", parse_nbytes, listed=True
+        ),
+        help="Memory that a device's process may take, such as ORT.0=2GB,ORT.1=1GB; by default "
+        "the device's own memory.",
+    ),
+)
 #: Adds the options; `move_planning_options` turns them into properties.
 planning_options: Final = combine_options(
     replicas_option,
+    memory_options,
     click.option(
         "--policy",
         type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
@@ -94,6 +116,19 @@ def take_replicas(values: dict[str, Any]) -> None:
     values["config"] = {**values["config"], REPLICAS.name: replicas}
 
 
+def take_memory_options(values: dict[str, Any]) -> None:
+    """Move ``--fit`` and ``--memory`` from a command's values into its configuration."""
+    if values.get("memory") and not (values["fit"] or fits_memory(values["config"])):
+        raise click.UsageError("--memory limits plans that fit; add --fit.")
+    for name, key in MEMORY_PROPERTIES.items():
+        value = values.pop(name, None)
+        if not value:
+            continue
+        if key in values["config"]:
+            raise click.UsageError(f"--{name} and --config {key} set the same property; keep one.")
+        values["config"] = {**values["config"], key: value}
+
+
 def move_planning_options(values: dict[str, Any], *, plans: bool) -> None:
     """Move the planning options from a command's values into its configuration.
 
@@ -128,9 +163,15 @@ def move_planning_options(values: dict[str, Any], *, plans: bool) -> None:
 
 
 def plans_by_cost(config: Mapping[str, Any]) -> bool:
-    """Whether this configuration plans a model by cost."""
+    """Whether this configuration plans a model by cost, or by its memory."""
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
-    return policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+    by_cost = policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+    return by_cost or fits_memory(config)
+
+
+def fits_memory(config: Mapping[str, Any]) -> bool:
+    """Whether this configuration plans a model to fit the devices' memory."""
+    return str(config.get("FIT_MEMORY", "NO")).upper() in ("TRUE", "YES", "1")
 
 
 def plan_for_shapes(

@@ -102,6 +102,9 @@ def run(command: ModelCommand, profile: bool, html: Path | None, output: Path | 
     if profile:
         plan = predicted_plan(command, compiled, source, costs)
         document["profile"] = build_profile(compiled, timed_requests[1:], plan)
+        document["profile"]["memory"] = command.core.measure_memory(
+            compiled, shapes=input_shapes(compiled.partition.source, values)
+        )
         if html and source is not None:
             write_html(html, command, source, plan, document["profile"])
     print_result("run", document, _parts(compiled, shapes, document, outputs))

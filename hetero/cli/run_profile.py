@@ -20,6 +20,7 @@ from hetero.devices.model.model import Model
 from hetero.formatting import counted, seconds_text
 from hetero.planning.plan_report import PlanReport
 from hetero.report import build_report, report_html
+from hetero.report.terminal_report import memory_table
 from hetero.scheduler.formats.publish import publish
 from hetero.terminal_tables import Columns, ms, table
 
@@ -118,6 +119,8 @@ def render_profile(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield table(stages[:MAX_ROWS], {**columns, **prediction})
     if len(stages) > MAX_ROWS:
         yield f"… and {len(stages) - MAX_ROWS} more; --json lists all"
+    if profile.get("memory"):
+        yield memory_table(profile["memory"])
     spans = profile["request"]
     yield (
         f"medians of {counted(profile['requests'], 'request')}: "

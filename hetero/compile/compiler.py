@@ -17,7 +17,12 @@ from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
 from hetero.compile.replicas import move_from_lost_devices, replica_devices, with_replicas
 from hetero.compile.stage_work import with_stage_work
-from hetero.devices.errors import DeviceError, PropertyError, UnsupportedNodesError
+from hetero.devices.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    PropertyError,
+    UnsupportedNodesError,
+)
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
@@ -148,19 +153,32 @@ class Compiler:
             if cached is None:
                 session.prepare()
             refusals: RefusalsByDevice = {}
+            corrections: dict[str, str] = {}
             while True:
                 plan = cached or entry.create_plan(
-                    self._place_verified(model, request, refusals, session)
+                    _with_advice(
+                        self._place_verified(model, request, refusals, session),
+                        tuple(corrections.values()),
+                    )
                 )
-                sources = entry.sources(plan, _stage_sources(plan.placements, request))
+                fitted = self._planner.fit_options(model, plan.placements, request)
+                sources = entry.sources(plan, _stage_sources(plan.placements, fitted))
                 try:
-                    deployment = self.deploy(plan.placements, sources, request)
+                    deployment = self.deploy(plan.placements, sources, fitted)
                 except UnsupportedNodesError as error:
                     if cached is not None:
                         raise
                     affinities = [placement.affinity for placement in plan.placements]
                     refusals = add_refusals(affinities, error, refusals)
                     _log.warning("model=%s: placing again: %s", model.name, error)
+                    continue
+                except DeviceMemoryError as error:
+                    device = str(error.data.get("device"))
+                    may_correct = request.hetero_config["FIT_MEMORY"] and cached is None
+                    if not may_correct or device in corrections or device not in request.devices:
+                        raise
+                    request, corrections[device] = self._planner.reduce_budget(request, device)
+                    _log.warning("model=%s: %s: %s", model.name, corrections[device], error)
                     continue
                 session.report()
                 if cached is None:
@@ -196,9 +214,10 @@ class Compiler:
         """
         request = with_replicas(request)
         # A cost plan queries all devices; by priority, the queries start devices when needed.
-        by_cost = request.policy != "PRIORITY"
+        fits = request.hetero_config["FIT_MEMORY"]
+        by_cost = request.policy != "PRIORITY" or fits
         self._get_executor().start(request.all_devices if by_cost else set(request.pins.values()))
-        if not by_cost or len(request.devices) == 1:
+        if not by_cost or (len(request.devices) == 1 and not fits):
             query = self._queries.querier(request)
             affinity = place_by_priority(model, request, query, refusals)
             placement = PlacedPartition(partition(model, affinity), affinity)
@@ -235,8 +254,10 @@ class Compiler:
                 for original in (placements if has_states else ())
             ]
             known = self._verifier.refusals(model, remaining, None)
-            new_placements = [p for p in candidates if p] or self._replan(model, remaining, known)
-            return _deployment_inputs(new_placements, _stage_sources(new_placements, request))
+            kept = [p for p in candidates if p and self._fits(model, p, remaining)]
+            new_placements = kept or self._replan(model, remaining, known)
+            fitted = self._planner.fit_options(model, new_placements, remaining)
+            return _deployment_inputs(new_placements, _stage_sources(new_placements, fitted))
 
         # The replicas of a range share their nodes' cores, whether they have started or not.
         others = replica_devices(request) if range_of(request.hetero_config["REPLICAS"]) else {}
@@ -249,6 +270,13 @@ class Compiler:
             remake=replan,
             stateful=has_states,
         )
+
+    def _fits(self, model: Model, placement: PlacedPartition, request: CompileRequest) -> bool:
+        """Return whether a placement is within the devices' memory, if it must be."""
+        if not request.hetero_config["FIT_MEMORY"]:
+            return True
+        predictions = self._planner.predict_memory(model, [placement], request)
+        return all(prediction.fits for prediction in predictions.values())
 
     def _replan(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
@@ -266,6 +294,16 @@ class Compiler:
                 for device, nodes in refusals.items()
             }
             return self.place(model, request, crashes)
+
+
+def _with_advice(
+    placements: Sequence[PlacedPartition], sentences: tuple[str, ...]
+) -> list[PlacedPartition]:
+    """Return placements whose reports have further sentences of advice."""
+    return [
+        replace(p, report=p.report and replace(p.report, advice=(*p.report.advice, *sentences)))
+        for p in placements
+    ]
 
 
 def with_batch_axis(model: Model, request: CompileRequest) -> Model:
@@ -293,7 +331,11 @@ def without_devices(request: CompileRequest, lost_devices: Collection[str]) -> C
             for device, others in replicas.items()
             if match_name(device, devices)
         }
-    return request.for_devices(devices).with_options(REPLICAS=replicas)
+    memory = request.hetero_config["DEVICE_MEMORY_NBYTES"].items()
+    return request.for_devices(devices).with_options(
+        REPLICAS=replicas,
+        DEVICE_MEMORY_NBYTES={name: n for name, n in memory if match_name(name, devices)},
+    )
 
 
 @contextmanager

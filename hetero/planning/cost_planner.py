@@ -5,25 +5,34 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hetero.affinity.affinity import resolve_pins
 from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
+from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.support import Refusal, Support
+from hetero.formatting import nbytes_text
 from hetero.measure.sample_inputs import (
     declared_shapes,
     declared_values,
     sample_inputs,
     sample_shapes,
 )
+from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.costs import Costs, DeviceIdentity
+from hetero.planning.cost.estimated_costs import estimate_costs
+from hetero.planning.cost.estimation import with_input_shapes
 from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.cost.profile_request import ProfileRequest, identify_device
+from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
+from hetero.planning.memory.open_sizes import require_sizes
+from hetero.planning.memory.predict_memory import largest_request_count, predict_memory
 from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
@@ -39,8 +48,11 @@ from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import match_name
+from hetero.scheduler.types.limits import Limits
 
 _log = logging.getLogger(__name__)
+#: Fraction of the memory that a device had when it ran out of it, for the next plan.
+CORRECTION: Final = 0.9
 
 
 class CostPlanner:
@@ -104,7 +116,11 @@ class CostPlanner:
         else:
             # For comparison only, so the queries about the whole model are precise enough.
             priority = place_by_priority(model, request, lambda d, _: supports[d], {})
-        if costs is None:
+        fits = options["FIT_MEMORY"]
+        if costs is None and fits and not options["COST_FILE"]:
+            # A measurement would load parts of the model that need not fit.
+            costs = self._estimated_costs(model, request, supports)
+        elif costs is None:
             costs = self._costs(model, request, progress)
         else:
             shapes = _shapes(model, request) if options["PLAN_SHAPES"] else None
@@ -132,8 +148,12 @@ class CostPlanner:
             for d, others in request.replicas.items()
         }
         constraints = self._constraints(model, request)
+        memory = None
+        if fits:
+            memory = self._memory_model(model, request, constraints)
+            constraints = replace(constraints, memory_nbytes={})
         task = Task(model, devices, supports, costs, constraints, replicas)
-        report = plan_task(task, plan_options, priority)
+        report = plan_task(task, plan_options, priority, memory)
         _log.info("model=%s: %s", model.name, report.sentence())
         return report
 
@@ -148,12 +168,13 @@ class CostPlanner:
     ) -> PlanReport:
         """Plan a model and verify that the devices support their subgraphs, without compiling it.
 
-        Without a policy and a hint, the policy is ``AUTO``.
+        Without a policy and a hint, the policy is ``AUTO``, or ``PRIORITY`` for plans that fit.
 
         `wrong_nodes`: nodes that devices are known to run wrongly.
         """
         options = request.hetero_config
-        if not options["MODEL_DISTRIBUTION_POLICY"] and not options["PERFORMANCE_HINT"]:
+        is_open = not options["MODEL_DISTRIBUTION_POLICY"] and not options["PERFORMANCE_HINT"]
+        if is_open and not options["FIT_MEMORY"]:
             request = request.with_options(MODEL_DISTRIBUTION_POLICY="AUTO")
         refusals = wrong_nodes
         while True:
@@ -162,6 +183,63 @@ class CostPlanner:
             if error is None:
                 return report
             refusals = add_refusals([r.affinity for r in report.replicas], error, refusals)
+
+    def predict_memory(
+        self,
+        model: Model,
+        placements: Sequence[PlacedPartition],
+        request: CompileRequest,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        requests: int = 1,
+    ) -> dict[str, DeviceMemory]:
+        """Predict the memory of each device that placements use.
+
+        `shapes`: of inputs with open dimensions; by default those of the plan.
+        `requests`: the number of requests in flight.
+        """
+        memory = self._memory_model(model, request, self._constraints(model, request))
+        memory = replace(memory, requests=requests)
+        shaped = with_input_shapes(model, shapes or _shapes(model, request))
+        subgraphs = [s for placement in placements for s in placement.partition.subgraphs]
+        return predict_memory(shaped, subgraphs, memory)
+
+    def reduce_budget(self, request: CompileRequest, device: str) -> tuple[CompileRequest, str]:
+        """Return a request with less memory for a device that ran out of it, and a sentence.
+
+        The new budget is a tenth below the memory that the device had, or below its old budget.
+        """
+        budgets = dict(request.hetero_config["DEVICE_MEMORY_NBYTES"])
+        known = next((name for name in budgets if match_name(name, (device,))), device)
+        old_nbytes = budgets.get(known) or request.descriptor(device).memory_nbytes or 0
+        use = self._get_executor().memory_use(device)
+        reached_nbytes = old_nbytes if use is None else min(old_nbytes, use.peak_nbytes)
+        budgets[known] = int(reached_nbytes * CORRECTION)
+        sentence = (
+            f"{device} ran out of memory at {nbytes_text(reached_nbytes)}, although its budget is "
+            f"{nbytes_text(old_nbytes)}; planned again with {nbytes_text(budgets[known])}"
+        )
+        return request.with_options(DEVICE_MEMORY_NBYTES=budgets), sentence
+
+    def fit_options(
+        self, model: Model, placements: Sequence[PlacedPartition], request: CompileRequest
+    ) -> CompileRequest:
+        """Return a request whose options keep placements within the devices' memory.
+
+        Devices whose copies of weights do not fit get their compact options, and the number of
+        requests in flight is limited. Without FIT_MEMORY the request remains the same.
+        """
+        if not request.hetero_config["FIT_MEMORY"]:
+            return request
+        predictions = self.predict_memory(model, placements, request)
+        configs = {device: dict(config) for device, config in request.configs.items()}
+        for device, prediction in predictions.items():
+            if prediction.compact:
+                traits = request.descriptor(device).memory_traits
+                configs.setdefault(device, {}).update(traits.compact_options)
+        limit = request.hetero_config["MAX_REQUESTS_IN_FLIGHT"] or Limits().requests
+        requests = largest_request_count(predictions, limit)
+        return replace(request.with_options(MAX_REQUESTS_IN_FLIGHT=requests), configs=configs)
 
     def _find_refusals(
         self, model: Model, request: CompileRequest, report: PlanReport
@@ -231,6 +309,40 @@ class CostPlanner:
         query = self._queries.querier(request)
         return {n: without_refusals(query(n, model), n, refusals) for n in request.devices}
 
+    def _estimated_costs(
+        self, model: Model, request: CompileRequest, supports: Mapping[str, Support]
+    ) -> Costs:
+        """Return estimated costs for the sizes of the request.
+
+        Raises PlanError: the size of an input is open, so that its memory is unknown.
+        """
+        shapes = dict(request.hetero_config["PLAN_SHAPES"] or declared_shapes(model))
+        require_sizes(model, shapes)
+        identities = self._identities(request)
+        return estimate_costs(model, supports, identities, sample_shapes(model, shapes))
+
+    def _memory_model(
+        self, model: Model, request: CompileRequest, constraints: Constraints
+    ) -> MemoryModel:
+        """Return traits and budgets of the devices of a request.
+
+        Raises PlanError: with FIT_MEMORY, the memory of a device is unknown.
+        """
+        devices = self._current_descriptors(request)
+        unknown = [d.name for d in devices if d.name not in constraints.memory_nbytes]
+        if unknown and request.hetero_config["FIT_MEMORY"]:
+            raise PlanError(
+                f"model {model.name!r}: expected the memory of each device, but that of "
+                f"{', '.join(unknown)} is unknown; set it with --memory {unknown[0]}=2GB, or with "
+                f"DEVICE_MEMORY_NBYTES={{{unknown[0]!r}: 2000000000}}.",
+                constraint="memory",
+                unknown_devices=tuple(unknown),
+            )
+        traits = {
+            d.name: _traits(d.memory_traits, request.configs.get(d.name, {})) for d in devices
+        }
+        return MemoryModel(traits, constraints.memory_nbytes, sequences=constraints.sessions)
+
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
         options, devices = request.hetero_config, self._current_descriptors(request)
         # Devices that use their cluster node's memory get equal shares of it.
@@ -261,6 +373,14 @@ class CostPlanner:
             max_subgraphs=options["MAX_SUBGRAPHS"] or None,
             sessions=options["PERFORMANCE_HINT_NUM_REQUESTS"] or 1,
         )
+
+
+def _traits(traits: MemoryTraits, config: Mapping[str, Any]) -> MemoryTraits:
+    """Return the traits of a device with some options; with compact options, it keeps no copies."""
+    options = traits.compact_options.items()
+    if options and all(config.get(name) == value for name, value in options):
+        return traits.compact
+    return traits
 
 
 def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:

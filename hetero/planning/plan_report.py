@@ -11,6 +11,7 @@ from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.model.html_table import html_table
 from hetero.partition.partition import PlacedPartition
 from hetero.planning.cost.costs import Time
+from hetero.planning.memory.device_memory import DeviceMemory
 
 #: From this ratio to the lower bound on, the bound is too weak to prove that a plan is good.
 _WEAK_BOUND: Final = 2.0
@@ -115,6 +116,8 @@ class PlanReport:
         Input with open dimensions -> the shape used for planning.
     unmeasured : mapping of str to str
         Requested device that could not be measured -> reason.
+    memory : tuple of DeviceMemory
+        Predicted memory of each device that the plan uses, if the plan was made to fit.
     """
 
     model: str
@@ -142,6 +145,7 @@ class PlanReport:
     basis: str = ""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+    memory: tuple[DeviceMemory, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -186,7 +190,8 @@ class PlanReport:
             }
             for replica in self.replicas
         ]
-        document = asdict(replace(self, replicas=(), sources=dict(self.sources)))
+        document = asdict(replace(self, replicas=(), sources=dict(self.sources), memory=()))
+        document["memory"] = [device.to_dict() for device in self.memory]
         ratio = self.ratio if self.bound_s > 0 else None
         return document | {"replicas": replicas, "ratio": ratio}
 

@@ -10,7 +10,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from hetero.affinity.affinity import Affinity
@@ -18,6 +20,8 @@ from hetero.devices.errors import PlanError
 from hetero.partition.partition import PlacedPartition, partition
 from hetero.partition.replicas import replicate
 from hetero.planning.cost.estimation import value_nbytes
+from hetero.planning.memory.device_memory import MemoryModel
+from hetero.planning.memory.fit import FitSearch
 from hetero.planning.plan_report import (
     Alternative,
     PlanReport,
@@ -65,16 +69,25 @@ class PlanOptions:
     replicates: bool = True
 
 
-def plan_task(task: Task, options: PlanOptions, priority: Affinity | None = None) -> PlanReport:
+def plan_task(
+    task: Task,
+    options: PlanOptions,
+    priority: Affinity | None = None,
+    memory: MemoryModel | None = None,
+) -> PlanReport:
     """Search a plan for a task and report it.
 
     `priority`: the affinity of the priority list, a candidate like any other; with the policy
         ``PRIORITY`` it is the plan.
+    `memory`: traits and budgets of the devices; the plan then keeps every device within its budget.
+        With the policy ``PRIORITY`` each device gets as much as fits, in the order of the list.
     Raises PlanError: no plan meets the constraints, or with the policy ``PRIORITY``, that plan does
         not; with the nodes and the constraint in conflict.
     """
     start_s = time.monotonic()
     task_problem = build_problem(task, options.hint)
+    if memory is not None:
+        return _plan_within_memory(task, options, task_problem, memory, start_s)
     fixed_plans = _priority_assignment(task, task_problem, options, priority)
     affinities = {a: priority for a in fixed_plans.values() if priority is not None}
     predictor = _PlanPredictor(task, task_problem, affinities)
@@ -92,6 +105,42 @@ def plan_task(task: Task, options: PlanOptions, priority: Affinity | None = None
         floor=task_problem.floor,
     )
     return _report(task, options, task_problem, solution, predictor, start_s)
+
+
+def _plan_within_memory(
+    task: Task,
+    options: PlanOptions,
+    task_problem: TaskProblem,
+    memory: MemoryModel,
+    start_s: float,
+) -> PlanReport:
+    """Plan within memory budgets; the alternatives of the report ignore the budgets."""
+    predictor = _PlanPredictor(task, task_problem, {})
+    is_priority = options.policy == "PRIORITY"
+    fit_search = FitSearch(task_problem, memory)
+    preferred: list[Assignment] = []
+    search = partial(
+        search_plan,
+        predict=predictor,
+        hint=options.hint,
+        seed=options.seed,
+        contiguous=options.policy == "PIPELINE_PARALLEL",
+        replicates=False,
+        floor=task_problem.floor,
+    )
+    if not is_priority:
+        with suppress(PlanError):
+            solution = search(fit_search.constrained_problem(), seconds=options.seconds)
+            preferred = [c.assignment for c in (solution.choice, *solution.runners_up)]
+    fit = fit_search.search(preferred)
+    solution = search(
+        task_problem.problem,
+        seconds=options.seconds * PRIORITY_SEARCH_FRACTION,
+        fixed_plans={"fit": fit.assignment},
+        required_name="fit",
+    )
+    report = _report(task, options, task_problem, solution, predictor, start_s)
+    return replace(report, memory=tuple(fit.predictions.values()))
 
 
 def _priority_assignment(

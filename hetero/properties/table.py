@@ -163,8 +163,18 @@ HETERO_PROPERTIES: Final = PropertyTable(
         dict,
         {},
         mutable=True,
-        doc="Bytes that a plan by cost may use for weights, by device name; all memory by default.",
+        doc="Bytes that a model may use on a device, by device name; all memory by default. A plan "
+        "by cost counts weights only; with FIT_MEMORY all memory of the device's process counts.",
         minimum=0,
+        shapes_result=True,
+    ),
+    Property(
+        "FIT_MEMORY",
+        bool,
+        False,
+        mutable=True,
+        doc="Whether the plan keeps the predicted memory of each device's process within its "
+        "memory. By priority, each device gets as much as fits, the next one the rest.",
         shapes_result=True,
     ),
     Property(

@@ -113,6 +113,8 @@ def build_report(
         "plan": None if plan is None else _plan(plan),
         "advice": [] if plan is None else list(plan.advice),
     }
+    if plan is not None and plan.memory:
+        document["memory"] = [device.to_dict() for device in plan.memory]
     document["fallback"] = fallback(document)
     document["counterfactuals"] = alternatives(survey, document, plan)
     document["lints"] = lints(document)

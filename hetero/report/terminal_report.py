@@ -52,6 +52,8 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
         yield _nodes(document)
     if document["subgraphs"]:
         yield subgraph_table(document["subgraphs"], timed=document["plan"] is not None)
+    if document.get("memory"):
+        yield memory_table(document["memory"])
     if len(document["counterfactuals"]) > 1:
         yield _alternatives(document)
     if document["plan"]:
@@ -163,6 +165,28 @@ def subgraph_table(rows: Sequence[Mapping[str, Any]], *, timed: bool = False) ->
     if len(rows) > MAX_ROWS:
         subgraphs.caption = f"{len(rows) - MAX_ROWS} more subgraphs; --json lists all"
     return subgraphs
+
+
+def memory_table(rows: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return a table of the memory that devices' processes are predicted to take."""
+
+    def weights(row: Mapping[str, Any]) -> str:
+        copies = f" + {nbytes_text(row['copies_nbytes'])} copies" if row["copies_nbytes"] else ""
+        compact = ", compact" if row["compact"] else ""
+        return f"{nbytes_text(row['weights_nbytes'])}{copies}{compact}"
+
+    columns: Columns = {
+        "memory of": "device",
+        "runtime": ("runtime_nbytes", nbytes_text),
+        "weights": weights,
+        "values": lambda row: nbytes_text(row["values_nbytes"] + row["states_nbytes"]),
+        "predicted peak": ("peak_nbytes", nbytes_text),
+        "budget": ("budget_nbytes", nbytes_text),
+        "left": ("free_nbytes", nbytes_text),
+    }
+    if any("measured_nbytes" in row for row in rows):
+        columns["measured peak"] = lambda row: nbytes_text(row.get("measured_nbytes"))
+    return table(rows, columns)
 
 
 def _alternatives(document: dict[str, Any]) -> Rows:

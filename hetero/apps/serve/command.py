@@ -21,7 +21,7 @@ from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, opentelemetry_option, with_core
-from hetero.cli.planning_options import replicas_option
+from hetero.cli.planning_options import memory_options, replicas_option
 from hetero.cli.terminal import print_note, print_result, progress, wants_json
 from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
@@ -143,6 +143,7 @@ _server_options: Final = combine_options(
 @click.command(cls=SectionedCommand)
 @model_options
 @replicas_option
+@memory_options
 @opentelemetry_option
 @_server_options
 @with_core

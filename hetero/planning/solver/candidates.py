@@ -31,7 +31,7 @@ class Candidate:
 
     #: The methods that found it, in order: ``single ORT.0``, ``priority``, ``packing``,
     #: ``minimum cut``, ``best of all``, ``slicing``, ``annealing``, any of these with ``, tidied``;
-    #: ``replicas``.
+    #: ``fit``, ``replicas``.
     names: tuple[str, ...]
     #: The plan's devices; those of each replica if there are several.
     replicas: Replicas
@@ -94,7 +94,7 @@ def is_always_reported(name: str) -> bool:
     """Return whether plans of this name are always reported, for comparison."""
     if name.startswith("single "):
         return not name.endswith(TIDIED_SUFFIX)
-    return name in ("priority", "replicas")
+    return name in ("fit", "priority", "replicas")
 
 
 def predict_plans(

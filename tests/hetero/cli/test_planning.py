@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx.parser import parse_model
 
 import hetero
 from hetero.devices.model.model import Model
@@ -22,6 +24,9 @@ from tests.support.costs import costs
 from tests.support.graphs import build
 
 LINES = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(8))
+#: A model whose batch size is open.
+OPEN_SIZES = """<ir_version: 9, opset_import: ["": 18]>
+    open (float[N, 4] x) => (float[N, 4] y) { y = Neg (x) }"""
 DEVICES = (
     "--devices",
     "NULL=2",
@@ -144,3 +149,40 @@ def test_ctrl_c_writes_the_measured_costs(shell: Shell, model: Path, tmp_path: P
     costs = read_costs(path)
     assert costs.interrupted
     assert {t.source for t in costs.devices["INTERRUPTING"].nodes.values()} == {"measured"}
+
+
+def test_plan_that_fits_lists_the_memory_of_each_device(shell: Shell, model: Path) -> None:
+    options = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1")
+    plan = shell("plan --json --fit --memory CPU.0=1GB,CPU.1=2GB", model, *options).document
+    (row,) = plan["memory"]
+    assert row["device"] == "CPU.0"
+    assert row["budget_nbytes"] == 1_000_000_000
+    assert row["peak_nbytes"] + row["free_nbytes"] == row["budget_nbytes"]
+    assert "predicted peak" in shell("plan --fit --memory CPU.0=1GB", model, *options).out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--fit --memory CPU.0=2GBB", "got 'CPU.0=2GBB', expected DEVICE=SIZE"),
+        ("--fit --memory CPU.7=2GB", "expected one of the model's devices CPU.0, CPU.1"),
+        ("--memory CPU.0=2GB", "add --fit"),
+        ("--fit --memory CPU.0=1kB,CPU.1=1kB", "the smallest change that suffices"),
+    ],
+)
+def test_invalid_memory_is_reported(shell: Shell, model: Path, options: str, message: str) -> None:
+    devices = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1")
+    for command in ("plan", "compile"):
+        result = shell(f"{command} {options}", model, *devices)
+        assert result.code != 0
+        assert message in result.err
+
+
+def test_plan_that_fits_needs_all_sizes(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "open.onnx"
+    onnx.save(parse_model(OPEN_SIZES), path)
+    result = shell("plan --fit --memory CPU=1GB -d CPU", path)
+    assert result.code != 0
+    assert "--shape x=1,4" in result.err
+    result = shell("plan --json --fit --memory CPU=1GB -d CPU --shape x=8,4", path)
+    assert result.document["memory"][0]["values_nbytes"] == 2 * 8 * 4 * 4

@@ -1,0 +1,1 @@
+"""Memory of device processes: prediction, and plans that keep it within budgets."""

@@ -1,0 +1,119 @@
+"""Prediction of the memory of each device's process from the subgraphs that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from hetero.devices.model.model import Model
+from hetero.devices.model.variables import variables_of
+from hetero.devices.plugin.memory_traits import MemoryTraits
+from hetero.partition.partition import Subgraph
+from hetero.planning.cost.estimation import value_nbytes
+from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
+from hetero.planning.memory.live_values import live_nbytes
+
+
+def predict_memory(
+    model: Model, subgraphs: Iterable[Subgraph], memory: MemoryModel
+) -> dict[str, DeviceMemory]:
+    """Predict the memory of each device that runs subgraphs, at most one run of each at a time.
+
+    A device keeps copies of weights in its own layout if they fit its budget, and otherwise not, if
+    it can do without them.
+
+    `model`: with static input shapes.
+    """
+    by_device: dict[str, list[Subgraph]] = {}
+    for subgraph in subgraphs:
+        by_device.setdefault(subgraph.device, []).append(subgraph)
+    return {
+        device: predict_device(model, device, stages, memory)
+        for device, stages in by_device.items()
+    }
+
+
+def predict_device(
+    model: Model, device: str, subgraphs: Sequence[Subgraph], memory: MemoryModel
+) -> DeviceMemory:
+    """Predict the memory of one device; see `predict_memory`."""
+    traits = memory.traits.get(device, MemoryTraits())
+    full = _predict(model, device, subgraphs, memory, traits)
+    if full.fits or not traits.compact_options:
+        return full
+    return replace(_predict(model, device, subgraphs, memory, traits.compact), compact=True)
+
+
+def _predict(
+    model: Model,
+    device: str,
+    subgraphs: Sequence[Subgraph],
+    memory: MemoryModel,
+    traits: MemoryTraits,
+) -> DeviceMemory:
+    states = {v.name for v in variables_of(model)} | {v.output.name for v in variables_of(model)}
+    counted: set[str] = set()
+    weights = copied = 0
+    stage_weights: list[int] = []
+    values: list[int] = []
+    kept_states = request = 0
+    for s in subgraphs:
+        own, own_copied = weight_nbytes(model, s.positions, traits, counted)
+        weights += own
+        copied += own_copied
+        stage_weights.append(own)
+        positions = [
+            p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
+        ]
+        live = live_nbytes(model, positions, s.outputs, traits)
+        values.append(int(live.max(initial=0)))
+        sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
+        kept_states += sum(n for v, n in sizes.items() if v in states and v in s.inputs)
+        request += sum(n for v, n in sizes.items() if v not in states)
+    return DeviceMemory(
+        device,
+        memory.budgets_nbytes.get(device),
+        runtime_nbytes=traits.runtime_nbytes + traits.library_nbytes,
+        weights_nbytes=weights,
+        copies_nbytes=int(copied * traits.weight_copies),
+        compile_nbytes=int(max(stage_weights, default=0) * traits.compile_copies),
+        # An arena keeps the memory of each stage for its next run.
+        values_nbytes=sum(values) if traits.keeps_values else max(values, default=0),
+        states_nbytes=kept_states * (memory.sequences - 1),
+        request_nbytes=request,
+        requests=memory.requests,
+    )
+
+
+def weight_nbytes(
+    model: Model, positions: Sequence[int], traits: MemoryTraits, counted: set[str]
+) -> tuple[int, int]:
+    """Return the bytes of the constants that nodes read, and of those that the device copies.
+
+    `counted`: constants that the device has already; the new ones are added.
+    """
+    total = copied = 0
+    for p in positions:
+        node = model.nodes[p]
+        is_folded = model.request_dependent.isdisjoint(node.writes)
+        for value in node.reads:
+            if value in counted or value in model.request_dependent:
+                continue
+            if value not in model.constants and is_folded:
+                continue  # an intermediate value of constant folding
+            counted.add(value)
+            nbytes = value_nbytes(model.spec(value))
+            total += nbytes
+            if traits.copies(node.op_type):
+                copied += nbytes
+    return total, copied
+
+
+def largest_request_count(predictions: Mapping[str, DeviceMemory], limit: int) -> int:
+    """Return the largest number of requests in flight, up to `limit`, that all budgets allow."""
+    counts = [limit]
+    for prediction in predictions.values():
+        single = replace(prediction, requests=1)
+        if single.free_nbytes is not None and single.request_nbytes:
+            counts.append(1 + max(0, single.free_nbytes) // single.request_nbytes)
+    return max(1, min(counts))

@@ -1,0 +1,45 @@
+"""Predicted memory of a device: sizes in text, and the peak of its parts."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetero.planning.memory.device_memory import DeviceMemory, parse_nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("700MB", 700_000_000),
+        ("1.5 GiB", 3 * 2**29),
+        ("2gb", 2_000_000_000),
+        ("123", 123),
+        ("4kB", 4000),
+    ],
+)
+def test_sizes_have_decimal_and_binary_units(text: str, nbytes: int) -> None:
+    assert parse_nbytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["2GBB", "GB", "-1GB", "0", "1e9", "2 G B", ""])
+def test_misspelled_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size such as"):
+        parse_nbytes(text)
+
+
+def test_peak_is_that_of_compiling_or_of_running() -> None:
+    memory = DeviceMemory(
+        "A",
+        1000,
+        runtime_nbytes=100,
+        weights_nbytes=200,
+        copies_nbytes=50,
+        compile_nbytes=80,
+        values_nbytes=60,
+        request_nbytes=10,
+        requests=3,
+    )
+    assert memory.peak_nbytes == 430
+    assert memory.free_nbytes == 570
+    assert DeviceMemory("A", 429, 100, 200, 50, 80, 60, 0, 10, 4).free_nbytes == -11
+    assert DeviceMemory("A", None).fits
