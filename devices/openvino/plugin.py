@@ -51,13 +51,15 @@ class OpenVinoPlugin(Plugin):
 
     name: ClassVar[str] = "OV"
     rank: ClassVar[int] = 45
-    #: Measured with OpenVINO 2026.4 on models of 5 to 500 MB. The model, its conversion and the
+    #: Measured with OpenVINO 2026.4 on models of 5 to 240 MB. The model, its conversion and the
     #: plugin's layouts keep a copy of the weights each; another one exists while it compiles.
+    #: Weights that nodes compute exist in fewer of them.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
         runtime_nbytes=165_000_000,
         library_nbytes=30_000_000,
         copied_operators=None,
         weight_copies=3.0,
+        computed_copies=1.5,
         compile_copies=1.0,
         keeps_values=True,
         overwrites_inputs=True,

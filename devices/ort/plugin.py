@@ -64,6 +64,8 @@ class ORTPlugin(Plugin):
         library_nbytes=_LIBRARY_NBYTES,
         copied_operators=None,
         weight_copies=1.0,
+        computed_copies=1.0,
+        fused_copies=0.7,
         keeps_values=True,
         overwrites_inputs=True,
         compact_options={"ORT_MAPPED_WEIGHTS": True},

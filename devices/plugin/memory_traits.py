@@ -23,9 +23,14 @@ class MemoryTraits:
     copied_operators : frozenset of str or None
         Operators whose weights the device copies to a layout of its own; None for all operators.
     weight_copies : float
-        Number of these copies that remain after the compilation.
+        Number of these copies of weights that a model stores.
+    computed_copies : float
+        Number of these copies of weights that nodes compute from constants.
+    fused_copies : float
+        Number of further copies of the weights of a convolution before a batch normalization, into
+        which the device folds the normalization.
     compile_copies : float
-        Number of further copies of all weights that exist only during the compilation.
+        Number of further copies of all stored weights that exist only during the compilation.
     keeps_values : bool
         Whether memory of values is kept for the next run instead of returned to the system.
     overwrites_inputs : bool
@@ -41,6 +46,8 @@ class MemoryTraits:
     library_nbytes: int = 0
     copied_operators: frozenset[str] | None = frozenset()
     weight_copies: float = 0.0
+    computed_copies: float = 0.0
+    fused_copies: float = 0.0
     compile_copies: float = 0.0
     keeps_values: bool = False
     overwrites_inputs: bool = False

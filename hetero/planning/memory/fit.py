@@ -281,8 +281,10 @@ class _Profile:
     """Memory of a device for runs of consecutive nodes of an order."""
 
     fixed_nbytes: float
-    #: Bytes of the weights and of their copies that a node reads first; of live values at a node.
+    #: Bytes of the weights that a node reads first, of those that the model stores, and of their
+    #: copies; bytes of live values at a node.
     weights: Floats
+    stored: Floats
     copies: Floats
     live: Floats
     compile_copies: float
@@ -295,13 +297,14 @@ class _Profile:
         model = task_problem.task.model
         positions = [task_problem.positions[v] for v in nodes]
         counted: set[str] = set()
-        pairs = [weight_nbytes(model, [p], traits, counted) for p in positions]
-        weights: NDArray[np.float64] = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+        rows = [weight_nbytes(model, [p], traits, counted) for p in positions]
+        weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3)
         outputs = {port.name for port in model.outputs}
         return cls(
             traits.runtime_nbytes + traits.library_nbytes,
             weights[:, 0],
-            weights[:, 1] * traits.weight_copies,
+            weights[:, 1],
+            weights[:, 2],
             live_nbytes(model, positions, outputs, traits),
             traits.compile_copies,
         )
@@ -310,8 +313,9 @@ class _Profile:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""
         weights = np.cumsum(self.weights[begin:end])
         copies = np.cumsum(self.copies[begin:end])
+        stored = np.cumsum(self.stored[begin:end])
         peaks = np.maximum.accumulate(self.live[begin:end])
         needs: Floats = (
-            self.fixed_nbytes + weights + copies + np.maximum(peaks, weights * self.compile_copies)
+            self.fixed_nbytes + weights + copies + np.maximum(peaks, stored * self.compile_copies)
         )
         return needs

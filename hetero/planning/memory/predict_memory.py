@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from hetero.devices.model.model import Model
+from hetero.devices.model.model import Model, Node
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.partition.partition import Subgraph
@@ -53,15 +54,15 @@ def _predict(
 ) -> DeviceMemory:
     states = {v.name for v in variables_of(model)} | {v.output.name for v in variables_of(model)}
     counted: set[str] = set()
-    weights = copied = 0
-    stage_weights: list[int] = []
+    weights, copies = 0, 0.0
+    stored_weights: list[int] = []
     values: list[int] = []
     kept_states = request = 0
     for s in subgraphs:
-        own, own_copied = weight_nbytes(model, s.positions, traits, counted)
-        weights += own
-        copied += own_copied
-        stage_weights.append(own)
+        own = weight_nbytes(model, s.positions, traits, counted)
+        weights += own.total
+        copies += own.copies
+        stored_weights.append(own.stored)
         positions = [
             p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
         ]
@@ -75,8 +76,8 @@ def _predict(
         memory.budgets_nbytes.get(device),
         runtime_nbytes=traits.runtime_nbytes + traits.library_nbytes,
         weights_nbytes=weights,
-        copies_nbytes=int(copied * traits.weight_copies),
-        compile_nbytes=int(max(stage_weights, default=0) * traits.compile_copies),
+        copies_nbytes=int(copies),
+        compile_nbytes=int(max(stored_weights, default=0) * traits.compile_copies),
         # An arena keeps the memory of each stage for its next run.
         values_nbytes=sum(values) if traits.keeps_values else max(values, default=0),
         states_nbytes=kept_states * (memory.sequences - 1),
@@ -85,28 +86,50 @@ def _predict(
     )
 
 
+class WeightBytes(NamedTuple):
+    """Bytes of the weights that nodes read, and of the copies that a device makes of them."""
+
+    total: int
+    #: Part of `total` that the model stores; nodes compute the rest from constants.
+    stored: int
+    copies: float
+
+
 def weight_nbytes(
     model: Model, positions: Sequence[int], traits: MemoryTraits, counted: set[str]
-) -> tuple[int, int]:
-    """Return the bytes of the constants that nodes read, and of those that the device copies.
+) -> WeightBytes:
+    """Return the bytes of the constants that nodes read, and of their copies.
 
     `counted`: constants that the device has already; the new ones are added.
     """
-    total = copied = 0
+    total = stored = 0
+    copies = 0.0
     for p in positions:
         node = model.nodes[p]
         is_folded = model.request_dependent.isdisjoint(node.writes)
         for value in node.reads:
             if value in counted or value in model.request_dependent:
                 continue
-            if value not in model.constants and is_folded:
+            is_stored = value in model.constants
+            if is_folded and not is_stored:
                 continue  # an intermediate value of constant folding
             counted.add(value)
             nbytes = value_nbytes(model.spec(value))
             total += nbytes
+            stored += nbytes * is_stored
             if traits.copies(node.op_type):
-                copied += nbytes
-    return total, copied
+                copies += nbytes * (traits.weight_copies if is_stored else traits.computed_copies)
+            if traits.fused_copies and _is_normalized(model, node):
+                copies += nbytes * traits.fused_copies
+    return WeightBytes(total, stored, copies)
+
+
+def _is_normalized(model: Model, node: Node) -> bool:
+    """Return whether a convolution's only reader is a batch normalization."""
+    if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+        return False
+    readers = list(model.readers(node))
+    return len(readers) == 1 and readers[0].op_type == "BatchNormalization"
 
 
 def largest_request_count(predictions: Mapping[str, DeviceMemory], limit: int) -> int:
