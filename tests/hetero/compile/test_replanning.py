@@ -14,6 +14,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.variables import with_states
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.partition.partition import stage_sources
+from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
 from hetero.query.query_cache import QueryCache
 from hetero.scheduler.executor import Remade
@@ -73,8 +74,9 @@ def deploy(
     """Deploy a model by priority; `listed` are the executor's devices."""
     executor: Any = RecordingExecutor(*(listed or request.devices))
     verifier: Any = SimpleNamespace(refusals=lambda model, request, cache: known or {})
-    planner: Any = None
-    compiler = Compiler(lambda: executor, QueryCache(support), planner, verifier)
+    queries = QueryCache(support)
+    planner = CostPlanner(lambda: executor, queries)
+    compiler = Compiler(lambda: executor, queries, planner, verifier)
     placements = compiler.place(model, request, {})
     sources = stage_sources([p.partition for p in placements], request.configs)
     assert compiler.deploy(placements, sources, request) == "deployment"  # type: ignore[comparison-overlap]
