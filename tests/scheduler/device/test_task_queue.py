@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.devices.errors import DeviceError, DeviceLostError
 from hetero.devices.request.request import Request
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.task_queue import DeviceMachine, InvalidTaskError
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.events import Send
@@ -333,3 +336,119 @@ def test_reused_stage_number_takes_inputs_of_new_subgraph() -> None:
     m = machine()
     m.open(ev.StageOpened("d", 0, ("z",), 0))
     assert arrived(m, task(1), "z") == [run(task(1), "z")]
+
+
+def test_queries_of_clients_and_attempts() -> None:
+    m = machine()
+    m.open(ev.StageOpened("e", 0, ("x",), 0, client="other", timeout_s=3.0))
+    m.open(ev.StageOpened("e", 1, ("x",), 0, client="other", timeout_s=2.0))
+    m.open(ev.StageOpened("f", 0, ("x",), 0, client="other"))
+    assert (m.client_of("e"), m.client_of("d"), m.client_of("missing")) == ("other", "", None)
+    assert (m.deployments_of("other"), m.deployments_of("nobody")) == (["e", "f"], [])
+    assert set(m.clients) == {"", "other"}
+    assert m.stall_allowance_s == 2.0  # 0 is no limit
+    assert machine().stall_allowance_s == float("inf")
+    m.drop(task(1, attempt=2).request)
+    states = [m.is_dropped(task(1, attempt=n).request) for n in (1, 2, 3)]
+    assert states == [False, True, False]
+    assert not m.is_dropped(task(2, attempt=2).request)
+    assert m.is_dropped(Request(deployment="missing"))
+    m.close("e")
+    assert m.deployments_of("other") == ["f"]
+    m.close("f")
+    assert set(m.clients) == {""}
+    assert m.close("f") == []
+
+
+def test_timings_of_two_paths_are_joined() -> None:
+    m = machine()
+    timings = [StageTiming(stage, "A") for stage in range(3)]
+    m.arrived(task(1, 1), {"a": None}, (timings[0], timings[1]), 5.0)
+    newer = timings[0]._replace(device="B")
+    (run,) = m.arrived(task(1, 1), {"b": None}, (newer, timings[2]), 7.0)
+    assert isinstance(run, ev.TaskRun)
+    assert [(r.stage, r.device) for r in run.runs] == [(0, "B"), (1, "A"), (2, "A")]
+    assert (run.ready_s, list(run.tensors)) == (7.0, ["a", "b"])
+
+
+class Direct:
+    """Task without a record."""
+
+    entered: Any = None
+
+
+def test_direct_task_occupies_a_stream_until_it_leaves() -> None:
+    m = machine()
+    stage, first, second = m.stage("d", 0), Direct(), Direct()
+    assert m.enter(stage, first)
+    assert (first.entered, stage.num_running, m.num_running) == (stage, 1, 1)
+    assert not m.enter(stage, second)
+    assert second.entered is None
+    assert arrived(m, task(5), "x") == []  # it waits
+    assert m.leave(stage, first) == [run(task(5), "x")]
+    assert (first.entered, stage.num_running, m.num_running) == (None, 1, 1)
+    assert m.leave(stage, first) == []
+    assert (stage.num_running, m.num_running) == (1, 1)
+
+
+def test_direct_task_is_remembered_by_its_attempt() -> None:
+    m = machine(3)
+    stage, direct = m.stage("d", 0), Direct()
+    assert not m.is_obsolete(stage, (1, 1))
+    assert m.begin_direct(stage, (1, 1), direct)
+    assert m.num_tasks == 1
+    assert m.is_obsolete(stage, (1, 1))
+    assert not m.is_obsolete(m.stage("d", 1), (1, 1))
+    assert arrived(m, task(1), "x") == []
+    assert m.end_direct(stage, direct) == []
+    assert (m.num_tasks, m.num_running) == (0, 0)
+    m.drop(task(2).request)
+    assert m.is_obsolete(stage, (2, 1))
+    joins = m.stage("d", 1)
+    arrived(m, task(3, 1), "a")
+    assert not m.begin_direct(joins, (3, 1), Direct())  # it has a record already
+    assert m.begin_direct(stage, (3, 1), Direct())
+
+
+def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.scheduler.device.task_queue._REMEMBERED", 2)
+    m = machine()
+    for number in (1, 2, 3):
+        arrived(m, task(number), "x")
+        end(m, task(number))
+        m.drop(task(number + 10).request)
+    assert [m.is_obsolete(m.stage("d", 0), (n, 1)) for n in (1, 2, 3)] == [False, True, True]
+    assert [m.is_dropped(task(n).request) for n in (11, 12, 13)] == [False, True, True]
+
+
+def test_older_description_does_not_replace_a_newer_one() -> None:
+    m = machine()
+    for number, inputs in ((5, ("new",)), (4, ("old",)), (5, ("newest",))):
+        m.open(ev.StageOpened("d", 0, inputs, 0, number=number))
+    assert m.stage("d", 0).description.inputs == ("newest",)
+    m.open(ev.StageOpened("d", 0, ("old",), 0, number=3))
+    assert m.stage("d", 0).inputs == {"newest"}
+
+
+def test_misplaced_tasks_name_the_stage_and_attempt() -> None:
+    m = machine()
+    expected = {"stage": 7, "request_id": 3, "attempt": 2}
+    unknown = task(3, 7, attempt=2)
+    for failure in (m.arrived(unknown, {"x": None}, (), 0.0)[0], m.misplaced(unknown)):
+        assert isinstance(failure, Failure)
+        assert isinstance(failure.error, DeviceLostError)
+        assert expected.items() <= failure.error.data.items()
+    (failure,) = arrived(m, task(3, 0, attempt=2), "q")
+    assert isinstance(failure, Failure)
+    assert type(failure.error) is DeviceError
+    assert failure.error.data == {**expected, "stage": 0}
+
+
+def test_average_run_time_moves_by_a_quarter() -> None:
+    stage = machine().stage("d", 0)
+    assert stage.ewma_s == float("inf")
+    averages = []
+    for run_s in (8.0, 4.0, 7.0):
+        stage.learn(run_s)
+        averages.append(stage.ewma_s)
+    assert averages == [8.0, 7.0, 7.0]
