@@ -17,8 +17,8 @@ from hetero.cache.check import (
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 
 WHOLE = StageCheck(0, "A", "A")
-OTHER = StageCheck(1, "B", "A", "exported by B 1")
-SAME = StageCheck(2, "A", "C", "exported by B 1")
+OTHER = StageCheck(1, "B", "A", "of B 1")
+SAME = StageCheck(2, "A", "C", "of B 1")
 LAST = StageCheck(3, "A", "A", "with o")
 
 
@@ -29,7 +29,7 @@ LAST = StageCheck(3, "A", "A", "with o")
         (
             BlobCheck("net", (WHOLE, OTHER, SAME, LAST)),
             "recompiles",
-            "net runs on A, C after recompilation of stages 1, 2, 3 (of 4): exported by B 1; with o.",
+            "net runs on A, C after recompilation of stages 1, 2, 3 (of 4): of B 1; with o.",
         ),
         (BlobCheck("net", (WHOLE,), "no device"), "refused", "refused: no device"),
         (BlobCheck("", (), "not a blob"), "refused", "refused: not a blob"),
@@ -49,10 +49,10 @@ def test_check_has_a_verdict_and_a_text(check: BlobCheck, verdict: str, text: st
 
 
 def test_stages_are_grouped_by_device_and_reason() -> None:
-    more = StageCheck(4, "Z", "A", "exported by B 1")
+    more = StageCheck(4, "Z", "A", "of B 1")
     assert reasons_by_stage((WHOLE, OTHER, SAME, LAST, more)) == {
-        ("A", "exported by B 1"): [1, 4],
-        ("C", "exported by B 1"): [2],
+        ("A", "of B 1"): [1, 4],
+        ("C", "of B 1"): [2],
         ("A", "with o"): [3],
     }
 

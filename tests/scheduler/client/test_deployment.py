@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.devices.errors import PlanError, TensorNameError
+from hetero.devices.errors import PlanError, TensorLostError, TensorNameError
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.memory import Switchboard
@@ -209,6 +209,22 @@ def test_extended_placement_has_another_route(client: Client) -> None:
     client.answer({"y": X, "z": X}, timing(3, "D"))
     assert submission.future.result(0).outputs["w"].tolist() == [2]
     assert client.deployment._runner.counts() == (0, 0)
+
+
+def test_request_that_waits_for_a_lost_tensor_fails(client: Client) -> None:
+    memory = client.deployments.memory
+    task = Task(Request(deployment="other", id=1, attempt=1), 0)
+    tensor = memory.outputs("Z", "z", task, {"t": ("float", (4,))})["t"]
+    submission = client.deployment.submit({"x": tensor})
+    plain = client.submit()
+    for device in ("Y", "A"):  # another device; one of its route, which causes a replay
+        client.deployment.tensors_lost(device)
+        assert not submission.future.done()
+    client.deployment.tensors_lost("Z")
+    error = submission.future.exception(0)
+    assert isinstance(error, TensorLostError)
+    assert (error.data["port"], error.data["device"]) == ("x", "Z")
+    assert not plain.future.done()
 
 
 def test_deployment_requires_its_constants_and_inputs(client: Client) -> None:
