@@ -136,6 +136,8 @@ def test_joined_states_are_recomputed_once_for_all_their_readers() -> None:
     }
     unknown = ResidentTensor(bundle_at("b", "present"), "present")
     assert JoinNode.of({"past": ([*rows, (unknown, (0,))], RowLayout(0))}) is None
+    whole, partial = (rows, RowLayout(0)), ([*rows, (unknown, (0,))], RowLayout(0))
+    assert JoinNode.of({"past": whole, "other": partial}) is None
     assert JoinNode.of({}) is None
 
 

@@ -14,6 +14,7 @@ import pytest
 from hetero.devices.errors import DeviceLostError, TensorLostError
 from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.batch_rows import RowLayout
+from hetero.devices.request.promise import Promise
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response
 from hetero.scheduler.channels.memory import Switchboard
@@ -224,9 +225,10 @@ def test_recomputation_has_the_requests_time_limit(
 
 
 def test_large_lineage_is_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each run counts 2,048 bytes, 4 of x, and 4 that A sent; past and the state of B count once.
+    # Each run counts 2,048 bytes, 4 of x, and 4 that A sent; the first has 4 bytes of past.
     states = cluster.states(1, 2)
     nbytes = states[2].bundle.lineage.nbytes
+    assert nbytes == (2048 + 4 + 4 + 4) + (2048 + 4 + 4)
     monkeypatch.setattr("hetero.scheduler.client.deployment.MOST_NBYTES", nbytes - 1)
     third = cluster.run(3, states[2]).outputs["sum"]
     assert third.bundle.lineage is None
@@ -292,3 +294,38 @@ def test_tensors_of_ended_lineages_are_freed(cluster: Cluster) -> None:
     memory = cluster.deployments.memory
     assert (memory.pending, memory.recomputations) == ({}, set())
     assert cluster.deployment._restorer._awaited == {}
+    assert cluster.deployment._restorer._active_requests == set()
+
+
+def test_device_that_dies_during_recomputation_ends_its_run(cluster: Cluster) -> None:
+    states = cluster.states(1, 2)
+    cluster.lose("B")
+    loop = cluster.loops["B"]
+    tasks: list[Any] = []
+
+    def die(loop: DeviceLoop, due: Any) -> None:
+        tasks.append(due)
+        cluster.lost.add(loop.address)
+
+    loop._start = die
+    with pytest.raises(TensorLostError, match="B was lost while it recomputed states") as caught:
+        cluster.run(3, states[-1])
+    assert len(tasks) == 1  # each of three attempts needs the same device
+    cause = caught.value.__cause__
+    assert isinstance(cause, DeviceLostError)
+    assert cause.data == {"device": "B", "node": "", "attempt": 0}
+
+
+def test_interruption_concerns_the_devices_of_a_run(cluster: Cluster) -> None:
+    restorer = cluster.deployment._restorer
+    promises = {1: Promise[Any](), 2: Promise[Any]()}
+    restorer._awaited.update({1: (promises[1], {"A", "B"}), 2: (promises[2], {"B"})})
+    restorer.interrupt("C")
+    assert not promises[1].done()
+    restorer.interrupt("A")
+    assert isinstance(promises[1].exception(0), DeviceLostError)
+    assert list(restorer._awaited) == [2]
+    restorer.received(KEEP._replace(id=1), {}, None)  # late
+    restorer.received(KEEP._replace(id=2), {}, ValueError("bad"))
+    assert isinstance(promises[2].exception(0), ValueError)
+    assert restorer._awaited == {}
