@@ -178,6 +178,14 @@ CASES = {
         latency_s=30 + 4 + 8,
         stages=[("A", 0), ("B", 0), ("C", 0), ("A", 0)],
     ),
+    "a stage waits for an unrelated stage of its device": Case(
+        "a: v = Neg(x)\nb: y = Neg(v)\nc: w = Neg(x)\nd: z = Neg(w)",
+        {"a": ("A", 100), "b": ("B", 2), "c": ("C", 1), "d": ("A", 8)},
+        outputs="y z",
+        # `d` has its input after 1 s, but A runs `a` for 100 s.
+        latency_s=100 + 8,
+        stages=[("A", 0), ("C", 0), ("B", 0), ("A", 0)],
+    ),
     "values between stages of one device are free": Case(
         "a: v = Neg(x)\nb: w = Neg(v)\nc: y = Add(w, v)",
         {"a": ("A", 1), "b": ("B", 2), "c": ("A", 4)},

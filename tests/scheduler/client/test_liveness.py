@@ -59,8 +59,11 @@ def test_device_suspected_on_probation_is_excluded() -> None:
     m = live()
     m.suspected(2.0, "a0", 2.0)
     m.answered(3.0, "a0")
-    orders = m.suspected(5.3, "a0", 2.0)
-    assert [type(order) for order in orders] == [DeviceLost, see.Exclude]
+    cause = "it cannot be reached, and last could 2.0 s ago"
+    assert m.suspected(5.3, "a0", 2.0) == [
+        DeviceLost(5.3, "A", "n1", cause, may_live=True),
+        see.Exclude(5.3, "A", "n1", cause),
+    ]
     m.answered(6.6, "a0")
     assert m.tick(13.0) == []  # it was unreachable for 3.3 s
     assert m.tick(13.2) == [DeviceSteady(13.2, "A")]
@@ -110,8 +113,15 @@ def test_observations_of_an_earlier_address_are_ignored() -> None:
 
 
 def test_lost_messages_lose_and_return_their_device() -> None:
-    orders = live().messages_lost(1.0, "a0")
-    assert [type(order) for order in orders] == [DeviceLost, DeviceReturned]
+    assert live().messages_lost(1.0, "a0") == [
+        DeviceLost(1.0, "A", "n1", "messages were lost on their way", on_the_way=True),
+        DeviceReturned(1.0, "A"),
+    ]
+    liveness = live()
+    liveness.suspected(2.0, "a0", 2.0)
+    assert liveness.messages_lost(2.5, "a0") == []  # lost already
+    liveness.answered(3.0, "a0")
+    assert liveness.messages_lost(3.5, "a0")[1] == DeviceReturned(3.5, "A", is_steady=False)
 
 
 def test_ended_process_is_restarted_with_growing_pauses() -> None:
@@ -250,6 +260,14 @@ def test_device_that_unloaded_stages_reloads_them() -> None:
         DeviceLost(90.0, "A", "n1", "killed"),
         Restart("A", "a0", "killed"),
     ]
+
+
+def test_process_that_cannot_load_its_stages_is_replaced() -> None:
+    liveness = live()
+    liveness.unloaded(50.0, "a0")
+    assert liveness.start_failed(51.0, "A") == []
+    (restart,) = liveness.tick(51.5)  # half a second before the second start
+    assert restart == Restart("A", "a0", "it could not reach this client for long", keep=False)
 
 
 def test_client_of_pool_excludes_suspected_device_without_restart() -> None:
