@@ -193,3 +193,13 @@ def test_events_of_single_or_unknown_batches_are_not_shared(
     assert batcher.withdraw(alone)  # it has no batch any more
     assert [batcher.withdraw(record) for record in records] == [False, False, True]
     assert batcher.in_flight == {}
+
+
+def test_wait_for_a_batch_begins_at_admission() -> None:
+    batcher = Batcher(Batching(4, 1.0))
+    new, replayed = (
+        RequestRecord(ev.Submitted(0.0, i, 4, 9.0, group="g"), i, 9.0, admitted_s=admitted_s)
+        for i, admitted_s in ((1, None), (2, 0.5))
+    )
+    assert batcher.put(new, 3.0) == 3.0 + 1.0
+    assert batcher.put(replayed, 3.0) == 0.5 + 1.0
