@@ -96,6 +96,14 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         },
         [(2, 3), ()],
     ),
+    "a captured constant is the shape of a value": (
+        {"body": "t = Reshape(s, shape)", "declared": ", int64[2] shape = {2, 3}"},
+        [(2, 3)],
+    ),
+    "a captured constant is another shape": (
+        {"body": "t = Reshape(s, shape)", "declared": ", int64[2] shape = {3, 2}"},
+        [(None, None)],
+    ),
     "two carried values": (
         {
             "body": "t = Neg(s) v = Concat <axis = 1> (r, s)",

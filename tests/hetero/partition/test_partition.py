@@ -7,10 +7,11 @@ from dataclasses import FrozenInstanceError, dataclass
 import onnx
 import pytest
 
+from hetero.affinity.affinity import Affinity
 from hetero.devices.errors import AffinityError, ModelError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.partition.partition import Partition, Subgraph, partition
+from hetero.partition.partition import Partition, PlacedPartition, Subgraph, partition
 from hetero.scheduler.types.plan import Wire
 from tests.support.graphs import build, evaluate, feeds
 from tests.support.merge import merge
@@ -453,3 +454,25 @@ def test_partition_sequence_of_maps_crosses() -> None:
     assert part.subgraphs[1].model.inputs[0].type == "seq(map(int64,tensor(float)))"
     for s in part.subgraphs:
         onnx.checker.check_model(s.model.to_proto())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "draws"), [("r = RandomNormalLike(x)", True), ("r = Neg(x)", False)]
+)
+def test_partition_notes_whether_a_node_draws(nodes: str, draws: bool) -> None:
+    model = parse_graph(f"g (float[2] x) => (float[2] y) {{ {nodes} y = Abs(r) }}")
+    part = partition(model, dict.fromkeys(model.node_names, "A"))
+    assert (part.draws, part.plan.draws) == (draws, draws)
+    assert not Partition(model, ()).draws
+
+
+def test_partitions_of_equal_models_are_equal() -> None:
+    first, second = (build("n1: a = Abs(x)\n n2: y = Neg(a)", outputs="y") for _ in range(2))
+    affinity = Affinity({"n1": "A", "n2": "B"}, {})
+    parts = [partition(model, affinity) for model in (first, second)]
+    assert parts[0] == parts[1]
+    assert partition(first, {"n1": "A", "n2": "C"}) != parts[0]
+    placements = [PlacedPartition(part, affinity, report=object()) for part in parts]
+    assert placements[0] == placements[1]
+    assert "Model" not in repr(parts[0])
+    assert "report" not in repr(placements[0])
