@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.devices.errors import DeadlineError, RequestCancelledError, TensorLostError
+from hetero.devices.errors import (
+    DeadlineError,
+    OverloadedError,
+    RequestCancelledError,
+    TensorLostError,
+    UnsupportedOperationError,
+)
 from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler import Limits
@@ -24,6 +30,7 @@ from hetero.scheduler.types.events import PartArrived
 from hetero.scheduler.types.placement import Route
 from hetero.scheduler.types.plan import Plan, Stage
 from hetero.scheduler.types.request_record import RequestRecord
+from tests.support.manual_clock import ManualClock
 
 _WAIT_S = 30.0
 _ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))
@@ -222,3 +229,133 @@ def test_unbuildable_result_fails_its_request(clock: Clock) -> None:
     with pytest.raises(MemoryError, match="no room"):
         submission.future.result(_WAIT_S)
     runner.close()
+
+
+class _Recorded(_Nowhere):
+    """Attempts that are recorded."""
+
+    def __init__(self) -> None:
+        self.started: list[Request] = []
+        self.dropped: list[Request] = []
+
+    def start(self, request: Request, inputs: Mapping[str, Any]) -> None:
+        self.started.append(request)
+
+    def drop(self, request: Request) -> None:
+        self.dropped.append(request)
+
+
+@pytest.fixture
+def manual() -> tuple[RequestRunner, ManualClock, _Recorded]:
+    """Return a runner of one request at a time, its clock and its attempts."""
+    clock, attempts = ManualClock(100.0), _Recorded()
+    runner = _runner(clock, Limits(requests=1, waiting=1, timeout_s=50.0))
+    runner.attempts = attempts
+    return runner, clock, attempts
+
+
+def _record(runner: RequestRunner, number: int) -> RequestRecord:
+    return next(record for record in runner.live() if record.id == number)
+
+
+def _finish(runner: RequestRunner, number: int) -> None:
+    runner.handle(PartArrived(runner.now_s(), number, 1, {"y": number}, [StageTiming(0, "A")]))
+
+
+def test_record_has_the_options_of_the_request(manual: Any) -> None:
+    runner, _, attempts = manual
+    request = Request(timeout_s=7.0, priority=3, trace="00-1", waits=None, profile=True)
+    runner.submit({"x": np.zeros(3)}, request, frozenset("A"))
+    submitted = _record(runner, 1).submitted
+    assert (submitted.now_s, submitted.deadline_s, submitted.nbytes) == (100.0, 107.0, 24)
+    assert (submitted.waits, submitted.priority, submitted.near, submitted.trace) == (
+        *(None, 3),
+        *(frozenset("A"), "00-1"),
+    )
+    assert (submitted.group, submitted.rows) == (None, 0)  # without batching
+    (started,) = attempts.started
+    assert (started.id, started.attempt, started.profile) == (1, 1, True)
+    assert runner.counts() == (0, 1)
+    assert [attempt for attempt, _ in runner.running()] == [started]
+    assert (runner.has_ended(started), runner.live_route()) == (False, 0)
+    assert runner.has_ended(started._replace(attempt=1))  # an equal record of another attempt
+    _finish(runner, 1)
+    assert runner.has_ended(started)
+    assert runner.running() == []
+
+
+def test_caller_waits_until_its_deadline(manual: Any) -> None:
+    runner, clock, _ = manual
+    runner.submit({}, DEFAULT_REQUEST)
+    with pytest.raises(DeadlineError, match="request 2: no answer after") as caught:
+        runner.submit({}, Request(timeout_s=1.0))
+    assert caught.value.data["request_id"] == 2
+    # The wait ends at the deadline, plus the millisecond that makes it pass.
+    assert clock.time_s == pytest.approx(101.0, abs=0.002)
+    assert max(clock.waits_s) <= runner_module.WAIT_SLICE_S
+    assert runner.counts() == (0, 1)
+
+
+def test_caller_is_admitted_as_another_request_ends(manual: Any) -> None:
+    runner, clock, attempts = manual
+    first = runner.submit({}, DEFAULT_REQUEST)
+    timer = clock.timer(lambda: _finish(runner, first.request_id))
+    timer.by(100.4)
+    second = runner.submit({}, DEFAULT_REQUEST)
+    assert second.waited_s == pytest.approx(0.4, abs=runner_module.WAIT_SLICE_S + 0.002)
+    assert [request.id for request in attempts.started] == [1, 2]
+    assert first.future.result(0).outputs == {"y": 1}
+    assert second.story()[0].event.startswith("submitted")
+
+
+def test_full_queue_refuses_callers_by_the_name_of_the_model(manual: Any) -> None:
+    runner, _, attempts = manual
+    runner.submit({}, DEFAULT_REQUEST)
+    with pytest.raises(OverloadedError, match="m: 1 of 1 requests"):
+        runner.submit({}, Request(waits=False))
+    later = runner.submit({}, Request(waits=None))  # its caller does not wait
+    assert not later.future.done()
+    assert len(attempts.started) == 1
+    with pytest.raises(OverloadedError, match="1 of 1 callers wait"):
+        runner.submit({}, DEFAULT_REQUEST)
+    _finish(runner, 1)
+    assert [request.id for request in attempts.started] == [1, later.request_id]
+
+
+def test_cancelled_request_is_dropped_on_its_devices(manual: Any) -> None:
+    runner, clock, attempts = manual
+    submission = runner.submit({}, DEFAULT_REQUEST)
+    clock.pass_s(2.0)
+    assert submission.cancel()
+    assert attempts.dropped == attempts.started
+    assert not submission.cancel()
+    assert isinstance(submission.future.exception(0), RequestCancelledError)
+    assert [(line.time_s, line.event) for line in submission.story()][-1] == (
+        102.0,
+        "CancelAsked came late and was dropped",
+    )
+    assert (submission.story()[-2].time_s, submission.story()[-2].event) == (102.0, "cancelled")
+
+
+def test_deadline_passes_without_a_caller(manual: Any) -> None:
+    runner, clock, attempts = manual
+    submission = runner.submit({}, Request(timeout_s=3.0))
+    clock.pass_s(2.9)
+    assert not submission.future.done()
+    clock.pass_s(0.2)
+    assert isinstance(submission.future.exception(0), DeadlineError)
+    assert attempts.dropped == attempts.started
+    closed = runner.submit({}, DEFAULT_REQUEST)
+    runner.close()
+    assert "m: closed with the request in flight" in str(closed.future.exception(0))
+    with pytest.raises(RequestCancelledError, match="m: closed; compile the model again"):
+        runner.submit({}, DEFAULT_REQUEST)
+
+
+def test_forked_process_is_refused_by_the_name_of_the_model(
+    manual: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _, _ = manual
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(UnsupportedOperationError, match=r"^m: made in process"):
+        runner.submit({}, DEFAULT_REQUEST)
