@@ -476,3 +476,12 @@ def test_partitions_of_equal_models_are_equal() -> None:
     assert placements[0] == placements[1]
     assert "Model" not in repr(parts[0])
     assert "report" not in repr(placements[0])
+
+
+@pytest.mark.parametrize(("operator", "outputs"), [("acme.Unknown", ()), ("Tanh", ("d",))])
+def test_unread_result_of_unknown_type_is_no_output(
+    operator: str, outputs: tuple[str, ...]
+) -> None:
+    model = parse_graph(f"g (float[2] x) => (float[2] y) {{ y = Abs(x) [dead] d = {operator}(y) }}")
+    part = partition(model, dict.fromkeys(model.node_names, "A") | {"dead": "B"})
+    assert [s.outputs for s in part.subgraphs] == [("y",), outputs]
