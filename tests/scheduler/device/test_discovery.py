@@ -18,7 +18,7 @@ NODE_NBYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class BoardPlugin(ToyPlugin):
-    """Two accelerators, each with 1,000 bytes."""
+    """Two accelerators with 1,000 and 2,000 bytes."""
 
     name = "BOARD"
     automatic = True
@@ -42,7 +42,7 @@ class BoardPlugin(ToyPlugin):
     def get_property(self, name: str, device_id: str = "0") -> Any:
         values = {
             "DEVICE_TYPE": self.kind,
-            "DEVICE_TOTAL_MEM_SIZE": 1000,
+            "DEVICE_TOTAL_MEM_SIZE": 2000 if device_id == "right" else 1000,
             "OPTIMIZATION_CAPABILITIES": ("FP32", device_id),
         }
         return values[name] if name in values else super().get_property(name, device_id)
@@ -81,8 +81,8 @@ def test_descriptor_has_what_the_plugin_reports() -> None:
     ("count", "ids", "nbytes"),
     [
         (1, ["left"], [1000]),
-        (3, ["left", "right", "left"], [500, 1000, 500]),
-        (4, ["left", "right", "left", "right"], [500] * 4),
+        (3, ["left", "right", "left"], [500, 2000, 500]),
+        (4, ["left", "right", "left", "right"], [500, 1000, 500, 1000]),
         (0, [], []),
     ],
 )
