@@ -151,8 +151,8 @@ results; `benchmarks/results/` has them as JSON.
 TABLES_HEAD = """# Benchmark results
 
 The newest table of each benchmark. Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon
-with AMX, 2 cores), h200-16 (NVIDIA H200, 16 processor cores). `python -m benchmarks.results page`
-generates this page.
+with AMX, 2 cores), h100-16 and h200-16 (NVIDIA H100 and H200, 16 processor cores).
+`python -m benchmarks.results page` generates this page.
 """
 FOOT = """
 Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon with AMX, 2 cores). The plot shows
