@@ -23,6 +23,7 @@ from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
 from tests.support.sampling import mark_cases_outside_samples
+from tests.support.vendor_skips import group_by_vendor
 
 # Otherwise each of the hundred interpreters that tests start would compile all sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -86,6 +87,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for group in (hosts, others)
         for item in group[len(group) * k // workers : len(group) * (k + 1) // workers]
     ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, object, object]:
+    """Report the skips of a vendor in one line."""
+    return group_by_vendor((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, object, object]:
+    """Report the skips of a vendor in one line."""
+    return group_by_vendor((yield))
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ def test_generations_continue_after_device_losses() -> None:
         assert [[*generation.tokens, *generation] for generation in generations] == expected_tokens
 
 
+@pytest.mark.slow
 def test_batched_generations_continue_after_device_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

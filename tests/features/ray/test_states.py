@@ -37,6 +37,7 @@ def feedback_core() -> Iterator[hetero.Core]:
         yield core
 
 
+@pytest.mark.slow
 def test_split_decoder_matches_and_names_lost_states() -> None:
     with (
         hetero.Core(devices={"CPU": 2}) as core,
