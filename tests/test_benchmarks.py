@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import (
     batching,
+    by_hand,
     chaos,
     generate,
     growth,
@@ -144,6 +145,24 @@ def test_batches_by_hand_equal_single_requests() -> None:
     (expected,) = session.run(None, {"x": x})
     for wait in waits:
         np.testing.assert_allclose(wait(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_by_hand_compares_the_same_cut(rows: Any) -> None:
+    options = ("--models", "squeezenet", "--windows", "2", "--seconds", "0.05", "--rounds", "1")
+    peer, ours = rows(by_hand.main, *options)
+    assert (peer["way"], ours["way"]) == ("threads", "inprocess")
+    assert peer["rate_ratio"] == 1
+    assert ours["rate_ratio"] == pytest.approx(
+        ours["requests_per_s"] / peer["requests_per_s"], abs=0.01
+    )
+
+
+@pytest.mark.slow
+def test_pipeline_of_processes_computes_the_result() -> None:
+    model, inputs = by_hand.load_model("squeezenet")
+    cut = by_hand.cut_in_two(model)
+    with by_hand.processes(cut.parts, inputs) as submit:
+        by_hand.check_results(cut, inputs, {"processes": submit})
 
 
 def test_one_device_compares_with_a_plain_session(rows: Any) -> None:
