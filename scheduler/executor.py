@@ -28,7 +28,7 @@ from hetero.scheduler.types.placement import Placement
 from hetero.scheduler.types.plan import Plan
 
 
-class Remade(NamedTuple):
+class ReplannedModel(NamedTuple):
     """New placement of a replanned model, with its stage sources and constants."""
 
     placement: Placement
@@ -37,7 +37,7 @@ class Remade(NamedTuple):
 
 
 #: Replans a model without some of its devices; takes the names of the removed devices.
-Remake = Callable[[Collection[str]], Remade]
+Replan = Callable[[Collection[str]], ReplannedModel]
 
 
 class Executor(Protocol):
@@ -88,7 +88,7 @@ class Executor(Protocol):
         *,
         limits: Limits | None = None,
         other_devices: Collection[str] = (),
-        remake: Remake | None = None,
+        replan: Replan | None = None,
         stateful: bool = False,
     ) -> Deployment:
         """Compile every stage on its device.
@@ -104,7 +104,7 @@ class Executor(Protocol):
         `limits`: queue limits.
         `other_devices`: devices that run at the same time as the plan's, and therefore also get a
             share of their node's cores.
-        `remake`: replans the model; called when every route has a removed device. Requests,
+        `replan`: replans the model; called when every route has a removed device. Requests,
             including those in flight, then use the routes of the new placement.
         `stateful`: whether requests depend on states of earlier requests. If true, a lost device
             causes replanning at once, not only after its restart takes long.

@@ -31,7 +31,7 @@ from hetero.scheduler.device.discovery import PluginSpec, named, probe_node, usa
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.device.workers import Workers
-from hetero.scheduler.executor import Remake
+from hetero.scheduler.executor import Replan
 from hetero.scheduler.formats.stage_source import StageSource, check_sources, warn_of_failed_import
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
@@ -307,12 +307,12 @@ class InProcessExecutor:
         *,
         limits: Limits | None = None,
         other_devices: Collection[str] = (),
-        remake: Remake | None = None,
+        replan: Replan | None = None,
         stateful: bool = False,
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `hetero.scheduler.executor.Executor.deploy`.
 
-        `remake` and `stateful` have no effect: devices of this process are never lost.
+        `replan` and `stateful` have no effect: devices of this process are never lost.
         """
         placement = alone(plan)
         check_sources(placement, sources)

@@ -37,7 +37,7 @@ from hetero.query.priority import (
     place_by_priority,
 )
 from hetero.query.query_cache import QueryCache
-from hetero.scheduler.executor import Deployment, Executor, Remade
+from hetero.scheduler.executor import Deployment, Executor, ReplannedModel
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.types.device_names import match_name
 from hetero.scheduler.types.limits import Batching, Limits
@@ -244,7 +244,7 @@ class Compiler:
         placement, sources, constants = _deployment_inputs(placements, sources)
         has_states = bool(variables_of(model))
 
-        def replan(lost_devices: Collection[str]) -> Remade:
+        def replan(lost_devices: Collection[str]) -> ReplannedModel:
             listed = {device.name for device in self._get_executor().devices(wait=False)}
             missing = {*lost_devices, *(d for d in request.devices if d not in listed)}
             remaining = without_devices(request, missing)
@@ -267,7 +267,7 @@ class Compiler:
             constants,
             limits=limits,
             other_devices={d for device, members in others.items() for d in (device, *members)},
-            remake=replan,
+            replan=replan,
             stateful=has_states,
         )
 
@@ -356,14 +356,14 @@ def _stage_sources(
 
 def _deployment_inputs(
     placements: Sequence[PlacedPartition], sources: Sequence[StageSource]
-) -> Remade:
+) -> ReplannedModel:
     """Return the scheduler's placement, the sources of its stages, and the constant outputs."""
     shares = [placement.share for placement in placements]
     placement = share([p.plan for p in placements], shares, placements)
     numbers = (number for route in placement.routes for number in route.stages)
     source_of = dict(zip(numbers, sources, strict=True))
     constants = {n: v for p in placements for n, v in p.partition.constant_outputs.items()}
-    return Remade(placement, [source_of[s.index] for s in placement.stages], constants)
+    return ReplannedModel(placement, [source_of[s.index] for s in placement.stages], constants)
 
 
 def dynamic_batching(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 #: States of requests whose span has the status OK.
-_OK_STATES = (RequestState.ANSWERED, RequestState.HELD)
+_OK_STATES = (RequestState.ANSWERED, RequestState.AWAITING_TURN)
 
 
 class SpanExport:

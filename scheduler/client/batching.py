@@ -20,7 +20,7 @@ from hetero.devices.errors import (
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.batch_rows import split_rows
 from hetero.scheduler.client.error_messages import copied
-from hetero.scheduler.types.events import AttemptFailed, CancelAsked, PartArrived
+from hetero.scheduler.types.events import AttemptFailed, CancelRequested, PartArrived
 from hetero.scheduler.types.limits import Batching
 from hetero.scheduler.types.request_record import RequestRecord
 
@@ -148,14 +148,14 @@ class Batcher:
 
     def share(
         self,
-        event: PartArrived | AttemptFailed | CancelAsked,
+        event: PartArrived | AttemptFailed | CancelRequested,
         is_whole: Callable[[int, int, int], bool],
     ) -> list[tuple[RequestRecord, PartArrived | AttemptFailed]] | None:
         """Split a batch's event into one event per request; None if there is only one request.
 
         `is_whole`: whether the given numbers of runs and outputs complete an attempt on a route.
         """
-        if isinstance(event, CancelAsked):
+        if isinstance(event, CancelRequested):
             return None
         batch = self.in_flight.get((event.request_id, event.attempt))
         if batch is None or len(batch.requests) == 1:

@@ -84,7 +84,9 @@ class Deployments(Generic[D]):
         if isinstance(event, events.DeviceLost) and event.on_the_way:
             self._lose_tensors(event.device)  # tensors sent from now on arrive
 
-    def told(self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady) -> None:
+    def fail_lost_tensors(
+        self, event: DeviceEvent | events.DeviceEnded | events.DeviceSteady
+    ) -> None:
         """Fail the requests that wait for tensors of a lost device, after the deployments replay.
 
         Replayed attempts have requested the tensors again by then.

@@ -9,6 +9,9 @@
 `LOADED`: the device has loaded its stages and has the addresses of the devices that they send to.
 `ABSENT`: it is lost. `STALE`: it is back, but another device has moved meanwhile, so it must be
 opened again first. `EXCLUDED`: the deployment is planned without it. Pure: no I/O and no locks.
+
+Events come from the supervisor's thread and from those that load stages, so the deployment calls
+the methods that change a state under one lock (`RayDeployment`). Reading needs no lock.
 """
 
 from __future__ import annotations

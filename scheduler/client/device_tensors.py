@@ -31,7 +31,7 @@ _numbers = itertools.count()
 class Memory(Protocol):
     """Interface of the client's memory that bundles and their tensors use."""
 
-    def let_go(self, address: str, key: str) -> None:
+    def schedule_free(self, address: str, key: str) -> None:
         """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
 
     def put(self, device: str, address: str, array: np.ndarray) -> ResidentTensor[DeviceBundle]:
@@ -91,7 +91,7 @@ class DeviceBundle(TensorBundle):
         self.copies: Mapping[str, Value] = {}
 
     def __del__(self) -> None:
-        self.memory.let_go(self.address, self.key)
+        self.memory.schedule_free(self.address, self.key)
 
     def move_to(self, other: DeviceBundle) -> None:
         """Swap locations with a recomputed bundle of equal contents."""

@@ -447,7 +447,7 @@ class RemoteMemory:
             if self._timer is not None:
                 self._timer.by(now_s + _AGAIN_S)
 
-    def let_go(self, address: str, key: str) -> None:
+    def schedule_free(self, address: str, key: str) -> None:
         """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
         self._garbage.append((address, key))
         if not self._is_scheduled:  # wake the clock once for many tensors

@@ -348,7 +348,7 @@ class RequestRunner:
         """Cancel a request; return whether it was live."""
         with self._lock:
             live = request_id in self._calls
-        self.handle(events.CancelAsked(self.now_s(), request_id))
+        self.handle(events.CancelRequested(self.now_s(), request_id))
         return live
 
     def story(self, request_id: int) -> list[StoryLine]:

@@ -19,33 +19,33 @@ from hetero.scheduler.types.request_record import RequestRecord, RequestState, S
 
 _S = RequestState
 #: States in which a request counts as in flight.
-_ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD})
+_ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.AWAITING_TURN})
 #: States in which an attempt runs.
 _ATTEMPTED: Final = frozenset({_S.DIRECT, _S.RUNNING})
 
 
-class Suspects:
+class Quarantine:
     """Quarantine of suspected poison requests, which may crash the devices that run them.
 
     When a device crashes, each request on it is a possible cause. A request that was on crashed
-    devices twice is parked and runs alone, so that no other request is blamed for it. A request
-    that crashes a device while it runs alone counts as failed.
+    devices twice is parked and runs alone, so that its next crash counts against no other request.
+    A request that crashes a device while it runs alone counts as failed.
     """
 
     def __init__(self) -> None:
         self.parked: OrderedDict[int, RequestRecord] = OrderedDict()
         self.running: RequestRecord | None = None
 
-    def blame(self, request: RequestRecord) -> None:
+    def count_crash(self, request: RequestRecord) -> None:
         """Count a device crash against a request that the device ran."""
-        request.num_failed += request.is_suspect
+        request.num_failed += request.is_quarantined
         request.num_lost += 1
-        request.is_suspect = request.num_lost > 1
-        self.moved(request)
+        request.is_quarantined = request.num_lost > 1
+        self.update(request)
 
-    def moved(self, request: RequestRecord) -> None:
+    def update(self, request: RequestRecord) -> None:
         """Update the quarantine after a state change of a request."""
-        if request.is_suspect and request.state is RequestState.PARKED:
+        if request.is_quarantined and request.state is RequestState.PARKED:
             self.parked.setdefault(request.id, request)
         else:
             self.parked.pop(request.id, None)
@@ -80,7 +80,7 @@ class Requests:
         self._order: OrderedDict[int, RequestRecord] = OrderedDict()
         #: Numbers of requests that wait for admission, and that are in flight.
         self.num_waiting = self.num_in_flight = 0
-        self._suspects = Suspects()
+        self._quarantine = Quarantine()
         #: Dynamic batching, if enabled, and the maximum number of requests in flight.
         self.batcher = Batcher(limits.batching) if limits.batching else None
         self._most = limits.requests * (limits.batching.size if limits.batching else 1)
@@ -144,8 +144,8 @@ class Requests:
         if before is _S.JOINING and self.batcher is not None:
             self.batcher.leave(request)
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
-        if request.is_suspect:
-            self._suspects.moved(request)
+        if request.is_quarantined:
+            self._quarantine.update(request)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self.num_in_flight += admitted
         running = (after in _ATTEMPTED) - (before in _ATTEMPTED)

@@ -50,7 +50,7 @@ _PAUSE_S: Final = 0.2
 _S = RequestState
 _output_nbytes: Final = attrgetter("output_nbytes")
 #: Events that concern a single submitted request.
-_OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
+_OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelRequested)
 #: Events that concern all attempts.
 _OF_ATTEMPTS: Final = (
     events.DeviceLost,
@@ -204,8 +204,8 @@ class ClientMachine(Requests):
                 done = self._adopt_sent(self._concerned_direct(event), event.now_s)
             for request in self._concerned(event):
                 done += self._step(request, event)
-        if self._suspects.parked:
-            done += self._try_suspect(event.now_s)
+        if self._quarantine.parked:
+            done += self._try_quarantined(event.now_s)
         if self._order:
             done += self._deliver_held(event.now_s)
         if self.num_waiting:
@@ -287,7 +287,7 @@ class ClientMachine(Requests):
 
     def _deliver_held(self, now_s: float) -> list[ClientInstruction]:
         delivered: list[ClientInstruction] = []
-        while (first := next(iter(self._order.values()), None)) and first.state is _S.HELD:
+        while (first := next(iter(self._order.values()), None)) and first.state is _S.AWAITING_TURN:
             first.note(now_s, "its turn has come")
             delivered.append(_deliver(first))
             self._move(first, _S.ANSWERED, now_s)
@@ -376,7 +376,7 @@ class ClientMachine(Requests):
             request.avoided |= {request.route}
         tried_routes = {*request.avoided, request.route}
         is_live = self._routes.is_any_live(tried_routes)
-        if is_live and not request.is_suspect:
+        if is_live and not request.is_quarantined:
             after, next_instructions = self._enter(request, now_s, tried_routes)
             return after, [*drop, *next_instructions]
         if not is_live and not self._routes.may_come(request.avoided):
@@ -388,13 +388,13 @@ class ClientMachine(Requests):
         request.note(now_s, f"parked: {self._why_parked(request)}")
         return _S.PARKED, drop
 
-    def _try_suspect(self, now_s: float) -> list[ClientInstruction]:
+    def _try_quarantined(self, now_s: float) -> list[ClientInstruction]:
         """Replay the next request in quarantine, if none of them runs."""
-        for request in self._suspects.due(now_s):
+        for request in self._quarantine.due(now_s):
             route = self._routes.choose(request.avoided)
             if route is not None:
                 self._move(request, _S.RUNNING, now_s)
-                self._suspects.running = request
+                self._quarantine.running = request
                 return self._start(request, route, now_s)
         return []
 
@@ -402,7 +402,7 @@ class ClientMachine(Requests):
         away = self._routes.why_away()
         if away is not None:
             return away_text(away)
-        if request.is_suspect:
+        if request.is_quarantined:
             return "tried again alone, as devices were lost with it"
         return f"tried again after a pause, as {request.error}"
 
@@ -476,7 +476,7 @@ class ClientMachine(Requests):
         self._expected.learn(request.submitted.nbytes, nbytes)
         request.note(event.now_s, "answered")
         if self.limits.in_order:
-            return _S.HELD, []
+            return _S.AWAITING_TURN, []
         return _S.ANSWERED, [_deliver(request)]
 
     def _fail(self, request: RequestRecord, event: events.AttemptFailed) -> _Next:
@@ -502,18 +502,18 @@ class ClientMachine(Requests):
         elif isinstance(event, events.DeviceLost) and event.on_the_way:
             request.num_failed += 1
         else:
-            self._suspects.blame(request)
+            self._quarantine.count_crash(request)
         return self._end_attempt(request, event.now_s, lost_error(request, event))
 
-    def _blame(self, request: RequestRecord, event: events.DeviceEnded) -> _Next:
+    def _count_crash(self, request: RequestRecord, event: events.DeviceEnded) -> _Next:
         """Count the confirmed crash of a suspected device against a request that it ran."""
         if request.silent_on != event.device:
             return request.state, []
         request.silent_on = ""
-        was_suspect = request.is_suspect
-        self._suspects.blame(request)
+        was_quarantined = request.is_quarantined
+        self._quarantine.count_crash(request)
         is_tried = request.state in (_S.JOINING, _S.RUNNING)
-        if is_tried and request.is_suspect and not was_suspect:
+        if is_tried and request.is_quarantined and not was_quarantined:
             request.note(event.now_s, f"parked: {self._why_parked(request)}")
             return _S.PARKED, self._stop(request)
         if request.state is _S.PARKED and request.num_failed >= self.limits.attempts:
@@ -536,7 +536,7 @@ class ClientMachine(Requests):
         return _S.FAILED, [*self._stop(request), failed(request, error)]
 
     def _unpark(self, request: RequestRecord, event: ClientEvent) -> _Next:
-        if event.now_s < request.resume_s or request.is_suspect:
+        if event.now_s < request.resume_s or request.is_quarantined:
             return _S.PARKED, []
         if not self._routes.is_any_live(request.avoided):
             return _S.PARKED, []
@@ -553,7 +553,9 @@ class ClientMachine(Requests):
             return self._unpark(request, event)
         return request.state, []
 
-    def _cancel(self, request: RequestRecord, event: events.CancelAsked | events.Closed) -> _Next:
+    def _cancel(
+        self, request: RequestRecord, event: events.CancelRequested | events.Closed
+    ) -> _Next:
         closed = isinstance(event, events.Closed)
         why = f"{self._name}: closed with the request in flight" if closed else "cancelled"
         request.note(event.now_s, why)
@@ -565,7 +567,7 @@ class ClientMachine(Requests):
         where = {
             _S.JOINING: "waiting for others to be joined with",
             _S.RUNNING: "in flight",
-            _S.HELD: "answered, waiting for the answers of requests before it",
+            _S.AWAITING_TURN: "answered, waiting for the answers of requests before it",
         }.get(request.state, "waiting for admission")
         if request.state is _S.PARKED:
             where = f"parked: {self._why_parked(request)}"
@@ -583,7 +585,7 @@ class ClientMachine(Requests):
     def _drop_late(
         self,
         request: RequestRecord,
-        event: events.PartArrived | events.AttemptFailed | events.CancelAsked,
+        event: events.PartArrived | events.AttemptFailed | events.CancelRequested,
     ) -> _Next:
         request.note(event.now_s, f"{type(event).__name__} came late and was dropped")
         return request.state, []

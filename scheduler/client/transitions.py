@@ -2,7 +2,7 @@
 
 ::
 
-    NEW ──> WAITING ──> RUNNING ──> (HELD ──>) ANSWERED | FAILED | CANCELLED | EXPIRED
+    NEW ──> WAITING ──> RUNNING ──> (AWAITING_TURN ──>) ANSWERED | FAILED | CANCELLED | EXPIRED
      │         │         │   ↑
      │         │         ↓   │
      │         │        PARKED ──────────────> FAILED | CANCELLED | EXPIRED
@@ -39,7 +39,7 @@ _S = RequestState
 _Kind = type[ev.ClientEvent]
 
 ENDED: Final = frozenset({_S.ANSWERED, _S.FAILED, _S.CANCELLED, _S.EXPIRED})
-_LIVE: Final = (_S.WAITING, _S.JOINING, _S.RUNNING, _S.PARKED, _S.HELD)
+_LIVE: Final = (_S.WAITING, _S.JOINING, _S.RUNNING, _S.PARKED, _S.AWAITING_TURN)
 
 #: States, events, handler, and the states that may follow; None stands for no change.
 _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S | None]], ...]] = (
@@ -50,10 +50,10 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
         [_S.WAITING, _S.JOINING, _S.RUNNING, _S.FAILED, _S.EXPIRED],
     ),
     ([_S.DIRECT], [ev.Adopted], "_adopt", [_S.RUNNING, _S.CANCELLED]),
-    ([_S.DIRECT, *_LIVE], [ev.CancelAsked, ev.Closed], "_cancel", [_S.CANCELLED]),
+    ([_S.DIRECT, *_LIVE], [ev.CancelRequested, ev.Closed], "_cancel", [_S.CANCELLED]),
     (_LIVE[:4], [ev.ClusterLost], "_lose_all", [_S.FAILED]),
     ([_S.WAITING], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.FAILED]),
-    ([_S.JOINING, _S.RUNNING, _S.HELD], [ev.TimePassed], "_fall_due", [_S.EXPIRED, None]),
+    ([_S.JOINING, _S.RUNNING, _S.AWAITING_TURN], [ev.TimePassed], "_fall_due", [_S.EXPIRED, None]),
     ([_S.PARKED], [ev.TimePassed], "_fall_due", [_S.EXPIRED, _S.JOINING, _S.RUNNING, None]),
     ([_S.WAITING, _S.JOINING], [ev.DeviceLost], "_wait_on", [_S.FAILED, None]),
     ([_S.WAITING, _S.JOINING, _S.PARKED], [ev.DeviceRemoved], "_wait_on", [_S.FAILED, None]),
@@ -63,18 +63,23 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
         "_lose",
         [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED],
     ),
-    ([_S.JOINING, _S.RUNNING], [ev.DeviceEnded], "_blame", [_S.PARKED, None]),
-    ([_S.PARKED], [ev.DeviceEnded], "_blame", [_S.FAILED, None]),
+    ([_S.JOINING, _S.RUNNING], [ev.DeviceEnded], "_count_crash", [_S.PARKED, None]),
+    ([_S.PARKED], [ev.DeviceEnded], "_count_crash", [_S.FAILED, None]),
     (
         [_S.PARKED],
         [ev.DeviceReturned, ev.DeviceSteady, ev.RoutesAdded],
         "_unpark",
         [_S.JOINING, _S.RUNNING, None],
     ),
-    ([_S.RUNNING], [ev.PartArrived], "_join", [_S.ANSWERED, _S.HELD, None]),
+    ([_S.RUNNING], [ev.PartArrived], "_join", [_S.ANSWERED, _S.AWAITING_TURN, None]),
     ([_S.RUNNING], [ev.AttemptFailed], "_fail", [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED]),
-    ([_S.JOINING, _S.PARKED, _S.HELD], [ev.PartArrived, ev.AttemptFailed], "_drop_late", [None]),
-    (ENDED, [ev.PartArrived, ev.AttemptFailed, ev.CancelAsked], "_drop_late", [None]),
+    (
+        [_S.JOINING, _S.PARKED, _S.AWAITING_TURN],
+        [ev.PartArrived, ev.AttemptFailed],
+        "_drop_late",
+        [None],
+    ),
+    (ENDED, [ev.PartArrived, ev.AttemptFailed, ev.CancelRequested], "_drop_late", [None]),
 )
 
 #: Every legal (state, event). An event for all requests skips those in states without an entry.

@@ -84,13 +84,20 @@ class _Deployment:
 class OpenStage:
     """Loaded stage that accepts tasks, with the data that its tasks share."""
 
-    __slots__ = ("deployment", "description", "ewma_s", "held", "inputs", "num_running")
+    __slots__ = (
+        "awaiting_stream",
+        "deployment",
+        "description",
+        "ewma_s",
+        "inputs",
+        "num_running",
+    )
 
     def __init__(self, description: events.StageOpened, deployment: _Deployment) -> None:
         self.deployment = deployment
         self.num_running = 0
         #: Ready tasks that wait for a stream of the stage; may include ended ones.
-        self.held: list[tuple[Key, TaskRun]] = []
+        self.awaiting_stream: list[tuple[Key, TaskRun]] = []
         #: Moving average of the run time; infinite before the first run.
         self.ewma_s = inf
         self.open(description)
@@ -231,7 +238,7 @@ class DeviceMachine:
         is_wanted = run.state is _S.RUNNING
         if not is_wanted and run.state is not _S.DROPPED:
             raise InvalidTaskError(f"{run.task}: ended while it is {run.state.value}")
-        self._let_go(run)
+        self._remove_task(run)
         self.num_running -= 1
         run.stage.num_running -= 1
         done: list[DeviceInstruction] = []
@@ -259,7 +266,7 @@ class DeviceMachine:
             self.num_running -= 1
             stage.num_running -= 1
             run.entered = None
-        return self._freed(stage) if stage.held or self._ready.waiting else []
+        return self._freed(stage) if stage.awaiting_stream or self._ready.waiting else []
 
     def is_obsolete(self, stage: OpenStage, attempt: tuple[int, int]) -> bool:
         """Return whether a task has arrived before, or its attempt was dropped."""
@@ -293,10 +300,10 @@ class DeviceMachine:
 
     def _freed(self, stage: OpenStage) -> list[DeviceInstruction]:
         """Return the instructions that follow from a free stream of a stage."""
-        if stage.held:
-            for key, held in stage.held:
-                self._ready.push(stage.deployment.client, key, held)
-            stage.held.clear()
+        if stage.awaiting_stream:
+            for key, run in stage.awaiting_stream:
+                self._ready.push(stage.deployment.client, key, run)
+            stage.awaiting_stream.clear()
         return self._run_ready() if self._ready.waiting else []
 
     def open(self, description: events.StageOpened) -> list[DeviceInstruction]:
@@ -335,7 +342,7 @@ class DeviceMachine:
         self.num_streams = max((stage.description.num_streams for stage in stages), default=1)
         return done + self._run_ready()
 
-    def _let_go(self, run: TaskRun) -> None:
+    def _remove_task(self, run: TaskRun) -> None:
         """Remove a task, and remember that it has ended."""
         run.state = _S.GONE
         request, number = run.task
@@ -404,7 +411,7 @@ class DeviceMachine:
             if run.stage.num_running < run.stage.description.num_streams:
                 instructions.append(self._run(run))
             else:
-                run.stage.held.append((key, run))
+                run.stage.awaiting_stream.append((key, run))
         return instructions
 
     def _drop(self, request: Request) -> list[DeviceInstruction]:
@@ -422,7 +429,7 @@ class DeviceMachine:
             if run.state in (_S.RUNNING, _S.DROPPED):
                 run.state = _S.DROPPED
             else:
-                self._let_go(run)
+                self._remove_task(run)
         return done
 
 

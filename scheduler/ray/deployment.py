@@ -18,7 +18,7 @@ from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.device_states import DeploymentDevices
-from hetero.scheduler.executor import Remade, Remake
+from hetero.scheduler.executor import Replan, ReplannedModel
 from hetero.scheduler.formats.stage_source import StageSource
 from hetero.scheduler.ray.devices import DeviceHandle
 from hetero.scheduler.ray.receiver import MessageReceiver
@@ -40,7 +40,7 @@ class RayDeployment(Deployment):
     `devices`: the placement's devices, by the names in the placement.
     `sources`, `num_threads`: the inputs for loading stages, also after a device returns.
     `ask`: calls an actor's method and returns its result; takes device, method name, arguments.
-    `remake`, `stateful`: see `hetero.scheduler.executor.Executor.deploy`.
+    `replan`, `stateful`: see `hetero.scheduler.executor.Executor.deploy`.
     """
 
     def __init__(
@@ -59,18 +59,19 @@ class RayDeployment(Deployment):
         receiver: MessageReceiver,
         session: RaySession,
         ask: Callable[..., Any],
-        remake: Remake | None = None,
+        replan: Replan | None = None,
         stateful: bool = False,
     ) -> None:
         self.devices = dict(devices)
         self.sources = tuple(sources)
         self.num_threads = dict(num_threads)
-        self.remake = remake
+        self.replan = replan
         self.stateful = stateful
         #: Which devices are loaded, absent or excluded.
         self.device_states = DeploymentDevices()
-        #: Serializes device events, so that the last event determines the state of a device.
-        self._telling = threading.RLock()
+        #: Serializes the changes of `device_states` and their events for requests, so that the last
+        #: event determines the state of a device.
+        self._events_lock = threading.RLock()
         self._num_streams: dict[int, int] = {}
         self._receiver = receiver
         self._session = session
@@ -116,7 +117,10 @@ class RayDeployment(Deployment):
         return name not in self.devices or self._addresses[name] == device.address
 
     def add(
-        self, replanned: Remade, devices: Mapping[str, DeviceHandle], num_threads: Mapping[str, int]
+        self,
+        replanned: ReplannedModel,
+        devices: Mapping[str, DeviceHandle],
+        num_threads: Mapping[str, int],
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
         """Add a placement; return its new stages and its routes."""
         addresses = {name: device.address for name, device in devices.items()}
@@ -163,7 +167,7 @@ class RayDeployment(Deployment):
         self.devices[name] = device
         self.move(name, device.address)
         self.open_on(name)
-        with self._telling:
+        with self._events_lock:
             reachable = self.device_states.mark_moved(name, self.devices)
         refs = [
             self.devices[other].actor.open_stages.remote(self._opened_on(other))
@@ -171,17 +175,19 @@ class RayDeployment(Deployment):
         ]
         if refs:
             self._session.wait(refs, _OPEN_S)
-        with self._telling:  # last: if opening fails, the supervisor retries
+        with self._events_lock:  # last: if opening fails, the supervisor retries
             self.device_states.mark_loaded(name)
 
     def open_on(self, name: str) -> None:
         """Send a device the addresses of the devices that its stages send to."""
-        with self._telling:  # first: a device that moves meanwhile makes this one unopened again
+        with (
+            self._events_lock
+        ):  # first: a device that moves meanwhile makes this one unopened again
             self.device_states.mark_opening(name)
         try:
             self._ask(self.devices[name], "open_stages", self._opened_on(name))
         except BaseException:
-            with self._telling:
+            with self._events_lock:
                 self.device_states.mark_open_failed(name)
             raise
 
@@ -196,14 +202,14 @@ class RayDeployment(Deployment):
 
     def notify(self, event: events.ClientEvent) -> None:
         """Apply an event of a device."""
-        with self._telling:
+        with self._events_lock:
             if isinstance(event, events.DeviceLost | events.DeviceRemoved):
                 self.device_states.mark_lost(event.device)
             self._runner.handle(event)
 
-    def welcome(self, event: events.DeviceReturned) -> bool:
+    def mark_returned_if_open(self, event: events.DeviceReturned) -> bool:
         """Apply the return of a device, unless it still has outdated peer addresses."""
-        with self._telling:
+        with self._events_lock:
             is_opened = self.device_states.mark_returned(event.device)
             if is_opened:
                 self.notify(event)
@@ -211,13 +217,13 @@ class RayDeployment(Deployment):
 
     def give_up(self, removal: events.DeviceRemoved) -> None:
         """Apply the removal of a device, unless it has returned."""
-        with self._telling:
+        with self._events_lock:
             if removal.device in self.device_states.excluded:
                 self.notify(removal)
 
     def exclude(self, *devices: str) -> None:
         """Plan without some devices from now on."""
-        with self._telling:
+        with self._events_lock:
             self.device_states.exclude(devices)
 
     def cluster_lost(self, error: ClusterError) -> None:

@@ -28,7 +28,7 @@ from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.device.discovery import PluginSpec
-from hetero.scheduler.executor import Remade, Remake
+from hetero.scheduler.executor import Replan, ReplannedModel
 from hetero.scheduler.formats.stage_source import StageSource, check_sources
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
@@ -134,7 +134,7 @@ class RayExecutor:
                 self._deployments,
                 self._loader,
                 self._clock.spawn,
-                self._do_without,
+                self._replan_without,
                 self._cluster_gone,
                 device_timeout_s=device_timeout_s,
                 of_pool=pool is not None,
@@ -142,7 +142,7 @@ class RayExecutor:
             )
             self._lock = threading.Lock()
             #: Serializes replanning.
-            self._remaking = threading.Lock()
+            self._replan_lock = threading.Lock()
             self._home = HomeProcess()
             self._closed = False
             host: str | None = None  # a local Ray has no other nodes
@@ -258,7 +258,7 @@ class RayExecutor:
         *,
         limits: Limits | None = None,
         other_devices: Collection[str] = (),
-        remake: Remake | None = None,
+        replan: Replan | None = None,
         stateful: bool = False,
     ) -> RayDeployment:
         """Compile all stages on their devices in parallel; see `Executor.deploy`."""
@@ -286,7 +286,7 @@ class RayExecutor:
             receiver=self._receiver,
             session=self._session,
             ask=self._ask,
-            remake=remake,
+            replan=replan,
             stateful=stateful,
         )
         try:
@@ -300,18 +300,20 @@ class RayExecutor:
             self._supervisor.watch(device)
         return deployment
 
-    def _do_without(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
+    def _replan_without(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
         """Exclude a device from a deployment; replan in the background if no route remains."""
         if removal.device in deployment.device_states.excluded:
             return
         deployment.exclude(removal.device)
-        if deployment.has_route or deployment.remake is None:
+        if deployment.has_route or deployment.replan is None:
             deployment.notify(removal)
             return
         deployment.notify(DeviceLost(removal.now_s, removal.device, removal.node, removal.cause))
-        self._clock.spawn(partial(self._remake, deployment, removal), f"{deployment.key}-remake")
+        self._clock.spawn(
+            partial(self._replan_in_background, deployment, removal), f"{deployment.key}-replan"
+        )
 
-    def _remake(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
+    def _replan_in_background(self, deployment: RayDeployment, removal: DeviceRemoved) -> None:
         """Replan a deployment; retry for `AWAITED_S` in case a device returns or joins."""
         until_s = time.monotonic() + AWAITED_S
         attempted_devices: set[str] | None = None
@@ -321,14 +323,14 @@ class RayExecutor:
         ):
             try:
                 listed = {row.name for row in self.devices(wait=False)}
-                with self._remaking:
+                with self._replan_lock:
                     if (
                         not deployment.has_route
-                        and deployment.remake
+                        and deployment.replan
                         and listed != attempted_devices
                     ):
                         attempted_devices = listed
-                        self._add(deployment, deployment.remake(deployment.device_states.excluded))
+                        self._add(deployment, deployment.replan(deployment.device_states.excluded))
             except Exception as error:  # any failure is retried until the deadline
                 cause = f"{removal.cause.rstrip('.')}; without it: {error}"
                 if cause != reported.cause:
@@ -347,7 +349,7 @@ class RayExecutor:
                 return
             time.sleep(_LOOK_S)
 
-    def _add(self, deployment: RayDeployment, replanned: Remade) -> None:
+    def _add(self, deployment: RayDeployment, replanned: ReplannedModel) -> None:
         """Load another placement of a deployment's model, and send requests along its routes."""
         placement = replanned.placement
         devices = self._devices.reached(placement.devices, wait=False)

@@ -46,7 +46,7 @@ class DeviceSupervisor:
     """Supervisor of the devices that an executor's deployments use.
 
     `spawn`: runs a function that may block in its own, named thread.
-    `do_without`: replans a deployment without a removed device.
+    `replan_without`: replans a deployment without a removed device.
     `of_pool`: whether the devices belong to a pool.
     `keeps`: whether this supervisor stops and starts the devices.
     """
@@ -58,7 +58,7 @@ class DeviceSupervisor:
         deployments: Deployments[RayDeployment],
         loader: StageLoader,
         spawn: Callable[[Callable[[], None], str], object],
-        do_without: Callable[[RayDeployment, DeviceRemoved], None],
+        replan_without: Callable[[RayDeployment, DeviceRemoved], None],
         cluster_gone: Callable[[ClusterError], None],
         *,
         device_timeout_s: float,
@@ -70,7 +70,7 @@ class DeviceSupervisor:
         self._deployments = deployments
         self._loader = loader
         self._spawn = spawn
-        self._do_without = do_without
+        self._replan_without = replan_without
         self._cluster_gone = cluster_gone
         self._liveness = see.Liveness(device_timeout_s, of_pool=of_pool, restarts=keeps)
         self._keeps = keeps
@@ -199,7 +199,7 @@ class DeviceSupervisor:
                 self._restart_soon(order)
                 continue
             if isinstance(order, see.Exclude):
-                self._plan_around(order)
+                self._replan_during_restart(order)
                 continue
             if isinstance(order, DeviceRemoved):
                 self._removed_names.add(order.device)
@@ -212,49 +212,49 @@ class DeviceSupervisor:
                 if isinstance(order, DeviceReturned):
                     # A restarted process has not loaded its stages yet.
                     if used.address in self._actors:
-                        self._welcome(deployment, used, order)
+                        self._report_return(deployment, used, order)
                 elif isinstance(order, DeviceRemoved):
-                    self._do_without(deployment, order)
+                    self._replan_without(deployment, order)
                 else:
                     deployment.notify(order)
                     if isinstance(order, DeviceLost) and not order.on_the_way:
-                        self._stand_in(deployment, order)
-            self._deployments.told(order)
+                        self._replan_stateful(deployment, order)
+            self._deployments.fail_lost_tensors(order)
 
-    def _reach(self, suspect: DeviceHandle) -> None:
+    def _reach(self, device: DeviceHandle) -> None:
         """Report whether a node is cut off, while its devices are silent; runs in a thread."""
-        node_id = suspect.node_id
+        node_id = device.node_id
         try:
             while not (self._closed or self._session.is_left):
-                is_reached = self._devices.is_reached(suspect)
+                is_reached = self._devices.is_reached(device)
                 mine = [(a, d) for a, d in self._actors.copy().items() if d.node_id == node_id]
                 silent = [(a, d) for a, d in mine if self._channel.is_suspected(a)]
                 if not silent:
                     return
-                for address, device in silent if not is_reached else ():
+                for address, other in silent if not is_reached else ():
                     if is_reached is None:
                         why = "its node has left the cluster"
-                        self._note(self._liveness.removed, device.descriptor.name, why)
+                        self._note(self._liveness.removed, other.descriptor.name, why)
                     else:
                         self._note(self._liveness.cut_off, address)
                 if is_reached is None:
                     return
                 time.sleep(_LOOK_S)
         except (HeteroError, exceptions.RayError) as error:
-            _log.info("node=%s cannot be checked: %s", suspect.descriptor.node, error)
+            _log.info("node=%s cannot be checked: %s", device.descriptor.node, error)
         finally:
             self._polled_nodes.discard(node_id)
 
-    def _welcome(
+    def _report_return(
         self, deployment: RayDeployment, device: DeviceHandle, order: DeviceReturned
     ) -> None:
         """Report the return of a device, after sending it the peer addresses that it missed."""
-        if deployment.welcome(order):
+        if deployment.mark_returned_if_open(order):
             return
 
-        def report_return() -> None:
+        def retry() -> None:
             if back := self._liveness.returned(time.monotonic(), order.device):
-                self._welcome(deployment, device, back)
+                self._report_return(deployment, device, back)
 
         def reopen() -> None:
             try:
@@ -262,25 +262,25 @@ class DeviceSupervisor:
             except Exception:  # after any failure the device is suspected again
                 self._note(self._liveness.suspected, device.address, 0.0)
             else:
-                self._orders.put(report_return)
+                self._orders.put(retry)
 
         self._spawn(reopen, f"{order.device}-open")
 
-    def _plan_around(self, exclusion: see.Exclude) -> None:
+    def _replan_during_restart(self, exclusion: see.Exclude) -> None:
         """Replan deployments without a device that is restarting, if they can be replanned."""
         if exclusion.device in self._loading:
             return  # loading the stages elsewhere would take as long
         removal = DeviceRemoved(exclusion.now_s, exclusion.device, exclusion.node, exclusion.cause)
         for deployment in self._deployments:
-            if exclusion.device in deployment.devices and deployment.remake is not None:
-                self._do_without(deployment, removal)
+            if exclusion.device in deployment.devices and deployment.replan is not None:
+                self._replan_without(deployment, removal)
 
-    def _stand_in(self, deployment: RayDeployment, loss: DeviceLost) -> None:
+    def _replan_stateful(self, deployment: RayDeployment, loss: DeviceLost) -> None:
         """Replan a stateful deployment without another route; do not wait for the device."""
-        if deployment.stateful and deployment.remake is not None and deployment.is_stranded:
+        if deployment.stateful and deployment.replan is not None and deployment.is_stranded:
             deployment.exclude(*deployment.device_states.unavailable - {loss.device})
             removal = DeviceRemoved(loss.now_s, loss.device, loss.node, loss.cause)
-            self._do_without(deployment, removal)
+            self._replan_without(deployment, removal)
 
     def _end(self, device: DeviceHandle, cause: str) -> None:
         self._devices.forget(device.actor_id)

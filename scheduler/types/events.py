@@ -86,7 +86,7 @@ class AttemptFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """A caller cancelled its request."""
 
     now_s: float
@@ -182,7 +182,7 @@ ClientEvent = (
     | Adopted
     | PartArrived
     | AttemptFailed
-    | CancelAsked
+    | CancelRequested
     | TimePassed
     | DeviceLost
     | DeviceEnded

@@ -26,7 +26,7 @@ class RequestState(Enum):
     #: Admitted; its attempt failed. The next one starts when a route is free, or after a pause.
     PARKED = "parked"
     #: Complete; waits for earlier requests, because results are delivered in order.
-    HELD = "held"
+    AWAITING_TURN = "awaiting turn"
     ANSWERED = "answered"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -62,7 +62,7 @@ class RequestRecord:
     num_failed: int = 0
     #: Number of device losses during its attempts; with two, it may be a poison request.
     num_lost: int = 0
-    is_suspect: bool = False
+    is_quarantined: bool = False
     #: Device of its attempt that misses heartbeats.
     silent_on: str = ""
     #: Outputs by name and timings by stage of the current attempt.

@@ -257,6 +257,6 @@ def test_request_with_tensor_of_lost_device_fails(
         assert not request.wait_for(0)
         event = DeviceLost(0.0, device, "local", "by design")
         executor._deployments.notify(event)
-        executor._deployments.told(event)
+        executor._deployments.fail_lost_tensors(event)
     with pytest.raises(TensorError, match=r"input 'x' was lost with device CPU\.1"):
         request.wait()

@@ -98,9 +98,9 @@ class Invariants:
             limit = limits.requests * (model.batching.size if model.batching else 1)
             if machine.num_in_flight > limit:
                 self._break(f"{machine.num_in_flight} of {limit} in flight")
-            running = [r for r in machine.live() if r.is_suspect and r.state.value == "running"]
+            running = [r for r in machine.live() if r.is_quarantined and r.state.value == "running"]
             if len(running) > 1:
-                self._break(f"{len(running)} suspects run at once")
+                self._break(f"{len(running)} quarantined requests run at once")
             if machine.num_waiting > limits.waiting:
                 self._break(f"{machine.num_waiting} of {limits.waiting} wait")
             if model.batching and len(machine.batcher.in_flight) > model.batching.most:
@@ -285,7 +285,7 @@ class Invariants:
                 "running": machine._in_flight.num_running,
                 "bytes": machine.nbytes_in_flight,
                 "orders": len(runner._outbox.orders),
-                "suspects": len(machine._suspects.parked),
+                "quarantined": len(machine._quarantine.parked),
                 "routes": sum(way.num_running for way in machine._routes.ways),
                 "order": len(machine._order),
                 "joining": len(machine._joining),

@@ -226,7 +226,7 @@ class SupervisedClient(SimulatedClient):
                         self._report_returned(deployment, order)
                     else:
                         deployment.notify(order)
-                self.deployments.told(order)
+                self.deployments.fail_lost_tensors(order)
 
     def _report_returned(self, deployment: SupervisedDeployment, order: DeviceReturned) -> None:
         """Report a returned device, after it has received the addresses of others."""

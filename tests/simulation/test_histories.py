@@ -20,7 +20,7 @@ REGRESSION_SEEDS = {
     315: "a device with a hanging stage was not restarted because another client used it",
     173: "tensors-of-lost-devices-awaited",
     350: "two devices restarted at once, and one did not receive the other's address",
-    377: "two requests became suspects while they ran on other devices, and both continued",
+    377: "two requests were put in quarantine while they ran on other devices, and both continued",
     726: "a request admitted during the removal of a device waited for its tensor",
     174: "pause-without-end",
 }

@@ -19,7 +19,7 @@ from onnx.parser import parse_model
 
 import hetero
 from hetero.devices.errors import DeviceLostError, UnknownDeviceError
-from hetero.scheduler.executor import Remade
+from hetero.scheduler.executor import ReplannedModel
 from hetero.scheduler.ray.nodes import alive_nodes
 from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches, branches_output
@@ -144,7 +144,7 @@ def test_failed_load_of_placement_adds_no_device(
     assert set(deployment.devices) == {"CPU.0"}
     monkeypatch.setattr(executor._loader, "load", lambda *_: {}["CPU.1 is lost"])
     with pytest.raises(KeyError):
-        executor._add(deployment, Remade(other.placement, other.sources, {}))
+        executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
     assert set(deployment.devices) == {"CPU.0"}
     assert [model({"x": X})[0].shape for model in models]
 
@@ -157,7 +157,7 @@ def test_placement_requires_devices_with_loaded_stages(core: hetero.Core) -> Non
     deployment.devices["CPU.1"] = other.devices["CPU.1"]
     deployment.move("CPU.1", "of the process before")
     with pytest.raises(DeviceLostError, match="not loaded its stages"):
-        executor._add(deployment, Remade(other.placement, other.sources, {}))
+        executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
     assert set(deployment.placement.devices) == {"CPU.0"}
 
 
@@ -170,7 +170,9 @@ def test_placement_added_during_reload_is_kept(
     earlier, load = (changed.placement, changed.sources), executor._loader._load
 
     def add_and_load(deployment: Any, stages: Any) -> Any:
-        changed.add(Remade(other.placement, other.sources, {}), other.devices, other.num_threads)
+        changed.add(
+            ReplannedModel(other.placement, other.sources, {}), other.devices, other.num_threads
+        )
         return load(deployment, stages)
 
     monkeypatch.setattr(executor._loader, "_load", add_and_load)
@@ -205,7 +207,7 @@ def test_added_route_sends_constants_to_earlier_stages(
         ]
         deployment, other = executor._deployments
         assert (len(deployment.known.outputs), len(other.known.outputs)) == (1, 1)
-        executor._add(deployment, Remade(other.placement, other.sources, {}))
+        executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
         # Both routes share the stages of the constant and of its reader.
         assert {0, 2} < set(deployment.placement.routes[1].stages)
         for _ in range(4):  # by both routes

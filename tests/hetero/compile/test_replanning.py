@@ -17,7 +17,7 @@ from hetero.partition.partition import stage_sources
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
 from hetero.query.query_cache import QueryCache
-from hetero.scheduler.executor import Remade
+from hetero.scheduler.executor import ReplannedModel
 from hetero.scheduler.types.limits import Limits
 from tests.support.compile_requests import compile_request, descriptor
 from tests.support.graphs import build
@@ -52,9 +52,9 @@ class RecordingExecutor:
         self.placement, self.sources, self.options = placement, sources, options
         return "deployment"
 
-    def replan(self, *lost: str) -> Remade:
-        remake: Callable[[Collection[str]], Remade] = self.options["remake"]
-        return remake(lost)
+    def replan(self, *lost: str) -> ReplannedModel:
+        replan: Callable[[Collection[str]], ReplannedModel] = self.options["replan"]
+        return replan(lost)
 
 
 def support(device: str, model: Model, config: Any) -> Support:

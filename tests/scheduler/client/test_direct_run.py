@@ -117,7 +117,7 @@ def test_sent_run_is_adopted_by_its_own_events(kind: type[Any]) -> None:
     runs = [direct_run(m, number, float(number), is_sent=True) for number in (1, 2)]
     assert [run and run.route for run in runs] == [0, 1]
     assert m.next_deadline_s == 101.0
-    (drop, fail) = m.handle(ev.CancelAsked(3.0, 1))
+    (drop, fail) = m.handle(ev.CancelRequested(3.0, 1))
     assert drop == ev.DropAttempt(1, 1, 0)
     assert isinstance(fail, ev.Fail)
     assert m.state(2) is _S.DIRECT
@@ -244,7 +244,7 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: self.adopted())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.notify(ev.CancelAsked(self.now_s, data.draw(st.sampled_from(self.adopted()))))
+        self.notify(ev.CancelRequested(self.now_s, data.draw(st.sampled_from(self.adopted()))))
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:

@@ -38,7 +38,7 @@ CUTS: Mapping[str, Mapping[tuple[str, ...], float]] = {
 class Forgetful:
     """Memory that stores nothing."""
 
-    def let_go(self, address: str, key: str) -> None:
+    def schedule_free(self, address: str, key: str) -> None:
         """Ignore the release of a bundle."""
 
 

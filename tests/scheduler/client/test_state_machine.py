@@ -76,7 +76,7 @@ def test_request_beyond_byte_limit_waits_unless_alone() -> None:
     m = machine(nbytes=10)
     assert m.handle(submitted(1, nbytes=25)) == [ev.StartAttempt(1, 1)]
     assert m.handle(submitted(2, nbytes=1)) == []
-    assert m.handle(ev.CancelAsked(1.0, 1))[-1] == ev.StartAttempt(2, 1)
+    assert m.handle(ev.CancelRequested(1.0, 1))[-1] == ev.StartAttempt(2, 1)
 
 
 def test_earlier_output_sizes_count_for_later_requests() -> None:
@@ -126,7 +126,7 @@ def test_state_machines_share_bytes_without_starvation() -> None:
     one.handle(submitted(2, nbytes=30))
     assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only attempt
     assert other.handle(submitted(4, nbytes=5)) == []
-    assert one.handle(ev.CancelAsked(1.0, 1))[0] == ev.DropAttempt(1, 1)
+    assert one.handle(ev.CancelRequested(1.0, 1))[0] == ev.DropAttempt(1, 1)
     assert other.handle(ev.TimePassed(1.0)) == [ev.StartAttempt(4, 1)]
     for m in (one, other):
         m.handle(ev.Closed(2.0))
@@ -188,16 +188,16 @@ def test_cancellation_drops_the_attempt_and_admits_the_next() -> None:
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
-    drop, fail, start = m.handle(ev.CancelAsked(1.0, 1))
+    drop, fail, start = m.handle(ev.CancelRequested(1.0, 1))
     assert (drop, start) == (ev.DropAttempt(1, 1), ev.StartAttempt(2, 1))
     assert isinstance(failure(fail), RequestCancelledError)
-    assert m.handle(ev.CancelAsked(2.0, 1)) == []
+    assert m.handle(ev.CancelRequested(2.0, 1)) == []
 
 
 def test_results_of_ended_requests_are_dropped_and_reported() -> None:
     m = machine()
     m.handle(submitted(1))
-    m.handle(ev.CancelAsked(1.0, 1))
+    m.handle(ev.CancelRequested(1.0, 1))
     assert m.handle(answered(2.0, 1, 1, "y")) == []
     assert "came late" in m.story(1)[-1].event
 
@@ -344,7 +344,7 @@ def test_poison_request_fails_alone(is_silent_first: bool) -> None:
     assert num_lost == 4  # twice with others, which costs no attempt, and twice alone
 
 
-def test_suspects_run_one_by_one_despite_other_routes() -> None:
+def test_quarantined_requests_run_one_by_one_despite_other_routes() -> None:
     m = machine(route("A"), route("B"))
     for i in range(4):
         m.handle(submitted(i))
@@ -354,7 +354,7 @@ def test_suspects_run_one_by_one_despite_other_routes() -> None:
         m.handle(on[device])
         m.handle(back[device])
     records = list(m.live())
-    assert all(record.is_suspect for record in records)
+    assert all(record.is_quarantined for record in records)
     for num_lost, now_s in enumerate((2.0, 4.0, 6.0)):
         m.handle(ev.TimePassed(now_s))
         (running,) = (record for record in records if record.state is RequestState.RUNNING)
@@ -374,7 +374,7 @@ def test_repeatedly_silent_device_costs_no_attempt() -> None:
     assert m.handle(ev.DeviceEnded(9.0, "A")) == []  # it has responded since
     record = m.record(1)
     assert record is not None
-    assert (record.num_failed, record.num_lost, record.is_suspect) == (0, 0, False)
+    assert (record.num_failed, record.num_lost, record.is_quarantined) == (0, 0, False)
 
 
 def test_lost_messages_cost_attempts_without_suspicion() -> None:
@@ -416,7 +416,7 @@ def test_parked_requests_end_by_deadline_cancellation_or_close() -> None:
     m.handle(LOST)
     (expired,) = m.handle(ev.TimePassed(3.0))
     assert "parked: device A on node node-7 is gone: killed" in str(failure(expired))
-    (cancelled,) = m.handle(ev.CancelAsked(3.0, 2))
+    (cancelled,) = m.handle(ev.CancelRequested(3.0, 2))
     assert isinstance(failure(cancelled), RequestCancelledError)
     instructions = m.handle(ev.ClusterLost(4.0, ClusterError("no cluster")))
     assert [str(failure(i)) for i in instructions] == [

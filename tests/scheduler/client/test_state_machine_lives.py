@@ -117,7 +117,7 @@ class ClientLives(RuleBasedStateMachine):
     @precondition(lambda self: self.count)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self.notify(ev.CancelAsked(self.now_s, data.draw(st.integers(1, self.count))))
+        self.notify(ev.CancelRequested(self.now_s, data.draw(st.integers(1, self.count))))
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 1.0, 3.0]))
     def wait(self, seconds: float) -> None:
@@ -147,7 +147,10 @@ class ClientLives(RuleBasedStateMachine):
     @invariant()
     def what_is_held_is_counted(self) -> None:
         states = self.states()
-        assert self.m.num_in_flight == states[_S.RUNNING] + states[_S.PARKED] + states[_S.HELD]
+        assert (
+            self.m.num_in_flight
+            == states[_S.RUNNING] + states[_S.PARKED] + states[_S.AWAITING_TURN]
+        )
         assert self.m.num_in_flight <= self.limits.requests
         assert self.m.num_waiting == states[_S.WAITING] <= self.limits.waiting
         assert states[_S.RUNNING] == len(self.running)

@@ -24,7 +24,7 @@ class _Deployment:
     """A deployment that records events; a slow one takes long to accept a returned device."""
 
     key = "key"
-    remake = None
+    replan = None
     stateful = False
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
@@ -41,7 +41,7 @@ class _Deployment:
         if not self._is_slow and self.events.count("DeviceLost") == 2:
             self._is_lost_again.set()
 
-    def welcome(self, event: events.DeviceReturned) -> bool:
+    def mark_returned_if_open(self, event: events.DeviceReturned) -> bool:
         self.notify(event)
         return True
 
@@ -50,7 +50,7 @@ class _Deployments(list[_Deployment]):
     def notify(self, event: Any) -> None:
         """Ignore events for observers."""
 
-    told = notify
+    fail_lost_tensors = notify
 
 
 def _device(address: str) -> Any:
@@ -181,6 +181,6 @@ def test_device_that_moves_during_open_needs_another_open() -> None:
     deployment.device_states.mark_moved("E", ["D", "E"])
     deployment._opened_on = lambda name: []  # type: ignore[method-assign]
     deployment._ask = lambda device, method, stages: deployment.device_states.mark_moved("E", ["D"])
-    deployment._telling = threading.RLock()
+    deployment._events_lock = threading.RLock()
     deployment.open_on("D")
-    assert not deployment.welcome(events.DeviceReturned(1.0, "D"))
+    assert not deployment.mark_returned_if_open(events.DeviceReturned(1.0, "D"))
