@@ -243,7 +243,9 @@ class ClientMachine(Requests):
                 self._cluster_error = event.error
             case events.Closed():
                 self._closed = True
-        return [r for r in self._live.values() if (r.state, type(event)) in TRANSITIONS]
+        concerned = [r for r in self._live.values() if (r.state, type(event)) in TRANSITIONS]
+        # Adopted requests are the last of the live ones, but may be older than others.
+        return sorted(concerned, key=attrgetter("id"))
 
     def _step(self, request: RequestRecord, event: ClientEvent) -> list[ClientInstruction]:
         before = request.state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,6 +147,15 @@ def test_lost_cluster_admits_no_direct_run() -> None:
     assert m.handle(ev.ClusterLost(2.0, ClusterError("gone")))
     assert m.state(1) is _S.FAILED
     assert direct_run(m, 2, 2.0, is_sent=True) is None
+
+
+def test_close_fails_adopted_and_other_requests_in_order() -> None:
+    m = ClientMachine(replace(LIMITS, requests=3), [route("A")])
+    assert direct_run(m, 1, 1.0, is_sent=True)
+    m.handle(submitted(m, 2, 1.0))
+    assert direct_run(m, 3, 1.0, is_sent=True)
+    done = m.handle(ev.Closed(2.0))
+    assert [i.request_id for i in done if isinstance(i, ev.Fail)] == [1, 2, 3]
 
 
 class Twins(RuleBasedStateMachine):
