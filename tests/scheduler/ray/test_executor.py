@@ -225,6 +225,37 @@ def test_requests_of_killed_actor_are_replayed(executor: RayExecutor, tmp_path: 
     assert history.endswith("answered")
 
 
+def test_device_restarted_between_two_lanes_receives_the_message(
+    executor: RayExecutor, tmp_path: Path
+) -> None:
+    names = [f"meet_2_{tmp_path}", "add"]
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2", names=names))
+    submission = deployment.submit({"x": X})
+    wait_for(lambda: any(tmp_path.iterdir()))
+    before = deployment.devices["TOY.2"]
+    kill(executor, "TOY.2")
+    wait_for(lambda: not deployment.device_states.unavailable.isdisjoint({"TOY.2"}))
+    wait_for(lambda: not deployment.device_states.unavailable)
+    assert deployment.devices["TOY.2"].address != before.address
+    (tmp_path / "another run").touch()  # the first stage sends its outputs only now
+    np.testing.assert_array_equal(submission.future.result(300).outputs["t1"], X + 2)
+    later = deployment.submit({"x": X + 1})
+    np.testing.assert_array_equal(later.future.result(300).outputs["t1"], X + 3)
+    assert {line.attempt for line in deployment.story(later.request_id)} <= {0, 1}
+
+
+def test_closed_deployment_leaves_lanes_of_others_open(executor: RayExecutor) -> None:
+    other = executor.deploy(*chain("TOY.1", "TOY.2"))
+    closed = executor.deploy(*chain("TOY.1", "TOY.2", names=["sleep_60_", "add"]))
+    submission = closed.submit({"x": X})
+    closed.close()
+    with pytest.raises(RequestCancelledError):
+        submission.future.result(300)
+    for i in range(3):
+        result = other.submit({"x": X + i}).future.result(300)
+        np.testing.assert_array_equal(result.outputs["t1"], X + i + 2)
+
+
 def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_0.5_"))
     device = executor._devices.device("TOY.0")
