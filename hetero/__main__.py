@@ -20,7 +20,7 @@ def program() -> NoReturn:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit_at_once)
     # A signal during the imports, which take half a second, must not print a traceback.
-    from hetero.cli import main
+    from hetero.cli.main import main
     from hetero.cli.signals import handle_signals
     from hetero.scheduler.processes.process_end import run_and_exit
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hetero.cli import cli
+from hetero.cli.main import cli
 from tests.support.command_line import Shell
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 
-from hetero.cli import main
+from hetero.cli.main import main
 from tests.support.models import branches
 
 ROOT = Path(__file__).parents[2]

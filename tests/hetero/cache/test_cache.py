@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 import hetero
 from hetero.cache.folder import Cache
-from hetero.cli import cli
+from hetero.cli.main import cli
 from hetero.devices.errors import PropertyError
 from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.caches import (

@@ -20,7 +20,7 @@ from onnx.parser import parse_model
 
 import hetero
 from hetero.cache.blob import describe_blob
-from hetero.cli import cli
+from hetero.cli.main import cli
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
 from hetero.scheduler.formats.blob_file import BlobFile

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import pytest
 
-import hetero.cli  # noqa: F401 - its command hides the module `doctor`
+from hetero.cli import doctor
 from tests.support.command_line import Shell
-
-doctor = sys.modules["hetero.cli.doctor"]
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import re
 import click
 import pytest
 
-from hetero.cli import cli
 from hetero.cli.help_sections import SECTIONS
+from hetero.cli.main import cli
 from hetero.cli.planning_options import PROPERTIES
 from tests.support.command_line import Shell
 

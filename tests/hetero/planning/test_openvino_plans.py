@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hetero
-from hetero.cli import cli
+from hetero.cli.main import cli
 from hetero.devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.costs import Costs

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from hetero.cli import cli
+from hetero.cli.main import cli
 from tests.support.serving import ask, plus_one, serving
 
 ROOT = Path(__file__).parents[4]

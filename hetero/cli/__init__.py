@@ -1,0 +1,1 @@
+"""The command line ``hetero``; `hetero.cli.main` assembles its commands."""
