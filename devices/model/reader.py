@@ -276,3 +276,14 @@ def _sort(
         raise ModelError(
             f"{context}: expected an acyclic graph; nodes {cycle} form a cycle."
         ) from error
+
+
+def published_folder(model: str | Path) -> Path:
+    """Return the folder with a model's configuration and tokenizer.
+
+    It is the folder of the model file, or the one above if that folder is called ``onnx``, as for
+    models published for Transformers.js.
+    """
+    folder = Path(model).absolute().parent
+    is_below = folder.name == "onnx" and not (folder / "config.json").is_file()
+    return folder.parent if is_below else folder

@@ -11,7 +11,7 @@ import click
 
 from hetero.affinity.layer_pins import number_ranges
 from hetero.affinity.layers import find_layers
-from hetero.apps.generate.decoder_ports import decoder_file, published_folder
+from hetero.apps.generate.decoder_ports import decoder_file
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.cli.help_sections import SectionedCommand
@@ -20,6 +20,7 @@ from hetero.cli.options import model_options, with_core
 from hetero.cli.planning_options import memory_options, replicas_option
 from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.model.reader import published_folder
 from hetero.formatting import nbytes_text
 from hetero.terminal_tables import Columns, table
 

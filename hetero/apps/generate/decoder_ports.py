@@ -270,17 +270,6 @@ def decoder_file(model: str | Path) -> str | Path:
     )
 
 
-def published_folder(model: str | Path) -> Path:
-    """Return the folder with a model's configuration and tokenizer.
-
-    It is the folder of the model file, or the one above if that folder is called ``onnx``, as for
-    models published for Transformers.js.
-    """
-    folder = Path(model).absolute().parent
-    is_below = folder.name == "onnx" and not (folder / "config.json").is_file()
-    return folder.parent if is_below else folder
-
-
 def _read_configuration(folder: Path | None) -> dict[str, Any]:
     """Merge the configuration files next to a model; later files override earlier ones."""
     configuration: dict[str, Any] = {}

@@ -17,14 +17,13 @@ from hetero.apps.generate.decoder_ports import (
     decoder_file,
     find_ports,
     find_states,
-    published_folder,
     step_shapes,
 )
 from hetero.apps.generate.merged_decoder import unmerged
 from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.opset_conversion import upgrade_opset
-from hetero.devices.model.reader import Source, read_model
+from hetero.devices.model.reader import Source, published_folder, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import STATES, variables_of, with_states

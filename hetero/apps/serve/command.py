@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from hetero.apps.generate.decoder_ports import published_folder
-from hetero.apps.generate.read_decoder import read_decoder
+import hetero
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
 from hetero.apps.serve.worker_link import WorkerLink
@@ -25,6 +24,7 @@ from hetero.cli.planning_options import memory_options, replicas_option
 from hetero.cli.terminal import print_note, print_result, progress, wants_json
 from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
+from hetero.devices.model.reader import published_folder
 from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repos
 
     path = Path(command.model)
     if not path.is_dir():
-        read = read_decoder if decoder else command.core.read_model
+        read = hetero.read_decoder if decoder else command.core.read_model
         source = None if is_blob(command.model) else read(command.model)
         model_name = name or Path(command.model.rpartition(":")[2]).stem
         folder = published_folder(path)
@@ -219,7 +219,7 @@ def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repos
     def load(file: Path, options: ModelOptions) -> Any:
         if not options.join and is_blob(str(file)):
             return command.core.import_model(file, options.device or None, options.config)
-        model: Any = read_decoder(file) if options.decoder else file
+        model: Any = hetero.read_decoder(file) if options.decoder else file
         if options.join:
             files = [file / name for name in options.join]
             model = command.core.read_model(files, wires=options.wires)

@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from hetero.apps.generate.decoder_ports import Decoder
-from hetero.apps.generate.tokenizer import Detokenizer
 from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.served_model import ServedModel
 from hetero.devices.errors import OverloadedError
+
+if TYPE_CHECKING:
+    from hetero.apps.generate.decoder_ports import Decoder
+    from hetero.apps.generate.tokenizer import Detokenizer
 
 #: Generations that run at once.
 _THREADS: Final = 64
@@ -117,9 +119,18 @@ def read_generation(
         raise protocol_error(message.replace("`prompt`", f"`{prompt_name}`")) from error
 
 
+def _decoder_of(model: ServedModel) -> Decoder:
+    """Return the decoder that a model is; imported here, as most servers generate no text."""
+    try:
+        from hetero.apps.generate.decoder_ports import Decoder
+    except ImportError as error:
+        raise protocol_error(f"this server cannot generate text: {error}.") from error
+    return Decoder.of(model.compiled.source)
+
+
 def prompt_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]:
     """Return the token ids of each requested sequence: `n` for each prompt."""
-    decoder, prompt = Decoder.of(model.compiled.source), request.prompt
+    decoder, prompt = _decoder_of(model), request.prompt
     is_several = isinstance(prompt, list) and all(isinstance(one, str | list) for one in prompt)
     prompts: list[Any] = list(prompt) if is_several else [prompt]
     _check_count(len(prompts) * request.n)
@@ -136,7 +147,7 @@ def chat_rows(model: ServedModel, request: GenerationRequest) -> list[list[int]]
 
     Raises ProtocolError: the prompt is no list of messages, or not one for the model's template.
     """
-    decoder = Decoder.of(model.compiled.source)
+    decoder = _decoder_of(model)
     if not isinstance(request.prompt, list):
         raise protocol_error("expected messages: a list of {role, content}.")
     ids = model.tokenizer.encode_chat(request.prompt, request.chat_template_kwargs)
@@ -227,7 +238,7 @@ class GenerationRunner:
         if self._num_running + len(rows) > MAX_SEQUENCES:
             raise OverloadedError(f"{self._num_running} sequences are running; try again later.")
         eos = () if request.ignore_eos else None
-        context_length = Decoder.of(model.compiled.source).context_length
+        context_length = _decoder_of(model).context_length
         max_tokens = request.max_tokens or context_length or _DEFAULT_TOKENS
         stops = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
         loop, statistics = asyncio.get_running_loop(), model.statistics

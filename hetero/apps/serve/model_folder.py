@@ -22,11 +22,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from hetero.apps.generate.decoder_ports import published_folder
 from hetero.apps.serve.repository import ModelSource
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, ModelError, ModelNotFoundError
 from hetero.devices.file_reader import FileReader
+from hetero.devices.model.reader import published_folder
 
 #: The file with a model's options.
 OPTIONS_FILE: Final = "hetero.yaml"

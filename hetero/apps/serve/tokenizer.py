@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.apps.serve.errors import protocol_error
 from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
+
+if TYPE_CHECKING:
+    from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 
 _READER: Final = FileReader(
     "tokenizer file", ArgumentError, "Download it again from the model's publisher."
@@ -32,6 +34,8 @@ class PromptTokenizer:
         self._problem = "the model's folder has no tokenizer.json"
         if folder is None or not (folder / "tokenizer.json").is_file():
             return
+        from hetero.apps.generate.tokenizer import Tokenizer  # only models that generate text
+
         try:
             self._tokenizer = Tokenizer(folder)
         except ArgumentError as error:  # raised when a text is encoded
@@ -60,7 +64,11 @@ class PromptTokenizer:
 
     def stream(self, after: Sequence[int] = ()) -> Detokenizer | None:
         """Return the text of tokens that follow others; None if there is no tokenizer."""
-        return Detokenizer(self._tokenizer, after) if self._tokenizer else None
+        if self._tokenizer is None:
+            return None
+        from hetero.apps.generate.tokenizer import Detokenizer
+
+        return Detokenizer(self._tokenizer, after)
 
     def encode_chat(self, messages: Sequence[Any], variables: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a chat; `variables` are more variables of the template."""
