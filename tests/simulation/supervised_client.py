@@ -18,7 +18,7 @@ from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.simulation.client import SimulatedClient, SimulatedDeployment
 from hetero.scheduler.simulation.device import SimulatedDevice
 from hetero.scheduler.simulation.simulator import SimEvent
-from hetero.scheduler.types.events import ClientEvent, DeviceLost, DeviceReturned
+from hetero.scheduler.types.events import ClientEvent, DeviceLost, DeviceRemoved, DeviceReturned
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.placement import Placement
 from tests.simulation.faulty_cluster import FaultyCluster
@@ -43,9 +43,16 @@ class SupervisedDeployment(SimulatedDeployment):
         super().__init__(client, key, placement, limits)
 
     def notify(self, event: ClientEvent) -> None:
-        if isinstance(event, DeviceLost):
+        if isinstance(event, DeviceLost | DeviceRemoved):
             self.device_states.mark_lost(event.device)
         super().notify(event)
+
+    def exclude(self, order: Exclude) -> None:
+        """Do without a device, if the other routes suffice: there is no planner to add one."""
+        excluded = self.device_states.excluded | {order.device}
+        if any(excluded.isdisjoint(route.plan.devices) for route in self.placement.routes):
+            self.device_states.exclude([order.device])
+            self.notify(DeviceRemoved(order.now_s, order.device, order.node, order.cause))
 
 
 class SupervisedClient(SimulatedClient):
@@ -78,6 +85,8 @@ class SupervisedClient(SimulatedClient):
         #: Observed processes of devices by address, and addresses without heartbeats.
         self._observed_devices: dict[str, SimulatedDevice] = {}
         self._silent_addresses: set[str] = set()
+        #: Devices that are loading stages.
+        self._loading: set[str] = set()
         #: Devices that the pool supervisor has restarted.
         self._published_devices: dict[str, SimulatedDevice] = {}
         #: Actions to process, in order.
@@ -217,7 +226,12 @@ class SupervisedClient(SimulatedClient):
             self.simulator.note(f"{self.process.name}: {type(order).__name__} {order.device}")
             if isinstance(order, Restart):
                 self.simulator.spawn(partial(self._restart, order))
-            elif not isinstance(order, Exclude):
+            elif isinstance(order, Exclude):
+                for deployment in self.deployments:
+                    is_used = order.device in deployment.placement.devices
+                    if is_used and order.device not in self._loading:
+                        deployment.exclude(order)
+            else:
                 self.deployments.notify(order)
                 for deployment in self.deployments:
                     if order.device not in deployment.placement.devices:
@@ -262,7 +276,10 @@ class SupervisedClient(SimulatedClient):
             device = self.cluster.restart(name, order.address, order.keep)
         else:
             device = self._await_restart(name, order.address)
-        if device is None or not self._load_stages(device):
+        self._loading.add(name)
+        is_loaded = device is not None and self._load_stages(device)
+        self._loading.discard(name)
+        if device is None or not is_loaded:
             self.observe(self._liveness.start_failed, name)
             return
         self._watch(device)
@@ -303,6 +320,7 @@ class SupervisedClient(SimulatedClient):
                 is_reachable = self.cluster.is_reachable(other.process, self.process)
                 if is_reachable and not call.wait(_CALL_S):
                     return False
+            deployment.device_states.mark_loaded(name)
             if deployment.is_closed:
                 self._call(device, partial(device.unload, deployment.key))
         return True
