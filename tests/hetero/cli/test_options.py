@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from hetero.cli import cli
+from hetero.cli.main import cli
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:

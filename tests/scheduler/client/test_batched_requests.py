@@ -182,7 +182,7 @@ def test_events_of_single_or_unknown_batches_are_not_shared(
     batch: tuple[Batcher, list[RequestRecord]],
 ) -> None:
     batcher, records = batch
-    assert batcher.share(ev.CancelAsked(0.5, 5), whole_at(2)) is None
+    assert batcher.share(ev.CancelRequested(0.5, 5), whole_at(2)) is None
     assert batcher.share(part(5, 1, 4), whole_at(2)) is None  # an earlier attempt
     assert batcher.share(part(6, 2, 4), whole_at(2)) is None  # not the first of the batch
     alone = RequestRecord(ev.Submitted(0.0, 9, 4, 9.0), 9, 9.0, attempt=1)

@@ -68,7 +68,7 @@ def test_tensors_are_lost_with_their_device(
     deployments.notify(event)
     assert [observer.events for observer in observers] == [[event] * is_observed] * 2
     assert [deployment.lost for deployment in both] == [["A"] * lost_before] * 2
-    deployments.told(event)
+    deployments.fail_lost_tensors(event)
     assert [deployment.lost for deployment in both] == [["A"] * (lost_before + lost_after)] * 2
 
 
