@@ -1,6 +1,6 @@
 """Reasons to split a model: each case compares a split with the alternatives on this machine.
 
-``python -m benchmarks.why [faster] [survives] [--json]``. Both cases take less than two minutes.
+``python -m benchmarks.why [faster] [survives] [fits] [--json]``. The cases take a few minutes.
 
 ``faster``: a text classifier, whose input is words. An `ai.onnx.ml` LabelEncoder maps the words to
 ids for an encoder with the dimensions of all-MiniLM-L6-v2 (6 layers, width 384, 12 heads) and
@@ -8,6 +8,10 @@ random weights. OpenVINO has no strings and refuses the model; ONNX Runtime runs
 ``HETERO:OV,ORT`` runs the vocabulary on ONNX Runtime and the encoder on OpenVINO. Whether that is
 faster depends on the processor. The peers are a plain onnxruntime session and hetero on each device
 alone, all with every core. They take turns, one request at a time, in this process.
+
+``fits``: a decoder with 250 MB of weights under devices that may take 320 MB each. One device alone
+runs out of memory; a plan that fits splits it over two and yields the tokens of devices without a
+limit. `benchmarks.fit` is the same with 1 GB.
 
 ``survives``: a decoder whose layers are split over two device processes generates a text. One
 process is killed in the middle. The tokens are compared with those of a plain onnxruntime session.
@@ -28,6 +32,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import hetero
+from benchmarks.fit import demonstrate
 from benchmarks.networks import bert
 from benchmarks.null_models import call
 from benchmarks.sessions import bare_session
@@ -45,6 +50,9 @@ _VOCABULARY: Final = 2000
 _RTOL: Final = 1e-3
 _PROMPT: Final = [3, 14, 15, 9, 2, 6]
 _TOKENS: Final = 48
+#: Weights of the decoder that fits no device, and the memory of each device.
+_MEGABYTES: Final = 250
+_LIMIT_NBYTES: Final = 320_000_000
 
 
 def text_classifier() -> onnx.ModelProto:
@@ -147,6 +155,17 @@ def survives() -> Iterator[dict[str, Any]]:
             }
 
 
+def fits() -> Iterator[dict[str, Any]]:
+    """Yield the outcomes of one limited device, of a plan that fits two, and of a loss."""
+    for row in demonstrate(_MEGABYTES, _LIMIT_NBYTES, _TOKENS // 2):
+        yield {
+            "case": "fits",
+            "variant": row["case"],
+            "times_as_fast": row.get("ratio"),
+            "outcome": row["outcome"],
+        }
+
+
 def _compare_tokens(tokens: Sequence[int], expected: Sequence[int]) -> str:
     """Return the number of tokens as text; RuntimeError if they differ from the expected ones."""
     if list(tokens) != list(expected):
@@ -179,7 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", choices=[[], "faster", "survives"], help="default: all")
+    names = ["faster", "survives", "fits"]
+    parser.add_argument("cases", nargs="*", choices=[[], *names], help="default: all")
     parser.add_argument("--seconds", type=float, default=10.0, help="per variant")
     parser.add_argument("--rounds", type=int, default=5, help="number of turns")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -187,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases: Mapping[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "faster": partial(faster, options.seconds, options.rounds),
         "survives": survives,
+        "fits": fits,
     }
     rows = [row for name in options.cases or cases for row in cases[name]()]
     print_rows(rows, options.json)

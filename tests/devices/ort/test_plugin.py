@@ -333,3 +333,14 @@ def test_body_with_the_names_of_query_values_is_supported():
     assert not PLUGIN.query_model(model).unsupported
     result = PLUGIN.compile_model(model)({"n": 3, "c": True, "x": [1.0, 2.0]})
     np.testing.assert_array_equal(result["y"], [8, 16])
+
+
+def test_mapped_weights_give_equal_results():
+    weights = np.random.default_rng(1).standard_normal((70, 50), dtype=np.float32)
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[3, 70] x) => (float[3, 50] y) { y = MatMul(x, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    x = np.random.default_rng(2).standard_normal((3, 70), dtype=np.float32)
+    for config in ({}, {"ORT_MAPPED_WEIGHTS": True}):
+        with PLUGIN.compile_model(read_model(model), config) as compiled:
+            np.testing.assert_allclose(compiled([x])[0], x @ weights, rtol=1e-4, atol=1e-4)

@@ -267,3 +267,9 @@ def test_weights_of_several_stages_on_a_device_add_up() -> None:
     for nbytes, fits in ((24, True), (23, False)):
         remaining = [descriptor("X.1", memory_nbytes=nbytes), descriptor("Y.0")]
         assert (move_from_lost_devices(placement, ["X.0"], remaining) is not None) == fits
+
+
+def test_memory_of_lost_devices_is_removed() -> None:
+    request = compile_request("X.0", "X.1", DEVICE_MEMORY_NBYTES={"X.0": 1000, "X.1": 2000})
+    remaining = without_devices(request, {"X.1"})
+    assert remaining.hetero_config["DEVICE_MEMORY_NBYTES"] == {"X.0": 1000}
