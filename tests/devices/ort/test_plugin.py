@@ -342,5 +342,5 @@ def test_mapped_weights_give_equal_results():
     model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     x = np.random.default_rng(2).standard_normal((3, 70), dtype=np.float32)
     for config in ({}, {"ORT_MAPPED_WEIGHTS": True}):
-        with PLUGIN.compile_model(read_model(model), config) as compiled:
-            np.testing.assert_allclose(compiled([x])[0], x @ weights, rtol=1e-4, atol=1e-4)
+        compiled = PLUGIN.compile_model(read_model(model), config)
+        np.testing.assert_allclose(compiled([x])[0], x @ weights, rtol=1e-4, atol=1e-4)
