@@ -784,7 +784,8 @@ class Core:
         placements, request = self._import_request(blob, model, device_map, options)
         sources = import_sources(blob, placements, request)
         deployment = self._compiler.deploy(placements, sources, request)
-        return self._compiler.create_model(model, request, deployment)
+        cache = open_cache(request.hetero_config)
+        return self._compiler.create_model(model, request, deployment, cache)
 
     def check(
         self,

@@ -33,7 +33,7 @@ from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.types.plan import Plan
-from hetero.verify.verdict import Verification
+from hetero.verify.verdict import REFERENCE, PartVerdict, Verification, is_vendor
 
 #: Value of MODEL_PRIORITY -> priority of the model's requests.
 _PRIORITIES: Final = {"LOW": -1, "MEDIUM": 0, "HIGH": 1}
@@ -69,8 +69,8 @@ class CompiledModel(BaseCompiledModel):
         #: Seconds that the cache saved: those of the compilation that filled it, minus those of
         #: this one; None without a cache hit.
         self.cache_saved_s: float | None = None
-        #: Verdicts on its subgraphs; empty with ``VERIFY=NO`` and for a cached or imported model.
-        self.verification = Verification()
+        #: Verdicts of the compilation, and the reason why other subgraphs have none.
+        self._verified: tuple[Verification, str] = (Verification(), "")
         profiles = any(
             configuration.get("PERF_COUNT")
             for configuration in self._device_configurations.values()
@@ -101,6 +101,29 @@ class CompiledModel(BaseCompiledModel):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def verification(self) -> Verification:
+        """Verdicts on its subgraphs, including those of a plan after the loss of a device.
+
+        Empty with ``VERIFY=NO``.
+        """
+        verification, reason = self._verified
+        if self.request.hetero_config["VERIFY"] == "NO":
+            return verification
+        verified = {(v.device, v.node_names) for v in verification.verdicts}
+        vendors = {d.name for d in self.request.descriptors if is_vendor(d)}
+        unverified = [
+            PartVerdict(s.device, REFERENCE, s.node_names, "not verified", reason)
+            for placement in self.placements
+            for s in placement.partition.subgraphs
+            if s.device in vendors and (s.device, s.node_names) not in verified
+        ]
+        return replace(verification, verdicts=(*verification.verdicts, *unverified))
+
+    def set_verification(self, verification: Verification, reason: str) -> None:
+        """Set the verdicts of the compilation, and why subgraphs without a verdict have none."""
+        self._verified = verification, reason
 
     @property
     def target(self) -> DeployedModel:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Final
 
 from hetero.batching.batch_axis import with_open_batch_axis
 from hetero.batching.batchability import require_batchable
@@ -46,6 +47,10 @@ from hetero.verify.verifier import Progress, Session, Verifier
 
 _log = logging.getLogger(__name__)
 
+#: Reasons why a subgraph has no verdict.
+_IMPORTED: Final = "it was imported; compile the model again to verify it"
+_PLANNED_AGAIN: Final = "it was planned again after the loss of a device"
+
 
 class Compiler:
     """Compiles models on the devices of an executor."""
@@ -76,7 +81,7 @@ class Compiler:
         deployment, cached = self._deploy_cached(model, request, cache, session)
         is_cached = cached is not None
         compiled = self.create_model(model, request, deployment, cache, is_cached=is_cached)
-        compiled.verification = session.result
+        compiled.set_verification(session.result, _PLANNED_AGAIN)
         if cached is not None and cached.compile_s is not None:
             load_s = time.perf_counter() - began_s
             compiled.cache_saved_s = max(0.0, cached.compile_s - load_s)
@@ -102,6 +107,9 @@ class Compiler:
             return self.compile(model.with_inputs(names), unbatched, cache).target
 
         compiled = CompiledModel(deployment, request, loaded_from_cache=is_cached)
+        session = self._verifier.session(model, request, cache)
+        session.recall(compiled.placements)
+        compiled.set_verification(session.result, _IMPORTED)
         compiled.target.compile_with_inputs = compile_with_inputs
         if bounds := range_of(request.hetero_config["REPLICAS"]):
             self._autoscale(compiled, model, request, bounds)

@@ -74,6 +74,11 @@ def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> st
     return None if is_positive else "a scale that is not positive"
 
 
+def _sequence_lengths(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    lengths = inputs[4] if len(inputs) > 4 else None
+    return None if lengths is None or np.all(lengths) else "a sequence without steps"
+
+
 #: Operator -> check of its inputs; it returns a reason or None.
 _CHECKS: Final[Mapping[str, _Check]] = {
     "Cast": _cast,
@@ -82,6 +87,9 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "Mod": _divide,
     "BitShift": _shift,
     "Pow": _power,
+    "RNN": _sequence_lengths,
+    "GRU": _sequence_lengths,
+    "LSTM": _sequence_lengths,
     "QuantizeLinear": _quantize,
     "DequantizeLinear": _quantize,
     "QLinearConv": _quantize,

@@ -8,12 +8,15 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from hetero.devices.plugin.support import Refusal
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.verify.difference import Difference
 
 #: ``agrees``: equal within tolerance. ``refused``: the vendor is wrong, and other devices run the
 #: nodes. ``kept``: the vendor is wrong, but no other device can run the nodes. ``disputed``: a
 #: third device agrees with the vendor, against the reference. ``not verified``: with the reason.
 Status = Literal["agrees", "refused", "kept", "disputed", "not verified"]
+#: Plugin of the reference device.
+REFERENCE: Final = "CPU"
 #: Nodes that a sentence names.
 _MAX_NAMES: Final = 3
 
@@ -142,6 +145,11 @@ class Verification:
         """Return plain values for JSON; NaN becomes None."""
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
+
+
+def is_vendor(device: DeviceDescriptor) -> bool:
+    """Return whether the results of a device are verified against the reference."""
+    return device.plugin != REFERENCE and device.computes
 
 
 def refusals_of(verdict: PartVerdict) -> dict[str, Refusal]:

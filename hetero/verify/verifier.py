@@ -32,13 +32,18 @@ from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
 from hetero.verify.part_check import CheckResult, PartCheck
 from hetero.verify.reference_values import ReferenceValues, only_shapes
 from hetero.verify.tolerance import unit_of
-from hetero.verify.verdict import PartVerdict, Status, Verification, refusals_of
+from hetero.verify.verdict import (
+    REFERENCE,
+    PartVerdict,
+    Status,
+    Verification,
+    is_vendor,
+    refusals_of,
+)
 from hetero.verify.verdict_store import VerdictStore
 
 _log = logging.getLogger(__name__)
 
-#: Plugin of the reference device.
-REFERENCE: Final = "CPU"
 #: Called with the number of parts checked, the number of parts, and a text.
 Progress = Callable[[int, int, str], None]
 #: Additional memory of a verification process.
@@ -82,7 +87,7 @@ class Verifier:
         known = {
             device.name: self.store.refusals(model, device.name, request, cache)
             for device in request.descriptors
-            if device.plugin != REFERENCE and device.computes
+            if is_vendor(device)
         }
         return {device: nodes for device, nodes in known.items() if nodes}
 
@@ -149,9 +154,7 @@ class Session:
     @cached_property
     def _vendors(self) -> frozenset[str]:
         """Names of the devices to verify."""
-        return frozenset(
-            d.name for d in self.request.descriptors if d.plugin != REFERENCE and d.computes
-        )
+        return frozenset(d.name for d in self.request.descriptors if is_vendor(d))
 
     def prepare(self) -> None:
         """Start the reference's process, while the model is placed."""
@@ -174,19 +177,9 @@ class Session:
             self.seconds += time.perf_counter() - began_s
 
     def _verify(self, placements: Sequence[PlacedPartition]) -> bool:
-        subgraphs = {
-            (s.device, s.model.content_hash): s
-            for placement in placements
-            for s in placement.partition.subgraphs
-            if s.device in self._vendors
-        }
+        subgraphs = self._vendor_subgraphs(placements)
         new = {key: s for key, s in subgraphs.items() if key not in self._verdicts}
-        for (device, part_key), subgraph in new.items():
-            known = self.store.find(self.model, device, self.request, self.cache)
-            if part_key in known:
-                self._verdicts[device, part_key] = replace(
-                    known[part_key], device=device, node_names=subgraph.node_names
-                )
+        self._recall(new)
         unknown = {key: s for key, s in new.items() if key not in self._verdicts}
         self._check_all(unknown)
         is_final = True
@@ -203,6 +196,30 @@ class Session:
             if self._refuse(device, wrong_nodes):
                 is_final = False
         return is_final
+
+    def recall(self, placements: Sequence[PlacedPartition]) -> None:
+        """Take over the known verdicts on the parts of placements, without new checks."""
+        if self.is_enabled:
+            self._recall(self._vendor_subgraphs(placements))
+
+    def _recall(self, subgraphs: Mapping[tuple[str, str], Subgraph]) -> None:
+        for (device, part_key), subgraph in subgraphs.items():
+            known = self.store.find(self.model, device, self.request, self.cache)
+            if part_key in known:
+                self._verdicts[device, part_key] = replace(
+                    known[part_key], device=device, node_names=subgraph.node_names
+                )
+
+    def _vendor_subgraphs(
+        self, placements: Sequence[PlacedPartition]
+    ) -> dict[tuple[str, str], Subgraph]:
+        """Return the subgraphs on vendors' devices, by device and content hash."""
+        return {
+            (s.device, s.model.content_hash): s
+            for placement in placements
+            for s in placement.partition.subgraphs
+            if s.device in self._vendors
+        }
 
     def _check_all(self, subgraphs: Mapping[tuple[str, str], Subgraph]) -> None:
         """Check parts, and store their verdicts."""

@@ -23,6 +23,8 @@ SMALLEST = np.iinfo(np.int32).min
         ("Add(a, b)", "float", ([1.0, np.nan], [0.0, 0.0]), "not finite"),
         ("Pow(a, b)", "int32", ([10, 2], [20, 1]), "power of an integer"),
         ("Pow(a, b)", "int32", ([10, 2], [3, 1]), None),
+        ("RNN<hidden_size = 1>(a, a, a, , b)", "int32", ([1, 1], [0, 2]), "without steps"),
+        ("RNN<hidden_size = 1>(a, a, a, , b)", "int32", ([1, 1], [1, 2]), None),
     ],
 )
 def test_undefined_result_has_a_reason(

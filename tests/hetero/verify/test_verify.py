@@ -268,6 +268,8 @@ def test_verdicts_are_known_after_the_first_compilation(
         with second.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
             assert compiled.get_property("LOADED_FROM_CACHE")
             assert compiled.affinity["centred"] == "CPU"
+            statuses = [verdict.status for verdict in compiled.verification.verdicts]
+            assert sorted(statuses) == ["agrees", "agrees", "refused"]
         # Another plan of the same model uses the same verdicts.
         for file in tmp_path.glob("*.hetero"):
             file.unlink()
@@ -283,6 +285,17 @@ def test_verdicts_are_known_after_the_first_compilation(
         report = hetero.report.build_report(survey)
         row = next(d for d in report["devices"] if d["name"] == "VENDOR")
         assert row["verification"] == survey.verification["VENDOR"]
+
+
+def test_imported_model_is_verified_only_if_its_verdicts_are_known(core: hetero.Core) -> None:
+    compiled = core.compile_model(small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"})
+    blob = compiled.export_model()
+    assert [v.status for v in core.import_model(blob).verification.verdicts] == ["agrees"]
+    with hetero.Core("inprocess", plugins=[FaultyVendor]) as other:
+        (verdict,) = other.import_model(blob).verification.verdicts
+        assert (verdict.status, verdict.node_names) == ("not verified", ("first", "middle", "last"))
+        assert "imported" in verdict.reason
+        assert other.import_model(blob, config={"VERIFY": "NO"}).verification.verdicts == ()
 
 
 def test_random_operators_are_not_verified(core: hetero.Core) -> None:
