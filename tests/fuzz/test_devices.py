@@ -1,0 +1,180 @@
+"""Differential fuzzing of the vendors' devices, whose subgraphs are verified: no wrong result.
+
+Operators and networks run on ``HETERO:<device>,CPU``, whole and cut, with static and open sizes.
+``HETERO_FUZZ_CASES`` sets their number and ``HETERO_FUZZ_SEED`` the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from hetero.devices.conformance.drawn_cases import random_case
+from hetero.devices.errors import HeteroError
+from hetero.devices.model.attributes import is_random
+from tests.fuzz.networks import SIZE, RandomNetwork
+from tests.fuzz.oracles import ORACLES, WORKER, differences
+from tests.support.graphs import feeds, random_affinity, random_model
+from tests.support.small_models import run_cpu
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+CASES = int(os.environ.get("HETERO_FUZZ_CASES", "200"))
+SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
+#: Device -> the package of its runtime, and the oracle that is the same runtime.
+DEVICES = {
+    "ORT": ("onnxruntime", "ONNX Runtime"),
+    "OV": ("openvino", ""),
+    "ORT_GGML": ("onnxruntime_ggml", ""),
+}
+CONFIG = {"VERIFY": "YES"}
+
+
+@pytest.fixture(params=[name for name, (package, _) in DEVICES.items() if find_spec(package)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def core() -> Iterator[hetero.Core]:
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        hetero.Core(executor="inprocess", devices={"CPU": 2}) as core,
+    ):
+        warnings.simplefilter("ignore")
+        yield core
+    WORKER.close()
+
+
+def with_open_sizes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model whose inputs have unknown sizes."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for port in copy.graph.input:
+        for dimension in port.type.tensor_type.shape.dim:
+            dimension.Clear()
+    return copy
+
+
+def run(core: hetero.Core, model: Any, device: str, inputs: Mapping[str, Any]) -> list[Any] | str:
+    """Return the outputs on a device with fallback to CPU, or the error."""
+    try:
+        with core.compile_model(model, f"HETERO:{device},CPU", CONFIG) as compiled:
+            return list(compiled(inputs).to_tuple())
+    except HeteroError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def report(failures: list[str], counts: Counter[str]) -> None:
+    print(f"HETERO_FUZZ_SEED={SEED} {dict(counts)}")
+    lines = "\n".join(failures[:100])
+    assert not failures, f"{len(failures)} wrong results, HETERO_FUZZ_SEED={SEED}:\n{lines}"
+
+
+def test_drawn_operators_are_right(core: hetero.Core, device: str) -> None:
+    """A result is wrong if it differs from CPU's and from those of all oracles."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for i in range(CASES):
+        random = np.random.default_rng((SEED, i, 3))
+        case = random_case(random)
+        model = case.model()
+        if is_random(model.graph.node[0]):
+            continue
+        if random.random() < 0.5:
+            model = with_open_sizes(model)
+        try:
+            expected = run_cpu(case.model(), case.feeds())
+        except HeteroError:
+            counts["refused by CPU"] += 1
+            continue
+        actual = run(core, model, device, case.feeds())
+        if isinstance(actual, str):
+            counts["error"] += 1  # never a wrong result; other tests check refusals
+            continue
+        counts["compared"] += 1
+        text = differences(actual, expected)
+        if text and not any(
+            not differences(actual, outputs)
+            for name, oracle in ORACLES.items()
+            if name != DEVICES[device][1] and (outputs := outputs_of(oracle, case)) is not None
+        ):
+            failures.append(f"#{i} {case}: {text[:300]}")
+    report(failures, counts)
+
+
+def outputs_of(oracle: Any, case: Any) -> list[Any] | None:
+    """Return an oracle's outputs of a case; None if it has none."""
+    try:
+        outputs: list[Any] = oracle(case)
+    except Exception:  # oracles raise many types
+        return None
+    return outputs
+
+
+def test_graphs_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
+    failures = []
+    for i in range(CASES // 10):
+        seed = int(np.random.default_rng((SEED, i, 4)).integers(1 << 30))
+        model = random_model(seed, 4 + seed % 25)
+        inputs = feeds(model, seed)
+        expected = list(core.compile_model(model, "CPU")(inputs).to_tuple())
+        pins = random_affinity(model, ["CPU.0", "CPU.1"], seed)
+        some_pins = dict(list(pins.items())[:: 1 + seed % 3])
+        for affinity in ({}, some_pins):
+            devices = f"HETERO:{device},CPU.0,CPU.1"
+            with core.compile_model(model, devices, CONFIG, affinity=affinity) as compiled:
+                if text := differences(list(compiled(inputs).to_tuple()), expected):
+                    failures.append(f"graph seed {seed} cut={bool(affinity)}: {text}")
+    report(failures, Counter())
+
+
+def test_networks_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
+    failures = []
+    counts: Counter[str] = Counter()
+    for i in range(CASES // 4):
+        seed = int(np.random.default_rng((SEED, i, 5)).integers(1 << 30))
+        network = RandomNetwork(seed, 2 + seed % 12)
+        model = network.model()
+        requests = [network.inputs(), network.inputs(SIZE + 4), network.inputs(SIZE)]
+        reference = core.compile_model(model, "CPU")
+        expected = [list(reference(inputs).to_tuple()) for inputs in requests]
+        middle = model.graph.node[len(model.graph.node) // 2].name
+        for affinity in ({}, {middle: "CPU.1"}):
+            devices = f"HETERO:{device},CPU.0,CPU.1"
+            with core.compile_model(model, devices, CONFIG, affinity=affinity) as compiled:
+                verification = compiled.verification
+                counts.update(verdict.status for verdict in verification.verdicts)
+                for inputs, outputs in zip(requests, expected, strict=True):
+                    if text := quantized_differences(compiled(inputs).to_tuple(), outputs, network):
+                        statuses = [verdict.status for verdict in verification.verdicts]
+                        failures.append(
+                            f"network seed {seed} cut={bool(affinity)}: {text} {statuses}"
+                        )
+                        break
+    report(failures, counts)
+
+
+def quantized_differences(actual: Any, expected: list[Any], network: RandomNetwork) -> str:
+    """Return the differences; a few elements may be rounded to another step."""
+    has_steps = any(
+        node.op_type in ("QuantizeLinear", "Floor", "Ceil", "Sign") for node in network.nodes
+    )
+    if not has_steps:
+        return differences(list(actual), expected)
+    for a, b in zip(actual, expected, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return differences([a], [b])
+        close = np.isclose(a, b, 1e-3, 1e-3 * (1 + np.abs(b).max(initial=0)), equal_nan=True)
+        if np.count_nonzero(~close) > 0.05 * a.size:
+            return f"{np.count_nonzero(~close)} of {a.size} elements differ"
+    return ""
