@@ -303,7 +303,8 @@ class Core:
         ArgumentError
             The server cannot listen on the address.
         """
-        server = MetricsServer(self._devices.observers, self._devices.load, host, port)
+        more = self._verifier.live_counts.counters
+        server = MetricsServer(self._devices.observers, self._devices.load, host, port, more)
         self._observers.append(server)
         return server
 

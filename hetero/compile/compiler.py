@@ -111,6 +111,11 @@ class Compiler:
         session.recall(compiled.placements)
         compiled.set_verification(session.result, _IMPORTED)
         compiled.target.compile_with_inputs = compile_with_inputs
+
+        def placements() -> Sequence[PlacedPartition]:
+            return [route.origin for route in deployment.routes]
+
+        compiled.target.sampler = self._verifier.sampler(session, placements)
         if bounds := range_of(request.hetero_config["REPLICAS"]):
             self._autoscale(compiled, model, request, bounds)
         return compiled
@@ -188,6 +193,7 @@ class Compiler:
                     request, corrections[device] = self._planner.reduce_budget(request, device)
                     _log.warning("model=%s: %s: %s", model.name, corrections[device], error)
                     continue
+                session.recall(plan.placements if cached is not None else ())
                 session.report()
                 if cached is None:
                     plan = replace(plan, compile_s=time.perf_counter() - began_s)

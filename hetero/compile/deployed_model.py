@@ -21,6 +21,7 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import NodeTimes
 from hetero.scheduler.executor import Deployment, Submission
+from hetero.verify.live_samples import LiveSampler
 
 
 class DeployedModel:
@@ -54,6 +55,8 @@ class DeployedModel:
         self.compile_with_inputs: Callable[[frozenset[str]], DeployedModel] | None = None
         #: Starts and stops further replicas, if ``REPLICAS`` is a range.
         self.autoscaler: Autoscaler | None = None
+        #: Repeats a share of the requests on the reference, if any.
+        self.sampler: LiveSampler | None = None
         self._models_by_inputs: dict[frozenset[str], DeployedModel] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, deployment.close_later)
@@ -85,7 +88,10 @@ class DeployedModel:
                 deployed_model = self._models_by_inputs.get(optional_names)
             if deployed_model is not None:  # None if this model is closed
                 return deployed_model.submit(values, request)
-        return (self.autoscaler or self._deployment).submit(values, request)
+        submission = (self.autoscaler or self._deployment).submit(values, request)
+        if self.sampler is not None:
+            self.sampler.watch(submission, values)
+        return submission
 
     def autoscale(self, autoscaler: Autoscaler) -> None:
         """Route requests by an autoscaler, whose first replica is this deployment."""

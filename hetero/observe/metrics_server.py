@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hetero.devices.errors import ArgumentError, HeteroError
+from hetero.scheduler.observe.counter_rows import CounterRows
 from hetero.scheduler.observe.load import Load
 from hetero.scheduler.observe.observer import Observer
 
@@ -24,7 +25,12 @@ class MetricsServer:
     """
 
     def __init__(
-        self, observers: list[Observer], load: Callable[[], Load], host: str, port: int
+        self,
+        observers: list[Observer],
+        load: Callable[[], Load],
+        host: str,
+        port: int,
+        more_counters: Callable[[], Iterable[CounterRows]] = tuple,
     ) -> None:
         # prometheus_client takes long to import.
         from prometheus_client import CollectorRegistry, start_http_server
@@ -33,6 +39,7 @@ class MetricsServer:
 
         self._observers = observers
         self._metrics = Metrics(load)
+        self._more_counters = more_counters
         self._host = host
         self._is_failing = False
         registry = CollectorRegistry()
@@ -63,7 +70,7 @@ class MetricsServer:
     def collect(self) -> list[Metric]:
         """Return the current figures; an empty list while the cluster does not answer."""
         try:
-            families = self._metrics.families()
+            families = self._families()
         except HeteroError as error:
             if not self._is_failing:
                 _log.warning("no metrics at %s: %s", self.url, error)
@@ -74,7 +81,18 @@ class MetricsServer:
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format."""
-        return write_text(self._metrics.families())
+        return write_text(self._families())
+
+    def _families(self) -> list[Metric]:
+        from prometheus_client.metrics_core import CounterMetricFamily
+
+        families = self._metrics.families()
+        for rows in self._more_counters():
+            counter = CounterMetricFamily(rows.name, rows.text, labels=rows.labels)
+            for labels, number in rows.values.items():
+                counter.add_metric(labels, number)
+            families.append(counter)
+        return families
 
     def close(self) -> None:
         """Stop to count and to serve."""

@@ -307,6 +307,16 @@ HETERO_PROPERTIES: Final = PropertyTable(
         shapes_result=True,
     ),
     Property(
+        "VERIFY_SAMPLE",
+        float,
+        0.0,
+        mutable=True,
+        doc="Share of the requests that CPU repeats in idle time, to compare the results; 0 turns "
+        "it off. Differences are logged and counted as metrics, with the nodes at fault.",
+        minimum=0,
+        maximum=1,
+    ),
+    Property(
         "CACHE_DIR",
         str,
         "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -38,7 +38,7 @@ _WRONG_KINDS: Final = frozenset({"error", "crash"})
 class PartDraw:
     """Inputs of a part, with the reference's outputs if they are known."""
 
-    kind: Kind
+    kind: Kind | Literal["request"]
     inputs: Mapping[str, Value] = field(repr=False)
     expected: Mapping[str, Value] | None = field(default=None, repr=False)
 
@@ -90,10 +90,10 @@ class PartCheck:
                 return CheckResult(not_verified=result.reason)
             if isinstance(result, RunFailure) and result.kind == "error" and works:
                 continue  # the reference may accept inputs that are invalid
-            if not self._difference(self.part, expected[i], {}, result):
+            if not self.difference(self.part, expected[i], {}, result):
                 continue
             (shaken,) = self.shaken_reference(self.part, [inputs[i]])
-            if not self._difference(self.part, expected[i], shaken, result):
+            if not self.difference(self.part, expected[i], shaken, result):
                 continue
             numbers = valid if _is_crash(result) else [i]
             outcome = self._locate([self.draws[n] for n in numbers], result)
@@ -111,7 +111,7 @@ class PartCheck:
             return [*known]
         return self.reference(self.part, [draw.inputs for draw in self.draws])
 
-    def _difference(
+    def difference(
         self,
         model: Model,
         expected: RunResult,
@@ -357,7 +357,7 @@ class _Search:
         """Compare a device's outputs with the reference's values."""
         if any(port.name not in self.values for port in sub.outputs):
             return None
-        return self._check._difference(sub, self.values, self._shaken, actual)
+        return self._check.difference(sub, self.values, self._shaken, actual)
 
     def _run_and_compare(self, sub: Model) -> Difference | str | None:
         return self.difference(sub, self.run(self._check.vendor, sub))
@@ -383,7 +383,7 @@ def _names_and_types(nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(node.name for node in nodes), tuple(node.op_type for node in nodes)
 
 
-def _described_inputs(kind: Kind, model: Model, values: Mapping[str, Value]) -> tuple[str, ...]:
+def _described_inputs(kind: str, model: Model, values: Mapping[str, Value]) -> tuple[str, ...]:
     ports = (_described(port.name, values.get(port.name)) for port in model.inputs)
     return (f"{kind} inputs", *ports)
 

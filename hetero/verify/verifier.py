@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
 from hetero.cache.folder import Cache
-from hetero.devices.errors import HeteroError, VerificationError
+from hetero.devices.errors import DeviceError, HeteroError, VerificationError
 from hetero.devices.model.attributes import is_random
 from hetero.devices.model.model import Model
+from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.support import Refusal
@@ -29,7 +30,8 @@ from hetero.scheduler.device.isolated_run import run_isolated, start_worker
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
 from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
-from hetero.verify.part_check import CheckResult, PartCheck
+from hetero.verify.live_samples import LiveCounts, LiveSampler
+from hetero.verify.part_check import CheckResult, PartCheck, PartDraw
 from hetero.verify.reference_values import ReferenceValues, only_shapes
 from hetero.verify.tolerance import unit_of
 from hetero.verify.verdict import (
@@ -67,6 +69,8 @@ class Verifier:
     def __init__(self, get_executor: Callable[[], Executor]) -> None:
         self._get_executor = get_executor
         self.store: Final = VerdictStore()
+        #: Results of the requests that were repeated on the reference.
+        self.live_counts: Final = LiveCounts()
 
     def session(
         self,
@@ -77,6 +81,27 @@ class Verifier:
     ) -> Session:
         """Return the verification of one compilation."""
         return Session(self._get_executor, self.store, model, request, cache, progress)
+
+    def sampler(
+        self,
+        session: Session,
+        placements: Callable[[], Sequence[PlacedPartition]],
+    ) -> LiveSampler | None:
+        """Return the sampler of a compiled model's requests; None without VERIFY_SAMPLE.
+
+        `placements`: returns the present placements of the model.
+        """
+        share = session.request.hetero_config["VERIFY_SAMPLE"]
+        source = placements()[0].partition.source
+        if not share or variables_of(source) or any(is_random(n.proto) for n in source.nodes):
+            return None  # requests with states or random numbers cannot be repeated
+        return LiveSampler(
+            source.name,
+            share,
+            lambda inputs, outputs: session.check_request(placements(), inputs, outputs),
+            lambda: not self._get_executor().requests_in_flight(),
+            self.live_counts,
+        )
 
     def refusals(
         self, model: Model, request: CompileRequest, cache: Cache | None
@@ -295,7 +320,7 @@ class Session:
 
     def _check(self, subgraph: Subgraph) -> PartVerdict:
         """Check a part on its device."""
-        verdict = PartVerdict(subgraph.device, REFERENCE, subgraph.node_names, "not verified")
+        verdict = _not_verified(subgraph)
         source, part = subgraph.source, subgraph.model
         random_nodes = [node for node in part.nodes if is_random(node.proto)]
         if random_nodes:
@@ -310,6 +335,11 @@ class Session:
             result = self._check_draws(source, part, subgraph.device, num_draws)
         except HeteroError as error:
             return replace(verdict, reason=str(error))
+        return self._verdict(subgraph, result)
+
+    def _verdict(self, subgraph: Subgraph, result: CheckResult) -> PartVerdict:
+        """Return the verdict on a part from the result of its check."""
+        verdict = _not_verified(subgraph)
         if result.not_verified:
             return replace(verdict, reason=result.not_verified)
         if not result.evidence:
@@ -324,8 +354,12 @@ class Session:
         draws = values.part_draws(part)
         if not draws:
             return CheckResult(not_verified=values.problem or "no inputs could be generated")
+        return self._part_check(part, draws, device).run()
+
+    def _part_check(self, part: Model, draws: Sequence[PartDraw], device: str) -> PartCheck:
+        """Return the check of a part on a device."""
         unit = unit_of(part, self._precision(device))
-        check = PartCheck(
+        return PartCheck(
             part,
             draws,
             self._reference,
@@ -336,12 +370,69 @@ class Session:
             frozenset(self.kept.get(device, {})),
             self._known_faults(device),
         )
-        return check.run()
 
     def _known_faults(self, device: str) -> tuple[tuple[str, ...], ...]:
         """Return the operators of the failing subgraphs that were found so far."""
         evidence = (e for v in self._verdicts.values() if v.device == device for e in v.evidence)
         return tuple(dict.fromkeys(e.op_types for e in evidence if len(e.op_types) > 1))
+
+    def check_request(
+        self,
+        placements: Sequence[PlacedPartition],
+        inputs: Mapping[str, Value],
+        outputs: Mapping[str, Value],
+    ) -> list[PartVerdict]:
+        """Compare the outputs of a request with the reference's; return verdicts on wrong parts.
+
+        Verdicts with located faults are stored, so that later compilations refuse the nodes. If no
+        part is wrong alone, one verdict without evidence names all vendors' nodes.
+
+        Raises DeviceError: the reference fails.
+        """
+        source = placements[0].partition.source
+        subgraphs = self._vendor_subgraphs(placements)
+        unit = max((unit_of(source, self._precision(d)) for d, _ in subgraphs), default=0.0)
+        shaken = partial(self._shaken_reference, unit)
+        values = self._request_values(source, subgraphs.values(), inputs)
+        request = PartDraw("request", inputs)
+        check = PartCheck(source, [request], self._reference, shaken, self._reference, unit)
+        if not check.difference(source, values, {}, outputs) or not check.difference(
+            source, values, shaken(source, [inputs])[0], outputs
+        ):
+            return []
+        wrong = []
+        for (device, part_key), subgraph in subgraphs.items():
+            part = subgraph.model
+            if any(port.name not in values for port in (*part.inputs, *part.outputs)):
+                continue
+            draw = PartDraw(
+                "request",
+                {port.name: values[port.name] for port in part.inputs},
+                {port.name: values[port.name] for port in part.outputs},
+            )
+            verdict = self._verdict(subgraph, self._part_check(part, [draw], device).run())
+            if verdict.evidence:
+                wrong.append(verdict)
+                self.store.add(self.model, device, self.request, {part_key: verdict}, self.cache)
+        if wrong:
+            return wrong
+        devices = ", ".join(dict.fromkeys(device for device, _ in subgraphs))
+        nodes = tuple(name for s in subgraphs.values() for name in s.node_names)
+        reason = "the outputs differ, but each subgraph alone is equal to the reference"
+        return [PartVerdict(devices, REFERENCE, nodes, "disputed", reason)]
+
+    def _request_values(
+        self, source: Model, subgraphs: Iterable[Subgraph], inputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Return the reference's values of a request: outputs, and boundaries of subgraphs."""
+        names = dict.fromkeys(port.name for port in source.outputs)
+        names |= dict.fromkeys(v for s in subgraphs for v in (*s.inputs, *s.outputs))
+        computed = [n for n in names if n in source.producers and source.spec(n).type]
+        full = source.extract(range(len(source.nodes)), computed)
+        (result,) = self._reference(full, [inputs])
+        if isinstance(result, RunFailure):
+            raise DeviceError(f"{REFERENCE} fails to repeat a request: {result.reason}.")
+        return {**inputs, **result}
 
     def _reference_values(self, source: Model, num_draws: int) -> ReferenceValues:
         """Return the reference's values of a model; plans of one model share them."""
@@ -425,6 +516,10 @@ class Session:
         """Return the devices of other vendors."""
         plugins = {REFERENCE, self.request.descriptor(device).plugin}
         return [d.name for d in self.request.descriptors if d.plugin not in plugins and d.computes]
+
+
+def _not_verified(subgraph: Subgraph) -> PartVerdict:
+    return PartVerdict(subgraph.device, REFERENCE, subgraph.node_names, "not verified")
 
 
 def _reference_class() -> type[Plugin]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from onnx.parser import parse_model
 
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.ort.plugin import ORTPlugin
@@ -230,3 +231,15 @@ class SecondVendor(ORTPlugin):
     """Another vendor, whose results are right."""
 
     name: ClassVar[str] = "SECOND"
+
+
+def small() -> onnx.ModelProto:
+    """Return x -> Relu -> Tanh -> Neg -> y."""
+    return parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        small (float[N, 3] x) => (float[N, 3] y) {
+            [first] a = Relu(x)
+            [middle] b = Tanh(a)
+            [last] y = Neg(b)
+        }"""
+    )

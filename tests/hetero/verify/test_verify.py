@@ -15,7 +15,13 @@ from onnx.parser import parse_model
 
 import hetero
 from hetero.verify.verdict import refusals_of
-from tests.hetero.verify.faulty_vendor import FAILURES, FAULTS, FaultyVendor, SecondVendor
+from tests.hetero.verify.faulty_vendor import (
+    FAILURES,
+    FAULTS,
+    FaultyVendor,
+    SecondVendor,
+    small,
+)
 from tests.support.command_line import Shell
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
@@ -158,18 +164,6 @@ def test_wrong_kernel_is_refused_and_the_result_is_right(
 
 def nodes_of(op_type: str) -> list[str]:
     return [node.name for node in net().graph.node if node.op_type == op_type]
-
-
-def small() -> onnx.ModelProto:
-    """Return x -> Relu -> Tanh -> Neg -> y."""
-    return parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        small (float[N, 3] x) => (float[N, 3] y) {
-            [first] a = Relu(x)
-            [middle] b = Tanh(a)
-            [last] y = Neg(b)
-        }"""
-    )
 
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
