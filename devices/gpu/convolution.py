@@ -44,18 +44,26 @@ def conv(
     n, m = x.shape[0], w.shape[0]
     if b is not None and b.shape != (m,):
         raise ValueError(f"bias: expected shape {(m,)}, got {b.shape}")
-    weights = w.reshape(group, m // group, -1)
+    if x.ndim == 4 and group == x.shape[1] > 1 and (depthwise := xp.depthwise_convolution):
+        y = xp.empty((n, m, *window.output), x.dtype)
+        depthwise(pad(xp, x, window), w, window, y)
+    else:
+        y = _by_columns(xp, x, w.reshape(group, m // group, -1), window)
+    if b is not None:
+        y += b.reshape(m, *(1,) * len(window.output))
+    return y
+
+
+def _by_columns(xp: Xp, x: Array, weights: Array, window: Window) -> Array:
+    """Return weights (G, M/G, depth) times the columns of x, in few parts of limited size."""
     columns = _columns(xp, x, window)
     parts = [*_parts(columns.shape, columns.dtype.itemsize, len(window.kernel))]
     if len(parts) == 1:
-        y = _product(xp, weights, columns, window)
-    else:
-        y = xp.empty((n, m, *window.output), x.dtype)
-        for images, rows in parts:
-            part = columns[(..., images, rows, *(slice(None),) * (len(window.output) - 1))]
-            y[images, :, rows] = _product(xp, weights, part, window)
-    if b is not None:
-        y += b.reshape(m, *(1,) * len(window.output))
+        return _product(xp, weights, columns, window)
+    y = xp.empty((x.shape[0], weights.shape[0] * weights.shape[1], *window.output), x.dtype)
+    for images, rows in parts:
+        part = columns[(..., images, rows, *(slice(None),) * (len(window.output) - 1))]
+        y[images, :, rows] = _product(xp, weights, part, window)
     return y
 
 

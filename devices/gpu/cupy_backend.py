@@ -14,6 +14,7 @@ import numpy as np
 from hetero.devices.gpu.backend import Captured, DeviceBackend
 from hetero.devices.gpu.cublas import MatrixProduct
 from hetero.devices.gpu.namespace import GPUNamespace
+from hetero.devices.kernels.window import Window
 
 #: Larger results are copied through pinned memory of their own: pageable memory takes 13 times as
 #: long for 64 MiB on an H200. Smaller ones are not worth an allocation.
@@ -27,6 +28,14 @@ class CupyNamespace(GPUNamespace):
         super().__init__(cupy)
         self._product: Any = None
 
+    def depthwise_convolution(self, x: Any, w: Any, window: Window, y: Any) -> None:
+        """Write the convolution of padded images into y; each group has one input channel."""
+        multiplier = w.shape[0] // x.shape[1]
+        sizes = (*x.shape[1:], multiplier, *window.output)
+        steps = (*window.kernel, *window.strides, *window.dilations)
+        x, w = cupy.ascontiguousarray(x), cupy.ascontiguousarray(w)
+        _DEPTHWISE["double" if y.dtype.itemsize == 8 else "float"](x, w, *sizes, *steps, y)
+
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the matrix product over the last two axes; the others broadcast."""
         if self._product is None:
@@ -35,6 +44,33 @@ class CupyNamespace(GPUNamespace):
             except OSError:  # cuBLAS has another name here: products work, graphs do not
                 self._product = cupy.matmul
         return self._product(a, b, out=out)
+
+
+def _depthwise_kernel(sum_type: str) -> Any:
+    """Return the kernel of depthwise convolution: one thread for each element of y."""
+    names = "channels height width multiplier rows columns kh kw sh sw dh dw"
+    sizes = ", ".join(f"int64 {name}" for name in names.split())
+    return cupy.ElementwiseKernel(
+        f"raw T x, raw T w, {sizes}",
+        "T y",
+        f"""
+        long long column = i % columns, row = i / columns % rows, output = i / (columns * rows);
+        long long filter = output % (channels * multiplier);
+        long long plane = output / multiplier;
+        long long first = (plane * height + row * sh) * width + column * sw;
+        {sum_type} sum = 0;
+        for (long long k = 0; k < kh; ++k)
+            for (long long l = 0; l < kw; ++l)
+                sum += ({sum_type})x[first + k * dh * width + l * dw]
+                    * ({sum_type})w[(filter * kh + k) * kw + l];
+        y = sum;
+        """,
+        f"depthwise_convolution_{sum_type}",
+    )
+
+
+#: Type of the sum -> kernel, which compiles at its first use.
+_DEPTHWISE: Final = {name: _depthwise_kernel(name) for name in ("float", "double")}
 
 
 class MemoryPool:

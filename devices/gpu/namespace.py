@@ -11,6 +11,10 @@ import numpy as np
 class GPUNamespace:
     """The functions of a GPU's array library, with its own ones in their place."""
 
+    #: Function of padded x, w, window and y that writes a 2-D convolution in which each group has
+    #: one input channel; None if the library has none, and the product of columns serves.
+    depthwise_convolution: Callable[..., None] | None = None
+
     def __init__(self, library: Any) -> None:
         self._library = library
         self.random = _Random(library.asarray)

@@ -20,7 +20,7 @@ from hetero.devices.gpu.plugin import GPUPlugin
 from hetero.devices.model.reader import read_model
 from hetero.devices.testing import Check, device_checks
 from tests.backend_suite.expected_failures import may_pass, read_expected_failures
-from tests.support.small_models import make_model
+from tests.support.small_models import make_model, run_onnxruntime
 
 CPU_FAILURES = Path(__file__).parents[2] / "backend_suite" / "expected_failures_cpu.txt"
 GPU_FAILURES = Path(__file__).with_name("expected_failures.txt")
@@ -134,3 +134,30 @@ def test_memory_limit_holds_on_gpu(plugin: GPUPlugin) -> None:
                 compiled({"x": x})
     compiled.close()
     assert plugin.get_property("GPU_MEMORY_USED") < used_nbytes
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("shape", "weights", "attributes"),
+    [
+        ((2, 6, 9, 8), (6, 1, 3, 2), {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+        ((1, 4, 9, 7), (8, 1, 2, 3), {"dilations": [2, 1]}),
+        ((3, 5, 6, 6), (5, 1, 3, 3), {"auto_pad": "SAME_UPPER", "strides": [2, 2]}),
+    ],
+)
+def test_depthwise_convolution_equals_onnxruntime(
+    plugin: GPUPlugin,
+    dtype: type,
+    shape: tuple[int, ...],
+    weights: tuple[int, ...],
+    attributes: dict[str, Any],
+) -> None:
+    random = np.random.default_rng(0)
+    w, b = random.normal(size=weights), random.normal(size=weights[0])
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], group=shape[1], **attributes)
+    inputs = {"x": random.normal(size=shape).astype(dtype)}
+    model = make_model([node], inputs, ["y"], {"w": w.astype(dtype), "b": b.astype(dtype)})
+    (y,) = plugin.compile_model(read_model(model))(inputs).values()
+    (expected,) = run_onnxruntime(model, inputs)
+    tolerance = {np.float16: 1e-2, np.float32: 1e-5, np.float64: 1e-12}[dtype]
+    np.testing.assert_allclose(y, expected, tolerance, tolerance)
