@@ -23,7 +23,7 @@ COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 #: Pages with code blocks.
 PAGES = (
     ROOT / "README.md",
-    *sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem not in ("reference", "behaviours")),
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.stem not in ("reference", "behaviours")),
 )
 
 
@@ -66,23 +66,28 @@ def stable(text: str) -> list[str]:
 
 
 def commands() -> list[Any]:
-    """Return the commands to run, with one case for each line.
+    """Return the commands to run, with one case for each block.
 
-    Lines that install, run tests, need other machines, another interpreter or a file of an
-    earlier line are omitted.
+    Lines that install, run tests, need other machines, another interpreter or a file of another
+    block are omitted.
     """
-    tested = "query|run|generate|plan|compile|inspect|compare|bench|serve"
+    tested = (
+        "query|run|generate|profile|plan|simulate|compile|inspect|check|compare|bench|cache|serve"
+    )
     runnable = re.compile(rf"hetero ({tested})\b|python -m hetero\b")
     cases = []
     for block in BLOCKS:
+        run: list[str] = []
         for line in block.text.splitlines() if block.language == "sh" else ():
-            parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
-            run = [part for part in parts if runnable.match(part) and "@" not in part]
-            if run and not re.search(r"\.\.\.|--address|--costs|ORT_QNN|--ep ", line):
-                output = block.output if block.text.count("\n") == 1 else ""
-                cases.append(
-                    pytest.param(run, output, id=f"{block.page}:{block.line}: {run[-1][:40]}")
-                )
+            if not re.search(r"\.\.\.|--address|ORT_QNN|--ep ", line):
+                parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
+                run += [part for part in parts if runnable.match(part) and "@" not in part]
+        if run:
+            output = block.output if block.text.count("\n") == 1 else ""
+            name = f"{block.page}:{block.line}: {run[-1][:40]}"
+            # A profile takes as long as `-t` allows.
+            marks = [pytest.mark.slow] if any("hetero profile" in part for part in run) else []
+            cases.append(pytest.param(run, output, id=name, marks=marks))
     return cases
 
 
@@ -140,6 +145,16 @@ def test_command_is_documented_and_has_an_example(shell: Shell, name: str) -> No
 def test_documented_commands_exist() -> None:
     documented = set(re.findall(r"^\| `hetero ([\w-]+)", COMMANDS, re.MULTILINE))
     assert documented == set(cli.commands)
+
+
+def test_every_search_method_is_explained() -> None:
+    """The methods are the names that the search adds plans under."""
+    source = (ROOT / "hetero" / "planning" / "solver" / "search.py").read_text()
+    methods = set(re.findall(r'self\.add\(f?"([a-z ]+?)[ {]*(?:name})?"', source))
+    assert {"single", "priority", "annealing"} <= methods
+    table = (ROOT / "docs" / "split-by-cost.md").read_text()
+    names = set(re.findall(r"^\| `([a-z ]+?)(?: ORT)?` \|", table, re.MULTILINE))
+    assert names == methods | {"replicas"}
 
 
 def test_linked_files_exist() -> None:
