@@ -26,5 +26,11 @@ def report_html(document: dict[str, Any]) -> str:
 
 
 @cache
+def report_style() -> str:
+    """Return the report's style sheet, for other pages."""
+    return _template().partition("<style>")[2].partition("</style>")[0]
+
+
+@cache
 def _template() -> str:
     return resources.files("hetero.report").joinpath(_TEMPLATE).read_text(encoding="utf-8")

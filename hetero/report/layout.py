@@ -34,7 +34,7 @@ MAX_ROWS: Final = 40
 #: Width over height of a wrapped drawing, about that of a screen.
 ASPECT: Final = 1.8
 #: Longest repeated sequence of devices that `chains` finds.
-MAX_PATTERN: Final = 4
+MAX_PATTERN: Final = 16
 #: Height of a wire's label and width of its characters, in pixels.
 _LABEL_HEIGHT: Final = 16
 _CHARACTER_WIDTH: Final = 6.5

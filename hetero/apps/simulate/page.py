@@ -8,19 +8,27 @@ from math import ceil, log10
 from typing import Final
 
 from hetero.apps.simulate.simulation import Simulation
+from hetero.report.html_page import report_style
 
 #: Size of a plot, and of the margins for its scales, in pixels.
 _WIDTH: Final = 640
 _HEIGHT: Final = 240
 _LEFT: Final = 70
 _BELOW: Final = 40
-_COLORS: Final = ("#1f77b4", "#ff7f0e", "#d62728", "#2ca02c", "#9467bd", "#8c564b")
+#: Number of colours in the report's style.
+_NUM_COLORS: Final = 8
 #: Number of curves in the plot of utilisation: the busiest parts.
 _MAX_CURVES: Final = 5
+#: Additions to the report's style.
 _STYLE: Final = (
-    "body{font:14px sans-serif;max-width:760px;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;margin:1em 0}td,th{padding:2px 10px;text-align:right;"
-    "border-bottom:1px solid #ddd}svg{font-size:12px}td:first-child,th:first-child{text-align:left}"
+    "main{max-width:1100px}svg{display:block;max-width:760px;margin:6px 14px;font-size:12px}"
+    "svg text{fill:var(--soft)}.plot .legend{padding:10px 14px 0}td,th{text-align:right}"
+    "td:first-child,th:first-child{text-align:left}"
+)
+#: Follows the browser's preference for a dark page.
+_SCRIPT: Final = (
+    "document.documentElement.dataset.theme="
+    "matchMedia('(prefers-color-scheme: dark)').matches?'dark':'light'"
 )
 _Curves = Mapping[str, Sequence[tuple[float, float]]]
 
@@ -63,25 +71,50 @@ def page_html(simulation: Simulation) -> str:
     knee = ""
     if simulation.knee_per_s is not None:
         rate, slo_s = simulation.knee_per_s, simulation.slo_s
-        knee = f" 99 % finish within {slo_s:g} s up to {rate:.5g} per second."
+        knee = f"at most {slo_s:g} s up to {rate:.5g} requests/s"
     title = escape(f"{simulation.model}, simulated")
+    capacity = f"{simulation.capacity_per_s:.5g} requests/s"
     return "".join(
         (
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
-            f"<style>{_STYLE}</style><h1>{title}</h1><p>{escape(simulation.basis)}</p>",
-            f"<p>Capacity: {simulation.capacity_per_s:.5g} requests per second: ",
-            f"{escape(simulation.bottleneck)}{knee}</p>",
-            _table(head, [cells]),
-            _plot("latency in milliseconds", times),
-            _plot("utilisation in percent", used),
-            _table(
-                ("part", "name", "busy", "waiting, ms per request"),
-                [(u.kind, u.name, f"{u.busy:.1%}", u.queued_s * 1e3) for u in outcome.used[:50]],
+            "<!doctype html><html lang=en><meta charset=utf-8>",
+            '<meta name=viewport content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title><style>{report_style()}{_STYLE}</style>",
+            f"<script>{_SCRIPT}</script><main>",
+            f"<h1>{title}</h1><p class=facts>{escape(simulation.basis)}</p>",
+            "<div class=cards>",
+            _card("Capacity", capacity, simulation.bottleneck),
+            _card("Median latency", f"{outcome.p50_s * 1e3:.4g} ms", f"of {simulation.arrivals}"),
+            _card("99th percentile", f"{outcome.p99_s * 1e3:.4g} ms", knee),
+            _card("Failed", str(outcome.failed), "requests"),
+            "</div>",
+            _section("Requests", _table(head, [cells])),
+            _plot("Latency", "milliseconds", times),
+            _plot("Utilisation", "percent", used),
+            _section(
+                "Parts",
+                _table(
+                    ("part", "name", "busy", "waiting, ms per request"),
+                    [
+                        (u.kind, u.name, f"{u.busy:.1%}", u.queued_s * 1e3)
+                        for u in outcome.used[:50]
+                    ],
+                ),
             ),
-            _table(("change", "results/s", "gain", "price"), changes),
-            "</html>\n",
+            _section("Changes", _table(("change", "results/s", "gain", "price"), changes)),
+            "</main></html>\n",
         )
     )
+
+
+def _card(title: str, value: str, note: str) -> str:
+    return (
+        f"<div class=card><h3>{escape(title)}</h3><div class=big>{escape(value)}</div>"
+        f"<div class=sub>{escape(note)}</div></div>"
+    )
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><div class=head><h2>{escape(title)}</h2></div>{content}</section>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -92,8 +125,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table>{row(head, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
 
 
-def _plot(title: str, curves: _Curves) -> str:
-    """Return an SVG of curves over requests per second, with round scales from 0."""
+def _plot(title: str, unit: str, curves: _Curves) -> str:
+    """Return a section with curves over requests per second, with round scales from 0."""
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return ""
@@ -102,25 +135,29 @@ def _plot(title: str, curves: _Curves) -> str:
     def at(x: float, y: float) -> str:
         return f"{_LEFT + x / limit[0] * _WIDTH:.1f},{_HEIGHT * (1 - y / limit[1]) + 10:.1f}"
 
-    size = f"0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW + 10}"
-    parts = [f"<h2>{escape(title)}</h2><svg role='img' viewBox='{size}'>"]
+    size = f"0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW + 26}"
+    parts = [f"<svg role='img' viewBox='{size}'>"]
     for part in range(5):
         x, y = limit[0] * part / 4, limit[1] * part / 4
         (left, height), (across, _) = (at(*p).split(",") for p in ((0, y), (x, 0)))
         parts.append(
-            f"<line x1='{left}' x2='{_LEFT + _WIDTH}' y1='{height}' y2='{height}' stroke='#ddd'/>"
-            f"<text x='{_LEFT - 8}' y='{height}' text-anchor='end'>{y:g}</text>"
-            f"<text x='{across}' y='{_HEIGHT + 28}' text-anchor='middle'>{x:g}/s</text>"
+            f"<line x1='{left}' x2='{_LEFT + _WIDTH}' y1='{height}' y2='{height}' "
+            f"stroke='var(--line)'/><text x='{_LEFT - 8}' y='{height}' text-anchor='end'>{y:g}"
+            f"</text><text x='{across}' y='{_HEIGHT + 28}' text-anchor='middle'>{x:g}</text>"
         )
+    middle = _LEFT + _WIDTH // 2
+    parts.append(
+        f"<text x='{middle}' y='{_HEIGHT + 48}' text-anchor='middle'>requests per second</text>"
+    )
+    legend = []
     for number, (name, curve) in enumerate(curves.items()):
-        color = _COLORS[number % len(_COLORS)]
+        color = f"var(--d{number % _NUM_COLORS})"
         line = " ".join(at(*point) for point in curve)
-        parts.append(
-            f"<polyline points='{line}' fill='none' stroke='{color}' stroke-width='2'/>"
-            f"<text x='{_LEFT + 10}' y='{26 + 16 * number}' fill='{color}'>"
-            f"{escape(name)}</text>"
-        )
-    return "".join((*parts, "</svg>"))
+        parts.append(f"<polyline points='{line}' fill='none' stroke='{color}' stroke-width='2'/>")
+        legend.append(f"<span class=chip style='--c:{color}'>{escape(name)}</span>")
+    head = f"<div class=head><h2>{escape(title)}</h2><span class=muted>{escape(unit)}</span></div>"
+    chips = f"<div class=legend>{''.join(legend)}</div>"
+    return f"<section class=plot>{head}{chips}{''.join(parts)}</svg></section>"
 
 
 def _round(maximum: float) -> float:
