@@ -64,3 +64,16 @@ def test_class_that_the_process_cannot_import_is_unavailable() -> None:
     failure = only_failure(run_isolated(Local, negation(), {}, [{"x": X}], BOUNDS))
     assert failure.kind == "unavailable"
     assert "LOCAL" in failure.reason
+
+
+def test_arrays_of_another_memory_order_arrive() -> None:
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            negation (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }"""
+        )
+    )
+    x = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    (result,) = run_isolated(ToyPlugin, model, {}, [{"x": x}], BOUNDS)
+    assert isinstance(result, Mapping)
+    assert result["y"].tolist() == [[0, -1, -2], [-3, -4, -5]]

@@ -214,6 +214,17 @@ def test_inputs_from_several_stages_are_joined() -> None:
     assert device.is_idle
 
 
+def test_timings_of_several_paths_are_forwarded() -> None:
+    device = Device()
+    timings = [StageTiming(stage, "TOY") for stage in range(3)]
+    task = Task(Request(deployment=KEY, id=1, attempt=1), 3)
+    device.loop.receive(Values(task, {"a": X}, (timings[0], timings[1])))
+    device.loop.receive(Values(task, {"b": X}, (timings[0], timings[2])))
+    stage = device.loop._machine.stage(KEY, 3)
+    assert (device.work(), stage.ewma_s < 60) == (1, True)
+    assert [stages for _, _, _, stages in device.channel.packed] == [[0, 1, 2, 3]] * 2
+
+
 def test_task_of_a_busy_stage_waits_its_turn() -> None:
     device = Device()
     device.receive([X, X], number=5)
