@@ -332,7 +332,7 @@ def test_cancelled_request_is_dropped_on_its_devices(manual: Any) -> None:
     assert isinstance(submission.future.exception(0), RequestCancelledError)
     assert [(line.time_s, line.event) for line in submission.story()][-1] == (
         102.0,
-        "CancelAsked came late and was dropped",
+        "CancelRequested came late and was dropped",
     )
     assert (submission.story()[-2].time_s, submission.story()[-2].event) == (102.0, "cancelled")
 
