@@ -38,6 +38,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(4, "mask", "is_causal", "kv_heads", "opset")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("is_causal", [0, 1])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])

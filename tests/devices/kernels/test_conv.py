@@ -53,6 +53,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3, "case", "opset")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("opset", [7, 11, 22])
 def test_conv(case, opset):

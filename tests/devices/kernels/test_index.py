@@ -194,6 +194,7 @@ def test_unique_edges():
     check("Unique", [ints(3, 3)], {}, 11)
 
 
+@pytest.mark.sampled(3, "opset", "axis", "k")
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("opset", [7, 10, 11, 24])

@@ -14,6 +14,7 @@ def floats(*shape):
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.sampled(3, "reduction", "weighted", "ignore", "spatial", "opset")
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ignore", [None, 1, -7])

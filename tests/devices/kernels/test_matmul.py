@@ -50,6 +50,7 @@ def test_matmul_of_half_width_floats_rounds_once(dtype):
     check("MatMul", [a, b], {}, 13, 1e-2, expected=[expected])
 
 
+@pytest.mark.sampled(3, "c", "transpose", "opset")
 @pytest.mark.parametrize("c", [(3, 5), (1, 5), (5,), (3, 1), (1,), (), None])
 @pytest.mark.parametrize("transpose", [(0, 0), (1, 0), (0, 1), (1, 1)])
 @pytest.mark.parametrize("opset", [7, 9, 11, 13])

@@ -102,6 +102,7 @@ def test_max_pool_of_infinities():
     check("MaxPool", [x], {"kernel_shape": [2, 2]}, 12)
 
 
+@pytest.mark.sampled(3, "opset", "include", "attributes")
 @pytest.mark.parametrize("include", [0, 1])
 @pytest.mark.parametrize(
     ("opset", "shape", "attributes"),
@@ -114,6 +115,7 @@ def test_average_pool(opset, shape, attributes, include):
     check("AveragePool", [floats(*shape)], attributes, opset)
 
 
+@pytest.mark.sampled(3, "opset", "p", "attributes")
 @pytest.mark.parametrize("p", [1, 2, 3])
 @pytest.mark.parametrize(
     ("opset", "shape", "attributes"),

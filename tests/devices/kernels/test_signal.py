@@ -18,6 +18,7 @@ def parts(z):
     return np.stack((z.real, z.imag), axis=-1).astype(np.float32)
 
 
+@pytest.mark.sampled(3, "length", "axis", "inverse", "width")
 @pytest.mark.parametrize("length", [None, 12, 5])
 @pytest.mark.parametrize("axis", [1, 2, -2, -3])
 @pytest.mark.parametrize("inverse", [0, 1])

@@ -13,6 +13,7 @@ X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
 VERSIONS = cases("Softmax", "LogSoftmax", "Hardmax")
 
 
+@pytest.mark.sampled(3, "op_type", "opset", "axis")
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -2])
 @pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
 def test_along_an_axis(op_type: str, opset: int, axis: int | None) -> None:

@@ -70,6 +70,7 @@ def test_invalid_external_weight_raises(tmp_path, tensor, message):
         read_model(weight_file(tmp_path, tensor))
 
 
+@pytest.mark.sampled(4, "offset", "element_type")
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])
 @pytest.mark.parametrize("element_type", sorted(set(DTYPES) - {TensorProto.STRING}))
 def test_external_weight_equals_inline_weight(tmp_path, element_type, offset):

@@ -121,6 +121,7 @@ INVALID_MODELS = {
 }
 
 
+@pytest.mark.sampled(4, "case", "plugin")
 @pytest.mark.parametrize("plugin", ["CPU", "ORT", "NULL", "DENSE"])
 @pytest.mark.parametrize("case", INVALID_MODELS)
 def test_invalid_node_is_refused_by_every_device(case, plugin):
