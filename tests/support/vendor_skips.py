@@ -9,7 +9,7 @@ from typing import Any
 _VENDORS = {
     "openvino": r"openvino",
     "onnxruntime-ggml": r"onnxruntime.ggml",
-    "cupy": r"cupy|hetero\[gpu\]",
+    "cupy and a GPU": r"cupy|hetero\[gpu\]",
     "tritonclient": r"tritonclient",
 }
 
@@ -20,6 +20,6 @@ def group_by_vendor(report: Any) -> Any:
         reason = report.longrepr[2]
         for vendor, pattern in _VENDORS.items():
             if re.search(pattern, reason, re.IGNORECASE):
-                report.longrepr = ("tests", None, f"Skipped: {vendor} is not installed")
+                report.longrepr = ("tests", None, f"Skipped: needs {vendor}")
                 break
     return report
