@@ -32,6 +32,7 @@ from onnx.parser import parse_model
 
 import hetero
 from benchmarks.tables import print_rows
+from hetero.apps.generate.decoder_ports import Decoder, step_shapes
 from hetero.devices.model.model import Model
 from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.plugin.program import Program
@@ -188,10 +189,10 @@ def demonstrate(megabytes: int, limit_nbytes: int, tokens: int) -> Iterator[dict
         write_decoder(path, megabytes)
         model = hetero.read_decoder(path)
         size = f"{model.weight_nbytes / 1e6:.0f} MB of weights"
-        devices = {"LIMITED": 2, "ORT": 2}
+        devices = {"LIMITED": 3, "ORT": 2}
         plugins = ["benchmarks.fit:LimitedPlugin"]
         with hetero.Core("ray", devices=devices, plugins=plugins) as core:
-            core.executor.start([*_LIMITED, "ORT.0", "ORT.1"])
+            core.executor.start([*_LIMITED, "LIMITED.2", "ORT.0", "ORT.1"])
             outcome = _alone(core, model, limit_nbytes)
             yield {"case": f"one device alone, {size}", "outcome": outcome}
             yield from _split(core, model, limit_nbytes, tokens)
@@ -204,7 +205,7 @@ def _config(limit_nbytes: int) -> dict[str, Any]:
 def _alone(core: hetero.Core, model: Model, limit_nbytes: int) -> str:
     """Return the error of a limited device that gets the whole model."""
     try:
-        with core.compile_model(model, "LIMITED.0", _config(limit_nbytes)) as compiled:
+        with core.compile_model(model, "LIMITED.2", _config(limit_nbytes)) as compiled:
             compiled.generate(PROMPT, 2, eos=()).wait()
     except hetero.HeteroError as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
@@ -216,7 +217,12 @@ def _split(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rates of limited and unlimited devices, and the loss of a limited one."""
     budgets = dict.fromkeys(_LIMITED, limit_nbytes)
-    config = {**_config(limit_nbytes), "FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": budgets}
+    config = {
+        **_config(limit_nbytes),
+        "FIT_MEMORY": True,
+        "DEVICE_MEMORY_NBYTES": budgets,
+        "PLAN_SHAPES": step_shapes(model, Decoder.of(model), len(PROMPT) + tokens),
+    }
     with core.compile_model(model, f"HETERO:{','.join(_LIMITED)}", config) as fitted:
         pins = {n: d.replace("LIMITED", "ORT") for n, d in fitted.affinity.items()}
         with core.compile_model(
@@ -304,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--megabytes", type=int, default=1000, help="size of the weights")
+    parser.add_argument("--megabytes", type=int, default=900, help="size of the weights")
     parser.add_argument("--limit", type=int, default=700, help="megabytes of each device")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -11,13 +11,19 @@ import click
 
 from hetero.affinity.layer_pins import number_ranges
 from hetero.affinity.layers import find_layers
-from hetero.apps.generate.decoder_ports import decoder_file
+from hetero.apps.generate.decoder_ports import Decoder, decoder_file, step_shapes
 from hetero.apps.generate.read_decoder import read_decoder
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
 from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, is_blob
 from hetero.cli.options import model_options, with_core
-from hetero.cli.planning_options import memory_options, replicas_option
+from hetero.cli.planning_options import (
+    SHAPES,
+    fits_memory,
+    memory_options,
+    plan_for_shapes,
+    replicas_option,
+)
 from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.reader import published_folder
@@ -83,6 +89,10 @@ def generate(
         words = Tokenizer(tokenizer or published_folder(command.model))
         ids = ids if prompt is None else words.encode(prompt)
     source = None if is_blob(command.model) else read_decoder(command.model)
+    if source is not None and fits_memory(command.config) and SHAPES not in command.config:
+        past = len(ids or []) + max_new_tokens
+        shapes = step_shapes(source, Decoder.of(source), past)
+        command.config = plan_for_shapes(command.config, shapes)
     command.start()
     compiled = command.compile(source)
     start = time.perf_counter()

@@ -339,12 +339,16 @@ def checked_ids(name: str, value: Any) -> list[int]:
     return [int(i) for i in ids]
 
 
-def step_shapes(model: Model, decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    """Return the input shapes of a decode step of one token, with a KV cache of typical length.
+def step_shapes(
+    model: Model, decoder: Decoder, past: int | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the input shapes of a decode step of one token.
 
-    Caches hold as many tokens as the model takes, at most `_TYPICAL_PAST`.
+    `past`: number of tokens in the KV caches; by default as many as the model takes, at most
+        `_TYPICAL_PAST`.
     """
-    past = min(decoder.context_length or _TYPICAL_PAST, _TYPICAL_PAST) - 1
+    if past is None:
+        past = min(decoder.context_length or _TYPICAL_PAST, _TYPICAL_PAST) - 1
     caches = {variable.name for variable in variables_of(model)}
     ids = next(port for port in model.inputs if port.name == decoder.ids)
     sizes = dict.fromkeys((d for d in ids.shape or () if isinstance(d, str)), 1)

@@ -94,3 +94,11 @@ def test_bad_input_is_reported(shell: Shell, model: Path, line: str, code: int, 
     result = shell(f"generate {model} -d CPU {line}")
     assert result.code == code
     assert text in result.err
+
+
+def test_decoder_that_fits_gives_equal_tokens(shell: Shell, model: Path) -> None:
+    line = f"generate {model} --devices CPU=2 -d HETERO:CPU.0,CPU.1 -n 6 --ids 3,14 --json --fit"
+    result = shell(f"{line} --memory CPU.0=1GB,CPU.1=1GB")
+    assert result.document["tokens"] == greedy([3, 14], 6)
+    assert {row["device"] for row in result.document["layers"]} == {"CPU.0"}
+    assert "does not fit" in shell(f"{line} --memory CPU.0=1MB,CPU.1=1MB").out
