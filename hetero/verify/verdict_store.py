@@ -79,6 +79,14 @@ class VerdictStore:
         if cache is not None:
             cache.put(key + VERDICTS_SUFFIX, partial(_write, key=key, verdicts=merged))
 
+    def save(self, model: Model, device: str, request: CompileRequest, cache: Cache | None) -> None:
+        """Write known verdicts to a cache that lacks them."""
+        key = verdicts_key(model, device, request)
+        with self._lock:
+            verdicts = self._entries.get(key)
+        if cache is not None and verdicts and cache.find(key + VERDICTS_SUFFIX) is None:
+            cache.put(key + VERDICTS_SUFFIX, partial(_write, key=key, verdicts=verdicts))
+
     def _keep(self, key: str, verdicts: Verdicts) -> None:
         with self._lock:
             if len(self._entries) >= _MAX_ENTRIES:

@@ -207,6 +207,8 @@ class Session:
         self._recall(new)
         unknown = {key: s for key, s in new.items() if key not in self._verdicts}
         self._check_all(unknown)
+        for device in {device for device, _ in new}:
+            self.store.save(self.model, device, self.request, self.cache)
         is_final = True
         for device, part_key in new:
             verdict = self._verdicts[device, part_key]

@@ -233,6 +233,12 @@ class SecondVendor(ORTPlugin):
     name: ClassVar[str] = "SECOND"
 
 
+class AgreeingVendor(FaultyVendor):
+    """Another vendor with the same fault."""
+
+    name: ClassVar[str] = "AGREEING"
+
+
 def small() -> onnx.ModelProto:
     """Return x -> Relu -> Tanh -> Neg -> y."""
     return parse_model(

@@ -18,6 +18,7 @@ from hetero.verify.verdict import refusals_of
 from tests.hetero.verify.faulty_vendor import (
     FAILURES,
     FAULTS,
+    AgreeingVendor,
     FaultyVendor,
     SecondVendor,
     small,
@@ -124,7 +125,7 @@ def request() -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor]) as core:
+    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor, AgreeingVendor]) as core:
         yield core
 
 
@@ -251,6 +252,24 @@ def test_third_device_confirms_the_reference(core: hetero.Core) -> None:
         assert compiled.affinity["dense"] == "SECOND"
 
 
+@pytest.mark.parametrize("fault", ["softmax_one_short", "sub_swapped"])
+def test_third_device_confirms_the_vendor(
+    core: hetero.Core, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    config = {"VERIFY": "YES", "FAULT": fault}
+    with (
+        caplog.at_level(logging.WARNING, "hetero"),
+        core.compile_model(net(), "HETERO:VENDOR,AGREEING,CPU", config) as compiled,
+    ):
+        (verdict,) = compiled.verification.verdicts
+        assert (verdict.status, verdict.device) == ("disputed", "VENDOR")
+        (evidence,) = verdict.evidence
+        assert evidence.witness == "AGREEING agrees with it"
+        assert evidence.difference is not None
+        assert set(compiled.affinity.values()) == {"VENDOR"}
+    assert "the reference is outvoted" in caplog.text
+
+
 def test_verdicts_are_known_after_the_first_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,6 +348,8 @@ def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
 
 def test_cache_lists_and_checks_verdicts(core: hetero.Core, tmp_path: Path, shell: Shell) -> None:
     config = {"VERIFY": "YES", "CACHE_DIR": str(tmp_path)}
+    # Verdicts that are known from a compilation without a cache are written as well.
+    core.compile_model(small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"}).close()
     core.compile_model(small(), "HETERO:VENDOR,CPU", config).close()
     listing = shell(f"cache list --dir {tmp_path} --json", ray=True).document
     assert {row["kind"] for row in listing["entries"]} == {"plan", "stage", "verdicts"}
