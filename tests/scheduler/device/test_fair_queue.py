@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.request.request import Request
+from hetero.scheduler.device.fair_queue import FairQueue, Key, Line
 from hetero.scheduler.device.task_queue import DeviceMachine
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.messages import Task
@@ -144,3 +145,19 @@ def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels:
     for task in islice(drain(m, running), 20 * len(clients)):
         count[task.request.deployment] += 1
     assert max(count.values()) - min(count.values()) <= 2 + 2 * levels
+
+
+def test_clients_that_return_are_served_by_arrival() -> None:
+    queue, lines = FairQueue[str](), {name: Line[str]() for name in "abc"}
+
+    def run(name: str) -> str:
+        _, task = queue.pop()
+        queue.ran(lines[name])
+        return task
+
+    for name in "acccc":  # a has had a turn, b has had none, c has had several
+        queue.push(lines[name], Key(0, 0, 0), name)
+        assert run(name) == name
+    queue.push(lines["a"], Key(0, 0, 1), "a")
+    queue.push(lines["b"], Key(0, 0, 2), "b")
+    assert [run("a"), run("b")] == ["a", "b"]
