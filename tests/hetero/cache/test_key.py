@@ -54,6 +54,7 @@ PLAN_OPTIONS = {
     "VERIFY_SECONDS": 3.0,
     "COLOCATION": {"group": ["matmul"]},
     "DEVICE_MEMORY_NBYTES": {"X.0": 5},
+    "FIT_MEMORY": True,
 }
 #: Options that concern requests, the cache or the way to the costs.
 OTHER_OPTIONS = {
