@@ -181,6 +181,7 @@ def test_drawing_of_many_subgraphs_is_wrapped() -> None:
         ("CABABD", [(["C"], 1, 0), (["A", "B"], 2, 1), (["D"], 1, 5)]),
         ("ABCABCABC", [(["A", "B", "C"], 3, 0)]),
         ("AABAAB", [(["A", "A", "B"], 2, 0)]),
+        ("ABCBCBCBABCBCBCB", [([*"ABCBCBCB"], 2, 0)]),
     ],
 )
 def test_chains_count_repeated_sequences(devices: str, expected: list[Any]) -> None:

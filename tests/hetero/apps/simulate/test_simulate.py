@@ -25,6 +25,7 @@ from hetero.devices.model.reader import read_model
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
+from hetero.report.html_page import report_style
 from tests.support.chains import chain
 from tests.support.command_line import Shell
 from tests.support.costs import costs, task
@@ -300,6 +301,8 @@ def test_page_plots_the_curve() -> None:
     lines = [line.attrib["points"].split() for line in tree.iter("polyline")]
     assert [len(points) for points in lines] == [len(rates)] * 3
     assert all(name in page for name in ("D1", "client 0", "+1 D1"))
+    assert report_style() in page
+    assert page.count("requests per second</text>") == 2
 
 
 def test_costs_of_another_model() -> None:
