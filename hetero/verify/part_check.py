@@ -84,7 +84,7 @@ class PartCheck:
             return CheckResult(not_verified=f"the reference fails: {failure.reason}")
         actual = self.vendor(self.part, [inputs[i] for i in valid])
         works = any(not isinstance(result, RunFailure) for result in actual)
-        undefined = ""
+        undefined: list[str] = []
         for i, result in zip(valid, actual, strict=True):
             if isinstance(result, RunFailure) and result.kind not in _WRONG_KINDS:
                 return CheckResult(not_verified=result.reason)
@@ -99,9 +99,9 @@ class PartCheck:
             outcome = self._locate([self.draws[n] for n in numbers], result)
             if isinstance(outcome, CheckResult):
                 return outcome
-            undefined = outcome
-        if undefined and len(valid) == 1:
-            return CheckResult(not_verified=undefined)
+            undefined.append(outcome)
+        if len(undefined) == len(valid):
+            return CheckResult(not_verified=undefined[0])
         return CheckResult()
 
     def _expected(self) -> list[RunResult]:

@@ -79,6 +79,14 @@ def _sequence_lengths(node: Node, inputs: list[Value], known: Mapping[str, Value
     return None if lengths is None or np.all(lengths) else "a sequence without steps"
 
 
+def _mel_weights(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    if any(value is None for value in inputs[1:5]):
+        return None
+    length, rate, low, high = (float(np.asarray(value, np.float64)) for value in inputs[1:5])
+    is_valid = length >= 2 and 0 <= low < high <= rate / 2
+    return None if is_valid else "frequencies outside the spectrum"
+
+
 #: Operator -> check of its inputs; it returns a reason or None.
 _CHECKS: Final[Mapping[str, _Check]] = {
     "Cast": _cast,
@@ -87,6 +95,7 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "Mod": _divide,
     "BitShift": _shift,
     "Pow": _power,
+    "MelWeightMatrix": _mel_weights,
     "RNN": _sequence_lengths,
     "GRU": _sequence_lengths,
     "LSTM": _sequence_lengths,

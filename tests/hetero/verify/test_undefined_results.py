@@ -44,3 +44,20 @@ def test_undefined_result_has_a_reason(
     )
     assert (message is None) == (reason is None)
     assert reason is None or (message is not None and reason in message)
+
+
+@pytest.mark.parametrize(("edges", "is_defined"), [((0.0, 8.0), True), ((3.0, 9.0), False)])
+def test_mel_weights_beyond_the_spectrum_are_undefined(
+    edges: tuple[float, float], is_defined: bool
+) -> None:
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            mel (int64 bins, int64 length, int64 rate, float low, float high) => (float[N, M] y)
+            { y = MelWeightMatrix(bins, length, rate, low, high) }"""
+        )
+    )
+    values = {"bins": np.int64(2), "length": np.int64(8), "rate": np.int64(16)}
+    values |= dict(zip(("low", "high"), map(np.float32, edges), strict=True))
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    assert (undefined_reason(model, arrays) is None) == is_defined
