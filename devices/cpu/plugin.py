@@ -57,7 +57,7 @@ class CPUPlugin(InterpreterPlugin):
     rank: ClassVar[int] = 90
     #: Measured on Linux, with the interpreter and numpy.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
-        runtime_nbytes=130_000_000, fused_copies=1.0
+        runtime_nbytes=165_000_000, fused_copies=1.0
     )
     backend: ArrayBackend = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(

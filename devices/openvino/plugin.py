@@ -55,7 +55,7 @@ class OpenVinoPlugin(Plugin):
     #: plugin's layouts keep a copy of the weights each; another one exists while it compiles.
     #: Weights that nodes compute exist in fewer of them.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
-        runtime_nbytes=165_000_000,
+        runtime_nbytes=200_000_000,
         library_nbytes=30_000_000,
         copied_operators=None,
         weight_copies=3.0,
