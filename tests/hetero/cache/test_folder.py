@@ -347,6 +347,10 @@ def test_check_of_a_cost_file(cache: Cache) -> None:
     assert cache.check(entry) is None
     path.write_text("{")
     assert cache.check(entry)
+    path.unlink()
+    (cache.folder / "elsewhere.json").write_text("{}")
+    path.symlink_to(cache.folder / "elsewhere.json")
+    assert cache.check(entry)  # another user may have made the link
 
 
 def test_cache_of_options(tmp_path: Path) -> None:
