@@ -199,6 +199,13 @@ def test_export_of_another_device_is_incompatible(field: str) -> None:
     assert reasons(blob(), compile_request("X.0", "Y.0")) == [""] * 3
 
 
+def test_exports_of_two_devices_on_one_are_checked_apart() -> None:
+    request = compile_request("X.0", "Y.0")
+    of_x, of_y = (f"exported by {name} 1.0 (fingerprint)" for name in "XY")
+    assert reasons(blob(), request, "X.0", "X.0", "X.0") == ["", of_y, ""]
+    assert reasons(blob(), request, "Y.0", "Y.0", "Y.0") == [of_x, "", of_x]
+
+
 def test_export_with_other_options_is_incompatible() -> None:
     name = "DISABLE_TRANSFORMATIONS"
     changed = compile_request("X.0", "Y.0", configs={"Y.0": {name: True}})
