@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hetero.affinity.affinity import Affinity
 from hetero.cache import key as key_module
-from hetero.cache.key import plan_key, stage_key
+from hetero.cache.key import plan_key, stage_key, verdicts_key
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.properties.compile_request import CompileRequest
@@ -169,6 +169,14 @@ def test_each_field_changes_the_stage_key() -> None:
     keys.append(stage_key(MODEL, "X.0", REQUEST, encrypted=True))
     keys.append(plan_key(MODEL, REQUEST))
     assert len(set(keys)) == len(keys)
+
+
+def test_each_field_changes_the_key_of_verdicts() -> None:
+    keys = [verdicts_key(*case) for case in STAGES.values()]
+    keys.append(verdicts_key(MODEL, "X.0", compile_request("X.0", VERIFY_SECONDS=7.0)))
+    keys.append(stage_key(MODEL, "X.0", REQUEST))
+    assert len(set(keys)) == len(keys)
+    assert verdicts_key(MODEL, "X.1", REQUEST) == keys[0]
 
 
 def test_stage_key_ignores_device_names_pins_and_planning() -> None:
