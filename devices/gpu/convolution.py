@@ -38,7 +38,7 @@ def conv(
 ) -> Array:
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M).
 
-    Products of float16 are added in float32 and rounded once, before b is added.
+    Products of float16 are added in float32, b too, and rounded once.
     """
     window = conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     n, m = x.shape[0], w.shape[0]
@@ -46,24 +46,25 @@ def conv(
         raise ValueError(f"bias: expected shape {(m,)}, got {b.shape}")
     if x.ndim == 4 and group == x.shape[1] > 1 and (depthwise := xp.depthwise_convolution):
         y = xp.empty((n, m, *window.output), x.dtype)
-        depthwise(pad(xp, x, window), w, window, y)
-    else:
-        y = _by_columns(xp, x, w.reshape(group, m // group, -1), window)
-    if b is not None:
-        y += b.reshape(m, *(1,) * len(window.output))
-    return y
+        depthwise(pad(xp, x, window), w, b, window, y)
+        return y
+    bias = None if b is None else b.reshape(group, m // group, 1)
+    return _by_columns(xp, x, w.reshape(group, m // group, -1), bias, window)
 
 
-def _by_columns(xp: Xp, x: Array, weights: Array, window: Window) -> Array:
-    """Return weights (G, M/G, depth) times the columns of x, in few parts of limited size."""
+def _by_columns(xp: Xp, x: Array, weights: Array, bias: Array | None, window: Window) -> Array:
+    """Return weights (G, M/G, depth) times the columns of x plus bias (G, M/G, 1).
+
+    The columns are computed in few parts of limited size.
+    """
     columns = _columns(xp, x, window)
     parts = [*_parts(columns.shape, columns.dtype.itemsize, len(window.kernel))]
     if len(parts) == 1:
-        return _product(xp, weights, columns, window)
+        return _product(xp, weights, columns, bias, window)
     y = xp.empty((x.shape[0], weights.shape[0] * weights.shape[1], *window.output), x.dtype)
     for images, rows in parts:
         part = columns[(..., images, rows, *(slice(None),) * (len(window.output) - 1))]
-        y[images, :, rows] = _product(xp, weights, part, window)
+        y[images, :, rows] = _product(xp, weights, part, bias, window)
     return y
 
 
@@ -91,12 +92,18 @@ def _parts(shape: Sequence[int], itemsize: int, rank: int) -> Iterator[tuple[sli
             yield slice(image, image + images), slice(row, row + rows)
 
 
-def _product(xp: Xp, weights: Array, columns: Array, window: Window) -> Array:
-    """Return weights (G, M/G, depth) times a view of columns, as (N, M, *output)."""
+def _product(xp: Xp, weights: Array, columns: Array, bias: Array | None, window: Window) -> Array:
+    """Return weights (G, M/G, depth) times a view of columns plus bias, as (N, M, *output)."""
     group, m, depth = weights.shape
     n, *output = columns.shape[len(window.kernel) + 1 :]
     columns = columns.reshape(group, depth, n * prod(output))
-    # CuPy uses tensor cores for float16 in products of two matrices only.
-    y = xp.matmul(weights[0], columns[0]) if group == 1 else xp.matmul(weights, columns)
+    if group == 1:  # CuPy uses tensor cores for float16 in products of two matrices only
+        weights, columns, bias = weights[0], columns[0], None if bias is None else bias[0]
+    if bias is None:
+        y = xp.matmul(weights, columns)
+    else:
+        y = xp.empty((*weights.shape[:-1], columns.shape[-1]), columns.dtype)
+        y[...] = bias
+        xp.add_product(weights, columns, y)
     y = y.reshape(group * m, n, *output)
     return y.reshape(n, group * m, *output) if n == 1 else xp.ascontiguousarray(y.swapaxes(0, 1))

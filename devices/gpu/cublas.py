@@ -45,35 +45,55 @@ class MatrixProduct:
 
     def __call__(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the matrix product over the last two axes; the others broadcast."""
-        types = _TYPES.get(a.dtype.name)
-        if types is None or a.dtype != b.dtype or min(a.ndim, b.ndim) < 2 or not a.size * b.size:
+        if not _is_supported(a, b):
             return cupy.matmul(a, b, out=out)
-        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        y = out
+        if out is None or not out.flags.c_contiguous or out.dtype != a.dtype:
+            batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+            y = cupy.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
+        self._launch(a, b, y, 0)
+        if out is not None and y is not out:
+            out[...] = y
+        return y if out is None else out
+
+    def add(self, a: Any, b: Any, y: Any) -> bool:
+        """Add the matrix product to y (C-contiguous), rounding once; return whether it is done.
+
+        Types and sizes that cuBLAS does not multiply here leave y unchanged.
+        """
+        if not _is_supported(a, b) or y.dtype != a.dtype or not y.flags.c_contiguous:
+            return False
+        self._launch(a, b, y, 1)
+        return True
+
+    def _launch(self, a: Any, b: Any, y: Any, factor_of_y: int) -> None:
+        """Write the product of a and b, plus y times a factor, to y."""
         rows, depth, columns = a.shape[-2], a.shape[-1], b.shape[-1]
         if b.shape[-2] != depth:
             raise ValueError(f"expected equal inner sizes, got shapes {a.shape} and {b.shape}")
-        y = out
-        if out is None or not out.flags.c_contiguous or out.dtype != a.dtype:
-            y = cupy.empty((*batch, rows, columns), a.dtype)
+        batch = y.shape[:-2]
         a, a_transposed, a_stride = _operand(a, batch)
         b, b_transposed, b_stride = _operand(b, batch)
-        data_type, compute_type, factor = types
-        one, zero = factor(1), factor(0)
+        data_type, compute_type, factor = _TYPES[a.dtype.name]
+        of_product, of_y = factor(1), factor(factor_of_y)
         handle = cupy.cuda.device.get_cublas_handle()
         status = self._set_stream(handle, cupy.cuda.get_current_stream().ptr)
         # cuBLAS reads columns first, in which memory holds the transposes: y.T = b.T @ a.T.
         status = status or self._multiply(
-            *(handle, b_transposed, a_transposed, columns, rows, depth, ctypes.byref(one)),
+            *(handle, b_transposed, a_transposed, columns, rows, depth, ctypes.byref(of_product)),
             *(b.data.ptr, data_type, depth if b_transposed else columns, b_stride),
             *(a.data.ptr, data_type, rows if a_transposed else depth, a_stride),
-            *(ctypes.byref(zero), y.data.ptr, data_type, columns, rows * columns),
+            *(ctypes.byref(of_y), y.data.ptr, data_type, columns, rows * columns),
             *(prod(batch), compute_type, _DEFAULT_ALGORITHM),
         )
         if status:
             raise RuntimeError(f"cuBLAS: status {status} of a product with shape {y.shape}")
-        if out is not None and y is not out:
-            out[...] = y
-        return y if out is None else out
+
+
+def _is_supported(a: Any, b: Any) -> bool:
+    """Return whether cuBLAS multiplies two arrays: of one type of floats, and not empty."""
+    is_same_type = a.dtype == b.dtype and a.dtype.name in _TYPES
+    return is_same_type and min(a.ndim, b.ndim) >= 2 and bool(a.size * b.size)
 
 
 def _operand(x: Any, batch: tuple[int, ...]) -> tuple[Any, int, int]:

@@ -28,22 +28,35 @@ class CupyNamespace(GPUNamespace):
         super().__init__(cupy)
         self._product: Any = None
 
-    def depthwise_convolution(self, x: Any, w: Any, window: Window, y: Any) -> None:
+    def depthwise_convolution(self, x: Any, w: Any, b: Any, window: Window, y: Any) -> None:
         """Write the convolution of padded images into y; each group has one input channel."""
         multiplier = w.shape[0] // x.shape[1]
         sizes = (*x.shape[1:], multiplier, *window.output)
         steps = (*window.kernel, *window.strides, *window.dilations)
         x, w = cupy.ascontiguousarray(x), cupy.ascontiguousarray(w)
-        _DEPTHWISE["double" if y.dtype.itemsize == 8 else "float"](x, w, *sizes, *steps, y)
+        bias = w if b is None else cupy.ascontiguousarray(b)  # not read without a bias
+        kernel = _DEPTHWISE["double" if y.dtype.itemsize == 8 else "float"]
+        kernel(x, w, bias, b is not None, *sizes, *steps, y)
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the matrix product over the last two axes; the others broadcast."""
+        product = self._load_product()
+        return cupy.matmul(a, b, out=out) if product is None else product(a, b, out=out)
+
+    def add_product(self, a: Any, b: Any, y: Any) -> None:
+        """Add the matrix product of a and b to y; float16 is rounded once, at the end."""
+        product = self._load_product()
+        if product is None or not product.add(a, b, y):
+            super().add_product(a, b, y)
+
+    def _load_product(self) -> MatrixProduct | None:
+        """Return products by cuBLAS, which graphs can record; None if it has another name here."""
         if self._product is None:
             try:
                 self._product = MatrixProduct()
-            except OSError:  # cuBLAS has another name here: products work, graphs do not
-                self._product = cupy.matmul
-        return self._product(a, b, out=out)
+            except OSError:
+                self._product = False
+        return self._product or None
 
 
 def _depthwise_kernel(sum_type: str) -> Any:
@@ -51,14 +64,14 @@ def _depthwise_kernel(sum_type: str) -> Any:
     names = "channels height width multiplier rows columns kh kw sh sw dh dw"
     sizes = ", ".join(f"int64 {name}" for name in names.split())
     return cupy.ElementwiseKernel(
-        f"raw T x, raw T w, {sizes}",
+        f"raw T x, raw T w, raw T b, bool has_bias, {sizes}",
         "T y",
         f"""
         long long column = i % columns, row = i / columns % rows, output = i / (columns * rows);
         long long filter = output % (channels * multiplier);
         long long plane = output / multiplier;
         long long first = (plane * height + row * sh) * width + column * sw;
-        {sum_type} sum = 0;
+        {sum_type} sum = has_bias ? ({sum_type})b[filter] : ({sum_type})0;
         for (long long k = 0; k < kh; ++k)
             for (long long l = 0; l < kw; ++l)
                 sum += ({sum_type})x[first + k * dh * width + l * dw]

@@ -11,8 +11,8 @@ import numpy as np
 class GPUNamespace:
     """The functions of a GPU's array library, with its own ones in their place."""
 
-    #: Function of padded x, w, window and y that writes a 2-D convolution in which each group has
-    #: one input channel; None if the library has none, and the product of columns serves.
+    #: Function of padded x, w, b or None, window and y that writes a 2-D convolution in which each
+    #: group has one input channel; None if the library has none, and the product of columns serves.
     depthwise_convolution: Callable[..., None] | None = None
 
     def __init__(self, library: Any) -> None:
@@ -23,6 +23,14 @@ class GPUNamespace:
         value = getattr(self._library, name)
         setattr(self, name, value)  # later reads find the attribute itself
         return value
+
+    def add_product(self, a: Any, b: Any, y: Any) -> None:
+        """Add the matrix product of a and b to y; float16 is rounded once, at the end."""
+        if y.dtype.itemsize == 2:
+            product = self.matmul(a.astype(np.float32), b.astype(np.float32))
+            y[...] = (product + y).astype(y.dtype)
+        else:
+            y += self.matmul(a, b)
 
     def remainder(self, x: Any, y: Any) -> Any:
         """Return the remainder with the divisor's sign; CuPy's is NaN for an infinite divisor."""
