@@ -38,7 +38,7 @@ def conv(
 ) -> Array:
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M).
 
-    Products of float16 are added in float32, b too, and rounded once.
+    Products of float16 are added in float32; cuBLAS rounds some shapes once before it adds b.
     """
     window = conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
     n, m = x.shape[0], w.shape[0]

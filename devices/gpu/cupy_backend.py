@@ -44,7 +44,7 @@ class CupyNamespace(GPUNamespace):
         return cupy.matmul(a, b, out=out) if product is None else product(a, b, out=out)
 
     def add_product(self, a: Any, b: Any, y: Any) -> None:
-        """Add the matrix product of a and b to y; float16 is rounded once, at the end."""
+        """Add the matrix product of a and b, in float32 if they are float16, to y."""
         product = self._load_product()
         if product is None or not product.add(a, b, y):
             super().add_product(a, b, y)

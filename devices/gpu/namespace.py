@@ -25,7 +25,7 @@ class GPUNamespace:
         return value
 
     def add_product(self, a: Any, b: Any, y: Any) -> None:
-        """Add the matrix product of a and b to y; float16 is rounded once, at the end."""
+        """Add the matrix product of a and b, in float32 if they are float16, to y."""
         if y.dtype.itemsize == 2:
             product = self.matmul(a.astype(np.float32), b.astype(np.float32))
             y[...] = (product + y).astype(y.dtype)

@@ -61,8 +61,9 @@ def test_single_device_gets_all_cores(core: hetero.Core) -> None:
 
 def test_devices_share_the_cores(core: hetero.Core) -> None:
     pins = {"op:Neg": "THREADS.1"}
-    assert sum(threads(core, "HETERO:THREADS.0,THREADS.1", affinity=pins)[:2]) == NUM_CORES
-    assert set(threads(core, "HETERO:THREADS.0,THREADS.1", affinity=pins)) == {NUM_CORES // 2}
+    shares = threads(core, "HETERO:THREADS.0,THREADS.1", affinity=pins)
+    # THREADS.0 multiplies matrices; THREADS.1 negates a few numbers, and gets the least share.
+    assert set(shares) == {1, NUM_CORES - 1}
 
 
 def test_explicit_threads_reduce_the_budget_of_others(core: hetero.Core) -> None:

@@ -129,6 +129,13 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
+@pytest.fixture
+def new_core() -> Iterator[hetero.Core]:
+    """A Core without verdicts of other tests, which may have had no third device."""
+    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor, AgreeingVendor]) as core:
+        yield core
+
+
 @pytest.fixture(scope="module")
 def right() -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(
@@ -151,7 +158,7 @@ def wrong_nodes(compiled: hetero.CompiledModel) -> list[set[str]]:
 def test_wrong_kernel_is_refused_and_the_result_is_right(
     core: hetero.Core, right: list[np.ndarray], fault: str
 ) -> None:
-    config = {"VERIFY": "YES", "FAULT": fault}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with core.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
         refused_nodes = wrong_nodes(compiled)
         expected = NODES.get(fault) or [{n} for n in nodes_of(FAULTS[fault].op_type)]
@@ -167,11 +174,15 @@ def nodes_of(op_type: str) -> list[str]:
     return [node.name for node in net().graph.node if node.op_type == op_type]
 
 
+#: Limit that no check reaches on a busy machine, in seconds.
+PATIENCE_S = 120.0
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 def test_right_device_agrees(core: hetero.Core) -> None:
-    with core.compile_model(net(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"}) as compiled:
+    with core.compile_model(
+        net(), "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    ) as compiled:
         assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
         assert set(compiled.affinity.values()) == {"VENDOR"}
 
@@ -187,7 +198,7 @@ def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAILURES)
 def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
-    config = {"VERIFY": "YES", "FAULT": fault}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
         assert wrong_nodes(compiled) == [{"middle"}]
         codes = {r.code for v in compiled.verification.verdicts for r in refusals_of(v).values()}
@@ -204,7 +215,7 @@ def test_node_that_ends_the_process_never_runs(
     core: hetero.Core, device: str, pins: dict[str, str] | None
 ) -> None:
     """Other wrong nodes without an alternative stay, with a warning."""
-    config = {"VERIFY": "YES", "FAULT": "crash_of_fifth_run"}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "crash_of_fifth_run"}
     with pytest.raises(hetero.VerificationError, match="SIGSEGV") as caught:
         core.compile_model(small(), device, config, affinity=pins)
     assert (caught.value.device, caught.value.nodes) == ("VENDOR", ("middle",))
@@ -213,7 +224,9 @@ def test_node_that_ends_the_process_never_runs(
 @pytest.mark.slow
 def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
     config = {"VERIFY": "STRICT", "FAULT": "softmax_axis"}
-    core.compile_model(net(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES"}).close()
+    core.compile_model(
+        net(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    ).close()
     with pytest.raises(hetero.VerificationError, match="VENDOR is wrong at Softmax") as caught:
         core.compile_model(net(), "HETERO:VENDOR,CPU", config)
     assert (caught.value.device, caught.value.nodes) == ("VENDOR", ("shares",))
@@ -230,7 +243,7 @@ def test_wrong_node_without_alternative_stays_with_warning(
     device: str,
     pins: dict[str, str] | None,
 ) -> None:
-    config = {"VERIFY": "YES", "FAULT": "softmax_one_short"}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "softmax_one_short"}
     with (
         caplog.at_level(logging.WARNING, "hetero"),
         core.compile_model(net(), device, config, affinity=pins) as compiled,
@@ -244,9 +257,9 @@ def test_wrong_node_without_alternative_stays_with_warning(
         core.compile_model(net(), device, {**config, "VERIFY": "STRICT"}, affinity=pins)
 
 
-def test_third_device_confirms_the_reference(core: hetero.Core) -> None:
-    config = {"VERIFY": "YES", "FAULT": "gemm_without_bias"}
-    with core.compile_model(net(), "HETERO:VENDOR,SECOND,CPU", config) as compiled:
+def test_third_device_confirms_the_reference(new_core: hetero.Core) -> None:
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "gemm_without_bias"}
+    with new_core.compile_model(net(), "HETERO:VENDOR,SECOND,CPU", config) as compiled:
         refusals = [v for v in compiled.verification.verdicts if v.status == "refused"]
         assert [v.evidence[0].witness for v in refusals] == ["SECOND agrees with the reference"]
         assert compiled.affinity["dense"] == "SECOND"
@@ -254,12 +267,12 @@ def test_third_device_confirms_the_reference(core: hetero.Core) -> None:
 
 @pytest.mark.parametrize("fault", ["softmax_one_short", "sub_swapped"])
 def test_third_device_confirms_the_vendor(
-    core: hetero.Core, caplog: pytest.LogCaptureFixture, fault: str
+    new_core: hetero.Core, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    config = {"VERIFY": "YES", "FAULT": fault}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with (
         caplog.at_level(logging.WARNING, "hetero"),
-        core.compile_model(net(), "HETERO:VENDOR,AGREEING,CPU", config) as compiled,
+        new_core.compile_model(net(), "HETERO:VENDOR,AGREEING,CPU", config) as compiled,
     ):
         (verdict,) = compiled.verification.verdicts
         assert (verdict.status, verdict.device) == ("disputed", "VENDOR")
@@ -273,7 +286,12 @@ def test_third_device_confirms_the_vendor(
 def test_verdicts_are_known_after_the_first_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = {"VERIFY": "YES", "FAULT": "sub_swapped", "CACHE_DIR": str(tmp_path)}
+    config = {
+        "VERIFY": "YES",
+        "VERIFY_SECONDS": PATIENCE_S,
+        "FAULT": "sub_swapped",
+        "CACHE_DIR": str(tmp_path),
+    }
     with hetero.Core("inprocess", plugins=[FaultyVendor]) as first:
         first.compile_model(net(), "HETERO:VENDOR,CPU", config).close()
     monkeypatch.setattr("hetero.verify.part_check.PartCheck.run", None)  # nothing runs again
@@ -301,7 +319,9 @@ def test_verdicts_are_known_after_the_first_compilation(
 
 
 def test_imported_model_is_verified_only_if_its_verdicts_are_known(core: hetero.Core) -> None:
-    compiled = core.compile_model(small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"})
+    compiled = core.compile_model(
+        small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    )
     blob = compiled.export_model()
     assert [v.status for v in core.import_model(blob).verification.verdicts] == ["agrees"]
     with hetero.Core("inprocess", plugins=[FaultyVendor]) as other:
@@ -319,7 +339,9 @@ def test_random_operators_are_not_verified(core: hetero.Core) -> None:
             [sum] y = Add(x, a)
         }"""
     )
-    with core.compile_model(model, "HETERO:VENDOR,CPU", {"VERIFY": "YES"}) as compiled:
+    with core.compile_model(
+        model, "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    ) as compiled:
         (verdict,) = compiled.verification.verdicts
         assert verdict.status == "not verified"
         assert verdict.reason == "RandomNormalLike 'noise' draws random numbers"
@@ -335,7 +357,7 @@ def test_model_beyond_the_bound_is_not_verified(core: hetero.Core) -> None:
 
 @pytest.mark.slow
 def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
-    config = {"VERIFY": "YES", "FAULT": "tanh_nan"}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "tanh_nan"}
     plugin = f"{FaultyVendor.__module__}:{FaultyVendor.__qualname__}"
     with (
         hetero.Core(plugins=[plugin]) as core,
@@ -347,9 +369,11 @@ def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
 
 
 def test_cache_lists_and_checks_verdicts(core: hetero.Core, tmp_path: Path, shell: Shell) -> None:
-    config = {"VERIFY": "YES", "CACHE_DIR": str(tmp_path)}
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "CACHE_DIR": str(tmp_path)}
     # Verdicts that are known from a compilation without a cache are written as well.
-    core.compile_model(small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES"}).close()
+    core.compile_model(
+        small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    ).close()
     core.compile_model(small(), "HETERO:VENDOR,CPU", config).close()
     listing = shell(f"cache list --dir {tmp_path} --json", ray=True).document
     assert {row["kind"] for row in listing["entries"]} == {"plan", "stage", "verdicts"}
