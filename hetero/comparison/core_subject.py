@@ -10,7 +10,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.properties import Config, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
-from hetero.properties.table import HETERO_PROPERTIES
+from hetero.properties.table import HETERO_PROPERTIES, settable_table
 from hetero.scheduler.types.device_names import HETERO, parse_device
 
 
@@ -35,7 +35,7 @@ class CoreSubject:
         if self._scope == HETERO:
             return HETERO_PROPERTIES
         (row,) = (row for row in self._core.device_descriptors if row.name == self._devices[0])
-        return row.properties
+        return settable_table(row.properties)
 
     def get_property(self, name: str) -> Any:
         """Return a property's value."""

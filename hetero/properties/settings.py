@@ -25,6 +25,7 @@ from hetero.properties.table import (
     HETERO_PROPERTIES,
     SETTABLE_ON_DEVICES,
     SplitConfig,
+    settable_table,
     split_options,
     split_shared_options,
 )
@@ -188,8 +189,7 @@ class Settings:
 
     def _configuration(self, name: str, table: PropertyTable) -> Configuration:
         if name != HETERO:
-            missing = SETTABLE_ON_DEVICES - table.keys()
-            table = table.extended(*(HETERO_PROPERTIES[n] for n in sorted(missing)))
+            table = settable_table(table)
 
         def read(property_name: str, _: Any) -> Any:
             return self._default(name, table, property_name)

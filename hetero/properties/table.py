@@ -436,6 +436,12 @@ def cache_folder(split: SplitConfig, caller_config: Config) -> str:
     return next((folder for folder in folders if folder), "")
 
 
+def settable_table(device_table: PropertyTable) -> PropertyTable:
+    """Return a device's properties with those of HETERO that `set_property` sets for it."""
+    missing = SETTABLE_ON_DEVICES - device_table.keys()
+    return device_table.extended(*(HETERO_PROPERTIES[n] for n in sorted(missing)))
+
+
 def split_shared_options(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Split options among HETERO and all devices; each gets the properties that it has.
 
@@ -450,6 +456,8 @@ def split_shared_options(config: Config, tables: Mapping[str, PropertyTable]) ->
     device_options = (all_properties.keys() - HETERO_PROPERTIES.keys()) | SHARED_WITH_DEVICES
     if len(tables) == 1:
         device_options |= _FOR_SINGLE_DEVICE
+    if config.get("LOG_LEVEL") == "":  # it leaves the levels of devices unchanged
+        device_options -= {"LOG_LEVEL"}
     for name in config:
         if name not in all_properties:
             raise unknown_property(name, " or ".join((HETERO, *tables)), all_properties.mutable)
