@@ -264,7 +264,7 @@ def test_requests_avoid_a_device_that_starts_slowly(
         return {run.device for run in result.stage_timings}
 
     monkeypatch.setattr(executor._supervisor, "_start", start_late)
-    monkeypatch.setattr("hetero.scheduler.client.liveness._AWAY_S", 0.0)
+    monkeypatch.setattr("hetero.scheduler.client.liveness._EXCLUDED_AFTER_S", 0.0)
     assert devices_of_a_request() == {"CPU.0", "CPU.1"}
     pid = ray.get(executor._devices.device("CPU.1").actor.ping.remote())
     os.kill(pid, signal.SIGKILL)

@@ -37,7 +37,7 @@ def test_failed_check_is_described(shell: Shell) -> None:
 def test_device_list_is_checked_with_split_models(shell: Shell) -> None:
     result = check(shell, f"HETERO:CPU,{DENSE}")
     assert result.code == 0
-    assert "HETERO:CPU,DENSE: keeps " in result.out
+    assert "HETERO:CPU,DENSE: passes " in result.out
     result = check(shell, f"HETERO:CPU,{CARELESS}")
     assert result.code == 1
     assert "results are correct" in result.out
