@@ -177,8 +177,9 @@ class ExactRoutes:
         allowed = [i for i in live if i not in exclusions]
         if not allowed:
             return None
-        if len(self.devices) > 1:
-            self.now += 1 / sum(self.shares[i] for i in live)
+        if len(self.devices) == 1:  # a route alone needs no turns
+            return allowed[0]
+        self.now += 1 / sum(self.shares[i] for i in live)
 
         def rank(i: int) -> tuple[int, int, Fraction, int]:
             length = 1 / self.shares[i]
