@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -77,9 +78,14 @@ def lane_key(deployment: str) -> int:
 
 
 def input_mask(positions: Sequence[int]) -> int:
-    """Return the mask of some inputs, by position; 0 if it has too few bits."""
+    """Return the mask of some inputs, by position.
+
+    Returns 0, so that the inputs are sent by name, if the positions do not increase or the mask has
+    too few bits: a mask has no order.
+    """
     mask = sum(1 << position for position in positions)
-    return mask if mask.bit_length() <= _MAX_INPUTS else 0
+    is_increasing = all(before < after for before, after in pairwise(positions))
+    return mask if is_increasing and mask.bit_length() <= _MAX_INPUTS else 0
 
 
 def masked_names(inputs: Sequence[str], mask: int) -> list[str]:

@@ -349,7 +349,7 @@ class Deployment(ABC):
 
         def send_to(consumer: int, tensors: Sequence[str]) -> events.Send | None:
             inputs = self._received_inputs(consumer)
-            names = tuple(name for name in tensors if name in inputs)
+            names = tuple(name for name in inputs if name in tensors)  # in the order of a mask
             address = self._addresses[placed[consumer].device]
             positions = tuple(map(inputs.index, names))
             return events.Send(address, consumer, names, positions) if names else None

@@ -60,13 +60,12 @@ class ClientLanes:
         self._inputs_of = inputs_of
         self._on_result = on_result
         self._on_unreadable = on_unreadable
-        #: (stage, names of the sent tensors) -> input mask, 0 if it has too few bits, and the names
-        #: in the order of the stage's inputs.
-        self._orders: dict[tuple[int, tuple[str, ...]], tuple[int, list[str]]] = {}
+        #: (stage, names of the sent tensors) -> input mask; 0 if it has too few bits.
+        self._masks: dict[tuple[int, tuple[str, ...]], int] = {}
 
     def clear(self) -> None:
         """Forget the inputs of the stages; call it after a change of the placement."""
-        self._orders.clear()
+        self._masks.clear()
 
     def send(
         self,
@@ -78,12 +77,10 @@ class ClientLanes:
     ) -> bool:
         """Send inputs of the model to a stage; return False if they do not fit into a lane."""
         key = (stage.index, names)
-        order = self._orders.get(key)
-        if order is None:
-            positions = {name: i for i, name in enumerate(self._inputs_of(stage.index))}
-            mask = input_mask([positions[name] for name in names])
-            order = self._orders[key] = (mask, sorted(names, key=positions.__getitem__))
-        mask, ordered_names = order
+        mask = self._masks.get(key)
+        if mask is None:
+            order = list(self._inputs_of(stage.index))
+            mask = self._masks[key] = input_mask([order.index(name) for name in names])
         if not mask:
             return False
         head = LaneHead(
@@ -98,7 +95,7 @@ class ClientLanes:
             mask,
             0,
         )
-        parts = pack_message(head, b"", [inputs[name] for name in ordered_names])
+        parts = pack_message(head, b"", [inputs[name] for name in names])
         return parts is not None and self._channel.send_lane(address, parts)
 
     def receive(self, data: bytes, head: LaneHead) -> None:

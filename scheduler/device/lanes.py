@@ -33,7 +33,7 @@ from hetero.scheduler.channels.lane import (
 )
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.task_queue import DeviceMachine, OpenStage
-from hetero.scheduler.types.events import DeviceInstruction, Send, StageOpened, TaskRun
+from hetero.scheduler.types.events import DeviceInstruction, StageOpened, TaskRun
 from hetero.scheduler.types.messages import Failure, Outputs, Task, Values
 
 _log = logging.getLogger(__name__)
@@ -71,25 +71,20 @@ class _Lane:
         position_of = {name: position for position, name in enumerate(outputs)}
         #: Consumers by route.
         self.consumers: Mapping[int, tuple[_Consumer, ...]] = {
-            route: tuple(_consumer(send, position_of) for send in sends)
+            route: tuple(
+                _Consumer(
+                    send.address,
+                    send.stage,
+                    send.tensors,
+                    input_mask(send.positions),
+                    tuple(position_of[name] for name in send.tensors),
+                )
+                for send in sends
+            )
             for route, sends in description.sends.items()
         }
         #: Positions of the model's outputs.
         self.results = tuple(position_of[name] for name in description.outputs)
-
-
-def _consumer(send: Send, position_of: Mapping[str, int]) -> _Consumer:
-    """Return the consumer of a send, whose tensors are in the order of its inputs, as in a mask."""
-    tensors = send.tensors
-    if send.positions:
-        tensors = tuple(name for _, name in sorted(zip(send.positions, tensors, strict=True)))
-    return _Consumer(
-        send.address,
-        send.stage,
-        tensors,
-        input_mask(send.positions),
-        tuple(position_of[name] for name in tensors),
-    )
 
 
 class LaneTask:

@@ -83,6 +83,7 @@ def test_numbers_beyond_their_field_are_not_packed(field: str) -> None:
 def test_input_mask_has_64_bits() -> None:
     assert lane.input_mask([0, 2, 63]) == 1 << 63 | 0b101
     assert lane.input_mask([0, 64]) == 0
+    assert lane.input_mask([1, 0]) == 0  # a mask has no order
     assert lane.masked_names("abc", 0b101) == ["a", "c"]
 
 
