@@ -195,6 +195,16 @@ def test_description_of_a_stage(client: Client) -> None:
     assert client.deployment.stage_description(1, 1).sends == {0: (ev.Send("c2", 2, ("c",), (1,)),)}
 
 
+def test_tensors_have_the_order_of_their_receivers_inputs() -> None:
+    lines: list[Line] = [*LINES[:2], ("Sub", "last", ["y", "h"], "z")]
+    plan, _ = cut(build(lines, ["z"]), ("A", ["first", "too"]), ("C", ["last"]))
+    assert (plan.stages[0].outputs, plan.stages[1].inputs) == (("h", "y"), ("y", "h"))
+    client = Client(alone(plan), constants={})
+    description = client.deployment.stage_description(0, 1)
+    assert description.sends == {0: (ev.Send("c", 1, ("y", "h"), (0, 1)),)}
+    client.deployment.close()
+
+
 def test_extended_placement_has_another_route(client: Client) -> None:
     model = build(LINES, ["y", "z", "x", "w"], weights={"w": np.float32([2])})
     other, _ = cut(model, ("D", ["first", "too", "fixed", "last"]))
