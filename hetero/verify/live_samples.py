@@ -161,6 +161,9 @@ class LiveSampler:
             except HeteroError as error:  # the Core is closed, or the reference refuses the model
                 _log.info("model=%s: a request was not compared: %s", self._model_name, error)
                 continue
+            except Exception:  # a fault of the check; it must not end the thread unnoticed
+                _log.exception("model=%s: a request was not compared", self._model_name)
+                continue
             self._counts.add(self._model_name, verdicts)
             for verdict in verdicts:
                 _log.warning(

@@ -128,3 +128,19 @@ def test_samples_are_dropped_while_others_wait() -> None:
     is_idle = True
     until(lambda: counts.samples.get("m", 0) >= 4)
     assert counts.samples["m"] <= 5
+
+
+def test_sampling_continues_after_a_fault_of_the_check(caplog: pytest.LogCaptureFixture) -> None:
+    faults = [RuntimeError("broken check")]
+
+    def check(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> list[PartVerdict]:
+        if faults:
+            raise faults.pop()
+        return []
+
+    counts = LiveCounts()
+    sampler = LiveSampler("m", 1.0, check, lambda: True, counts)
+    for _ in range(2):
+        sampler.watch(submission(np.zeros(1)), {"x": np.zeros(1)})
+    until(lambda: counts.samples.get("m", 0) == 1)
+    assert "broken check" in caplog.text
