@@ -161,12 +161,12 @@ class Autoscaler:
     def scale(self, now_s: float) -> None:
         """Look at the load once; start or stop replicas if the policy decides so."""
         current = self.num_replicas
-        wanted = self.policy.decide(now_s, self.num_requests, current)
-        if wanted > current and now_s >= self._retry_s:
-            for number in range(current, wanted):
+        target = self.policy.decide(now_s, self.num_requests, current)
+        if target > current and now_s >= self._retry_s:
+            for number in range(current, target):
                 if not self._start(number, now_s):
                     break
-        for _ in range(current - wanted):
+        for _ in range(current - target):
             self._stop_last()
 
     def _scale_until_closed(self) -> None:
@@ -197,7 +197,7 @@ class Autoscaler:
                 return
             replica = self._replicas.pop()
             self._record()
-            while replica.num_requests:
+            while replica.num_requests and not self._is_closed.is_set():
                 self._ended.wait(_PERIOD_S)
         replica.deployment.close()
 
