@@ -70,7 +70,10 @@ def join_models(models: Sequence[Model], wires: Wires) -> Model:
             target = _find(input_name, [model.inputs for model in models], names, "input")
             _check_wire(output_name, source, input_name, target)
             if (target.model, target.spec.name) in sources:
-                raise ArgumentError(f"wire {output_name!r} -> {input_name!r}: the input has two.")
+                raise ArgumentError(
+                    f"wire {output_name!r} -> {input_name!r}: expected one wire to an input, got "
+                    "two. Remove one of them."
+                )
             sources[target.model, target.spec.name] = source
     port_names = _port_names(models, names, sources)
     joined = _merge(models, names, sources, port_names)

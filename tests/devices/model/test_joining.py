@@ -107,7 +107,7 @@ def test_wires_that_do_not_fit_raise(
 
 def test_input_with_two_wires_raises() -> None:
     detector, classifier = models()
-    with pytest.raises(ArgumentError, match="the input has two"):
+    with pytest.raises(ArgumentError, match="expected one wire to an input, got two"):
         join_models(
             [detector, detector, classifier],
             {"detector/boxes": "rois", "detector.2/boxes": "rois"},
