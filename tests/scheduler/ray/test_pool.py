@@ -25,7 +25,7 @@ from hetero.scheduler.ray.node_discovery import NodeDiscovery
 from hetero.scheduler.ray.pool import Pool, dissolve
 from hetero.scheduler.ray.pool_supervisor import open_pool
 from tests.scheduler.models import chain
-from tests.support.listening_sockets import LOOPBACK, listening_addresses
+from tests.support.listening_sockets import LOOPBACK, listening_addresses, session_members
 
 pytestmark = pytest.mark.ray
 
@@ -162,10 +162,7 @@ def test_pool_of_this_machine_listens_on_loopback(environment: dict[str, str]) -
     up = run_json("pool up --devices CPU=1", environment)
     assert up["address"].startswith("127.0.0.1:")
     (device,) = [row for row in up["devices"] if row["name"] == "CPU"]
-    head = os.getsid(device["process"])
-    members = [
-        folder for folder in Path("/proc").glob("[0-9]*") if os.getsid(int(folder.name)) == head
-    ]
+    members = session_members(os.getsid(device["process"]))
     assert len(members) > 3
     addresses = set().union(*map(listening_addresses, members))
     assert addresses
