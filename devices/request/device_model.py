@@ -24,7 +24,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.local_model import LocalModel
-from hetero.devices.request.output_validation import check_outputs
+from hetero.devices.request.output_validation import check_outputs, check_shared_sizes, shared_sizes
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.results import Results
 
@@ -77,6 +77,7 @@ class DeviceModel:
         #: Names of the outputs.
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._output_specs = tuple(output_specs)
+        self._shared_sizes = shared_sizes(model.inputs, output_specs)
         self._is_closed = False
         self._local_model: LocalModel | None = None
 
@@ -114,6 +115,15 @@ class DeviceModel:
             end_s = time.perf_counter()
             # Copies of outputs need memory too: a view may be larger than its array.
             results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
+            if self._shared_sizes:
+                check_shared_sizes(
+                    self._shared_sizes,
+                    results,
+                    inputs,
+                    self._output_specs,
+                    self.source,
+                    self.device,
+                )
         except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,54 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import is_remote
+
+
+class SharedSize(NamedTuple):
+    """A symbol of output shapes that occurs more than once, with its (port, axis) pairs."""
+
+    symbol: str
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+
+
+def shared_sizes(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> tuple[SharedSize, ...]:
+    """Return the symbols of outputs whose size other ports of the same run determine."""
+    axes: dict[str, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {}
+    for role, ports in enumerate((inputs, outputs)):
+        for index, port in enumerate(ports):
+            for axis, dimension in enumerate(port.shape or ()):
+                if isinstance(dimension, str):
+                    axes.setdefault(dimension, ([], []))[role].append((index, axis))
+    return tuple(
+        SharedSize(symbol, tuple(of_inputs), tuple(of_outputs))
+        for symbol, (of_inputs, of_outputs) in axes.items()
+        if of_outputs and len(of_inputs) + len(of_outputs) > 1
+    )
+
+
+def check_shared_sizes(
+    symbols: Sequence[SharedSize],
+    outputs: Sequence[Value],
+    inputs: Sequence[Value],
+    specs: Sequence[TensorSpec],
+    model: Model,
+    device: str,
+) -> None:
+    """Raise InferenceError if a symbol has another size in an output than elsewhere in the run.
+
+    The next node would broadcast an output of size 1 without an error. If the inputs already
+    disagree, the model's names of sizes are only labels, and prove nothing.
+    """
+    for symbol, input_axes, output_axes in symbols:
+        sizes = {inputs[index].shape[axis] for index, axis in input_axes}
+        if len(sizes) > 1:
+            continue
+        for index, axis in output_axes:
+            sizes.add(outputs[index].shape[axis])
+            if len(sizes) > 1:
+                raise _mismatch(outputs[index], specs[index], model, device, f" with one {symbol}")
 
 
 def check_outputs(
@@ -66,13 +114,15 @@ def check_outputs(
     return results
 
 
-def _mismatch(value: Value, port: TensorSpec, model: Model, device: str) -> InferenceError:
+def _mismatch(
+    value: Value, port: TensorSpec, model: Model, device: str, condition: str = ""
+) -> InferenceError:
     node = model.producer(port.name)
     actual = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
     origin = f" (computed by node {node.name!r}, {node.op_type})" if node else ""
     return InferenceError(
-        f"{device}, model {model.name!r}, output {port.name!r}{origin}: expected {port} by the "
-        f"types and shapes of its inputs, got {actual}. Report this to the plugin's author.",
+        f"{device}, model {model.name!r}, output {port.name!r}{origin}: expected {port}{condition} "
+        f"by the types and shapes of its inputs, got {actual}. Report this to the plugin's author.",
         device=device,
         port=port.name,
         operator=node.name if node else "",
