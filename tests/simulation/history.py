@@ -230,9 +230,9 @@ class History:
             self.simulator.after(0.0, self._end_faults)
         rows = random.randint(1, 3) if model.batching else 1
         width = model.width + (random.random() < 0.3 if model.batching else 0)
-        x = np.full((rows, width), number, np.int64)
-        inputs: dict[str, Any] = {"x": x}
-        arrays: dict[str, np.ndarray] = {"x": x}
+        plan = model.placement.plan
+        arrays = models.request_inputs(plan, number, (rows, width))
+        inputs: dict[str, Any] = dict(arrays)
         if model.has_state:
             fresh = np.zeros((rows, model.width), np.int64)
             value, tensor = state or (fresh, fresh)
@@ -247,7 +247,7 @@ class History:
             number,
             model,
             inputs,
-            models.expected_values(model.shape, arrays),
+            models.expected_values(plan.stages, arrays),
             request,
             self.simulator.now,
         )

@@ -173,8 +173,8 @@ class SimulatedWork(Work):
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
         history = self._history
-        number = int(np.asarray(inputs[0]).flat[0]) if stage.inputs[0] == "x" else 0
-        mark = "" if history.are_faults_over else history.marks.get(number)
+        numbers = _call_numbers(stage, inputs)
+        mark = "" if history.are_faults_over else history.marks.get(numbers[0] if numbers else 0)
         if mark == "poison":
             history.simulator.after(0.0, history.cluster.crash, device)
             return 0.001
@@ -183,9 +183,7 @@ class SimulatedWork(Work):
         return self._usual_s[device] * (0.5 + history.random.random())
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
-        first = inputs[0]
-        if stage.inputs[0] == "x":
-            numbers = [int(n) for n in np.asarray(first)[:, 0]]
+        if numbers := _call_numbers(stage, inputs):
             self._history.invariants.check_rows(numbers)
             if any(self._history.marks.get(n) == "raises" for n in numbers):
                 raise InferenceError("fault of the history: this request raises")
@@ -193,3 +191,10 @@ class SimulatedWork(Work):
 
     def num_streams(self, device: str, stage: Stage) -> int:
         return self._history.streams[device, stage.index % 4]
+
+
+def _call_numbers(stage: Stage, inputs: Sequence[Any]) -> list[int]:
+    """Return the numbers of the calls whose rows a stage receives; empty if it does not read x."""
+    if "x" not in stage.inputs:
+        return []
+    return [int(number) for number in np.asarray(inputs[stage.inputs.index("x")])[:, 0]]
