@@ -47,8 +47,10 @@ def plans(draw: st.DrawFn) -> Plan:
         stages.append(Stage(index, device, some(tensors), outputs, (f"n{index}",)))
         tensors += outputs
     outputs = some(tensors[len(inputs) :])
-    ports = ([TensorSpec(n, "i64", (None,)) for n in names] for names in (inputs, outputs))
-    return Plan("drawn", *map(tuple, ports), tuple(stages))
+    input_ports, output_ports = (
+        tuple(TensorSpec(name, "i64", (None,)) for name in names) for names in (inputs, outputs)
+    )
+    return Plan("drawn", input_ports, output_ports, tuple(stages))
 
 
 class NamedValues(Work):
@@ -87,7 +89,7 @@ class Deployed:
 
 
 @given(plan=plans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_packed_messages_and_messages_with_names_have_equal_tensors(plan: Plan) -> None:
     deployed = Deployed(plan)
     deployed.check(deployed.deployment.submit(deployed.inputs))
@@ -101,13 +103,13 @@ def test_packed_messages_and_messages_with_names_have_equal_tensors(plan: Plan) 
 
 
 @given(plan=plans(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_direct_run_adopted_at_any_stage_has_the_tensors_of_a_submission(
     plan: Plan, data: st.DataObject
 ) -> None:
     deployed = Deployed(plan)
-    deployment = deployed.deployment
-    stages = [
+    deployment: Any = deployed.deployment
+    stages: list[Any] = [
         deployed.cluster.devices[stage.device].loop.direct_stage(deployment.key, stage.index)
         for stage in plan.stages
     ]
