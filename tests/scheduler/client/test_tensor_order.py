@@ -89,8 +89,8 @@ class Deployed:
 
 
 @given(plan=plans())
-@settings(max_examples=50, deadline=None)
-def test_packed_messages_and_messages_with_names_have_equal_tensors(plan: Plan) -> None:
+@settings(max_examples=30, deadline=None)
+def test_packed_messages_keep_names_of_tensors(plan: Plan) -> None:
     deployed = Deployed(plan)
     deployed.check(deployed.deployment.submit(deployed.inputs))
     num_packed = deployed.num_packed
@@ -103,8 +103,8 @@ def test_packed_messages_and_messages_with_names_have_equal_tensors(plan: Plan) 
 
 
 @given(plan=plans(), data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_direct_run_adopted_at_any_stage_has_the_tensors_of_a_submission(
+@settings(max_examples=30, deadline=None)
+def test_direct_run_keeps_names_of_tensors(
     plan: Plan, data: st.DataObject
 ) -> None:
     deployed = Deployed(plan)
