@@ -104,9 +104,7 @@ def test_packed_messages_keep_names_of_tensors(plan: Plan) -> None:
 
 @given(plan=plans(), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_direct_run_keeps_names_of_tensors(
-    plan: Plan, data: st.DataObject
-) -> None:
+def test_direct_run_keeps_names_of_tensors(plan: Plan, data: st.DataObject) -> None:
     deployed = Deployed(plan)
     deployment: Any = deployed.deployment
     stages: list[Any] = [
