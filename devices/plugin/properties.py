@@ -19,6 +19,7 @@ from typing import Any, Final
 from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 from hetero.devices.file_reader import parse_json
+from hetero.devices.model.element_type import Type
 
 Config = Mapping[str, Any]
 
@@ -155,7 +156,7 @@ class Property:
         elif isinstance(value, bool) and "YES" in self.choices:
             return "YES" if value else "NO"
         elif isinstance(value, str | os.PathLike):
-            value = os.fspath(value)
+            value = value.type_name if isinstance(value, Type) else os.fspath(value)
             matches = (c for c in self.choices if c.casefold() == value.casefold())
             return next(matches, value)
         raise PropertyError(
