@@ -35,6 +35,7 @@ from hetero.devices.model.joining import Wires, join_models
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
+from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Refusal, Support
@@ -51,7 +52,7 @@ from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.device_selection import parse_counts
 from hetero.properties.settings import GLOBAL_SCOPE, Settings
-from hetero.properties.table import cache_folder, public_value
+from hetero.properties.table import HETERO_PROPERTIES, cache_folder, public_value
 from hetero.query.housekeeping import with_housekeeping
 from hetero.query.priority import query_priority, remove_refusals, without_refusals
 from hetero.query.query_cache import QueryCache
@@ -394,9 +395,12 @@ class Core:
         ----------
         model : path, bytes, onnx.ModelProto or Model; or a list of them
             The model. Several models become one graph, connected by `wires`.
-        weights, config : optional
-            None or empty; the parameters exist for compatibility with OpenVINO. An ONNX model
-            contains or references its weights; pass options to `compile_model`.
+        weights : optional
+            None or empty; the parameter exists for compatibility with OpenVINO. An ONNX model
+            contains or references its weights.
+        config : mapping, optional
+            Options of HETERO, as in OpenVINO. They are checked and have no effect on an ONNX model;
+            pass options to `compile_model`.
         states : mapping of str to str, optional
             Input -> the output that is its value in the next run of the same request; see
             `InferRequest.query_state`. These inputs and outputs are not ports of the compiled
@@ -414,19 +418,19 @@ class Core:
         TensorTypeError, TensorShapeError
             The types or shapes of a pair differ.
         ArgumentError
-            `weights` or `config` is not empty, or `wires` are given for one model.
+            `weights` is not empty, or `wires` are given for one model.
+        PropertyError
+            An option does not exist, or its value is invalid.
         """
-        if weights or config:
-            raise ArgumentError(
-                "weights, config: expected none: an ONNX model contains its weights; pass options "
-                "to compile_model."
-            )
+        Configuration(HETERO_PROPERTIES, HETERO).parse(config or {})
         if isinstance(model, list | tuple):
             source = join_models([read_model(part) for part in model], wires or {})
         elif wires:
             raise ArgumentError("wires: expected a list of models to connect, got one model.")
         else:
             source = read_model(cast(Any, model))
+        if weights:
+            raise ArgumentError("weights: expected none: an ONNX model contains its weights.")
         extended = self._extensions.apply(source)
         return extended if states is None else with_states(extended, states)
 
