@@ -86,7 +86,10 @@ class RequestTensors:
         if tensor is None:
             tensor = empty_tensor(port)
             if port.name in self._last_inputs:
-                tensor = Tensor(self._last_inputs.pop(port.name), shared_memory=True)
+                # The caller may fill the tensor, so it never refers to read-only memory.
+                content = self._last_inputs.pop(port.name)
+                is_writable = not isinstance(content, np.ndarray) or content.flags.writeable
+                tensor = Tensor(content, shared_memory=is_writable)
             self._user_inputs[port.name] = tensor
         if isinstance(tensor, list):
             raise TensorError(
@@ -256,8 +259,13 @@ class RequestTensors:
                 value = value.copy()
             needs_copy = copy and not isinstance(value, RemoteTensor)
             if port.name in self._output_tensors:
-                self._output_tensors[port.name].replace(value)
-                value = copying.deepcopy(value) if needs_copy else value
+                tensor = self._output_tensors[port.name]
+                if _fits(tensor.content(), value):  # the caller may refer to this memory
+                    np.copyto(tensor.content(), value)
+                    value = value if needs_copy else tensor.content()
+                else:
+                    tensor.replace(value)
+                    value = copying.deepcopy(value) if needs_copy else value
             else:
                 self._last_outputs[port.name] = value, needs_copy
             values[port.name] = value
@@ -322,7 +330,19 @@ class RequestTensors:
                 f"expected inputs as a dict or list of arrays, got {inputs!r}; the model's inputs "
                 f"are {', '.join(f'{p.name!r} ({p})' for p in self._inputs) or 'none'}."
             )
+        if only_port is None and not hasattr(inputs, "__array__") and not np.isscalar(inputs):
+            raise ArgumentTypeError(
+                f"expected inputs as a dict or list of arrays, got {type(inputs).__name__}."
+            )
         return {find_port(self._inputs, None, "input").name: inputs}
+
+
+def _fits(memory: Value, value: Value) -> bool:
+    """Return whether a value can be written into the memory of a tensor."""
+    if not isinstance(memory, np.ndarray) or not isinstance(value, np.ndarray):
+        return False
+    is_same = memory.dtype == value.dtype and memory.shape == value.shape
+    return is_same and memory.flags.writeable
 
 
 def _is_plain_array(value: Value) -> bool:
