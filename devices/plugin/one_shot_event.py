@@ -15,12 +15,10 @@ _GATE_CREATION: Final = Lock()
 class OneShotEvent:
     """An event without `clear`; setting it again has no effect."""
 
-    __slots__ = ("_gate", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        #: A lock that is held until the event is set; the first waiting thread creates it.
-        self._gate: Any = None
+    # Class attributes instead of a constructor: each run of a request creates an event.
+    _is_set = False
+    #: A lock that is held until the event is set; the first waiting thread creates it.
+    _gate: Any = None
 
     def is_set(self) -> bool:
         """Return whether the event is set."""

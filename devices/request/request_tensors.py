@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,8 @@ class RequestTensors:
         self._user_outputs: set[str] = set()
         #: Outputs that stay on their device.
         self._remote_outputs: set[str] = set()
+        #: Whether some outputs may stay on their device; faster than `resident_outputs`.
+        self.may_have_resident_outputs = False
 
     def fresh(self) -> RequestTensors:
         """Return new tensors for the same ports."""
@@ -138,6 +140,7 @@ class RequestTensors:
         self._output_tensors[port.name] = tensor
         self._last_outputs.pop(port.name, None)
         self._user_outputs.add(port.name)
+        self.may_have_resident_outputs = True
 
     def keep_remote(self, port: TensorSpec, keep: bool) -> None:
         """Set whether an output stays on its device in later runs."""
@@ -147,11 +150,7 @@ class RequestTensors:
                 port=port.name,
             )
         (self._remote_outputs.add if keep else self._remote_outputs.discard)(port.name)
-
-    @property
-    def may_have_resident_outputs(self) -> bool:
-        """Whether some outputs may stay on their device; faster than `resident_outputs`."""
-        return bool(self._remote_outputs or self._user_outputs)
+        self.may_have_resident_outputs = bool(self._remote_outputs or self._user_outputs)
 
     @property
     def resident_outputs(self) -> tuple[str, ...]:
@@ -172,9 +171,28 @@ class RequestTensors:
         unknown inputs, and TensorTypeError or TensorShapeError for values that do not fit.
         """
         if self._last_layouts and not self._user_inputs and not self._optional:
-            values = self._collect_unchanged(inputs, copy=copy)
-            if values is not None:
-                return values
+            # Inputs with the dtypes and shapes of the last run need no other checks.
+            feeds = inputs
+            if type(inputs) is np.ndarray and len(self._inputs) == 1:
+                feeds = {self._inputs[0].name: inputs}
+            if type(feeds) is dict and len(feeds) == len(self._last_layouts):
+                values = {}
+                for name, (dtype, shape) in self._last_layouts.items():
+                    value = feeds.get(name)
+                    if (
+                        type(value) is not np.ndarray
+                        or value.dtype is not dtype
+                        or value.shape != shape
+                        or not value.flags.c_contiguous
+                    ):
+                        break
+                    values[name] = value.copy() if copy else value
+                else:
+                    self._last_inputs = values.copy()  # a copy, because the caller adds values
+                    return values
+        return self._collect_checked(inputs, copy=copy)
+
+    def _collect_checked(self, inputs: Any, *, copy: bool) -> dict[str, Value]:
         feeds = self._by_name(inputs)
         values = {}
         missing = []
@@ -212,29 +230,6 @@ class RequestTensors:
             self._last_layouts = {n: (value.dtype, value.shape) for n, value in values.items()}
         return values
 
-    def _collect_unchanged(self, inputs: Any, *, copy: bool) -> dict[str, Value] | None:
-        """Return the values of inputs with the dtypes and shapes of the last run, without checks.
-
-        Returns None if the inputs need checks.
-        """
-        if type(inputs) is np.ndarray and len(self._inputs) == 1:
-            inputs = {self._inputs[0].name: inputs}
-        if type(inputs) is not dict or len(inputs) != len(self._last_layouts):
-            return None
-        values = {}
-        for name, (dtype, shape) in self._last_layouts.items():
-            value = inputs.get(name)
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not dtype
-                or value.shape != shape
-                or not value.flags.c_contiguous
-            ):
-                return None
-            values[name] = value.copy() if copy else value
-        self._last_inputs = values.copy()  # a copy, because the caller adds values
-        return values
-
     def store(self, outputs: Mapping[str, Value], *, copy: bool) -> dict[str, Value]:
         """Store the outputs of a run, and return values that the caller may keep."""
         values = {}
@@ -243,7 +238,8 @@ class RequestTensors:
             if type(value) is ResidentTensor:
                 value = value.tensor
             is_array = isinstance(value, np.ndarray)
-            if port.is_tensor and not port.accepts(value.shape if is_array else np.shape(value)):
+            fits = not port.is_tensor or port.accepts(value.shape if is_array else np.shape(value))
+            if not fits:
                 warnings.warn(  # without the size, so that Python shows the warning once
                     f"output {port.name!r} has another shape than the model declares, {port}. A "
                     "declared shape is a hint; correct it in the model.",
@@ -273,8 +269,10 @@ class RequestTensors:
 
     def _is_input_memory(self, value: np.ndarray) -> bool:
         """Return whether an array shares memory with an input."""
-        inputs = [*self._last_inputs.values()]
-        inputs += [t.content() for t in self._user_inputs.values() if not isinstance(t, list)]
+        inputs: Collection[Value] = self._last_inputs.values()
+        if self._user_inputs:
+            tensors = self._user_inputs.values()
+            inputs = [*inputs, *(t.content() for t in tensors if not isinstance(t, list))]
         for content in inputs:
             if not isinstance(content, np.ndarray):
                 continue

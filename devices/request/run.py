@@ -51,7 +51,6 @@ class Run:
         self.userdata = userdata
         self.start_s = time.perf_counter()
         self.timeout_s = None if timeout_s is None else min(timeout_s, MAX_TIMEOUT_S)
-        self.results_lock = threading.Lock()
         #: Set when the run and its callback have ended.
         self.end = OneShotEvent()
 

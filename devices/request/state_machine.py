@@ -114,7 +114,8 @@ class RequestStateMachine:
 
     def ended_run(self, attribute: str) -> Run:
         """Return the last run; RequestBusyError if it has not ended."""
-        with self.idle(attribute):
+        with self._lock:
+            self._require_idle(attribute)
             return self.started_run(attribute)
 
     def is_calling_back(self) -> bool:
@@ -143,7 +144,8 @@ class RequestStateMachine:
         """Run and return the outputs."""
         try:
             run = self.start(inputs, None, share_inputs, timeout_s, inline=True)
-            self._wait_for_end(run)
+            if not run.end.is_set():
+                self._wait_for_end(run)
         except KeyboardInterrupt:
             self.cancel()  # nobody waits for the run any more
             raise
@@ -376,7 +378,7 @@ class RequestStateMachine:
     def wait(self) -> None:
         """Wait until the run, its callback and all runs that the callback started have ended."""
         while (run := self.run) is not None:
-            if not self.is_calling_back():
+            if not run.end.is_set() and not self.is_calling_back():
                 self._wait_for_end(run)
             if run.callback_error is not None:
                 raise run.callback_error
@@ -403,7 +405,9 @@ class RequestStateMachine:
         """
         if run.error is not None:
             raise run.error
-        with run.results_lock:
+        if run.results is not None:
+            return run.results
+        with self._lock:
             if run.results is None:
                 start = time.perf_counter()
                 tensors = self.tensors if run is self.run else self.tensors.fresh()
