@@ -356,6 +356,6 @@ def test_forked_process_is_refused_by_the_name_of_the_model(
     manual: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, _, _ = manual
-    monkeypatch.setattr("os.getpid", lambda: -1)
+    monkeypatch.setattr(runner.home, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match=r"^m: made in process"):
         runner.submit({}, DEFAULT_REQUEST)
