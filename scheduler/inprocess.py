@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from hetero.devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.program import ExecutedNode, Payload, Value, nbytes_of
+from hetero.devices.plugin.program import ExecutedNode, Payload, Value
 from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
@@ -115,22 +116,26 @@ class InProcessDeployment(Deployment):
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
     ) -> Submission | CompletedSubmission:
         """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
-        if self._program is not None and self._may_run_directly(inputs, request):
-            submission = self._program.run(inputs, request)
-            if submission is not None:
-                return submission
+        if self._program is not None:
+            max_nbytes = self._max_direct_nbytes(request)
+            if max_nbytes >= 0:
+                submission = self._program.run(inputs, request, max_nbytes)
+                if submission is not None:
+                    return submission
         return super().submit(inputs, request)
 
-    def _may_run_directly(self, inputs: Mapping[str, Value], request: Request) -> bool:
-        """Whether the calling thread may run a request, and the request program supports it."""
-        if request.inline is None:
-            # A caller that never blocks would keep the interpreter lock from busy workers.
-            if not (self._num_tiny and self._workers.are_idle and self._is_tiny(nbytes_of(inputs))):
-                return False
-        elif not (request.inline and self._is_quick):
-            return False
+    def _max_direct_nbytes(self, request: Request) -> float:
+        """Return the maximum input bytes with which the calling thread may run a request.
+
+        Returns -1 if it must not run it, or the request program does not support it.
+        """
         is_plain = request.timeout_s is None and request.is_plain
-        return is_plain and self._runner.home.is_current
+        if not is_plain or not self._runner.home.is_current:
+            return -1
+        if request.inline is not None:
+            return inf if request.inline and self._is_quick else -1
+        # A caller that never blocks would keep the interpreter lock from busy workers.
+        return self._max_tiny_nbytes if self._workers.are_idle else -1
 
     def _resume(self, resumption: Resumption) -> None:
         """Send the inputs of a request's remaining stages to their devices."""

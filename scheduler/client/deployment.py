@@ -563,9 +563,10 @@ class Deployment(ABC):
         elif self._num_tiny < 2 * _STEADY:
             self._num_tiny += 1
 
-    def _is_tiny(self, nbytes: int) -> bool:
-        """Return whether requests of this input size are reliably faster than waking a thread."""
-        return self._num_tiny >= _STEADY and nbytes <= self._tiny_nbytes
+    @property
+    def _max_tiny_nbytes(self) -> int:
+        """Input bytes up to which requests are reliably faster than waking a thread, or -1."""
+        return self._tiny_nbytes if self._num_tiny >= _STEADY else -1
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:
         for observer in tuple(self._deployments.observers):

@@ -8,7 +8,8 @@ running attempt, and handles it like every other request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -46,12 +47,17 @@ class Stage(Protocol):
 
 
 class Step(NamedTuple):
-    """Step of a program: a stage, and the numbers of its input and output tensors."""
+    """Step of a program: a stage, and the numbers of its input tensors.
+
+    `forwarded`: positions among its outputs, and numbers, of the tensors that later steps read.
+    `results`: names, and positions among its outputs, of the model's outputs.
+    """
 
     number: int
     stage: Stage
     inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    forwarded: tuple[tuple[int, int], ...]
+    results: tuple[tuple[str, int], ...]
     left: frozenset[str]
 
 
@@ -82,38 +88,43 @@ class RequestProgram:
         self._runner = runner
         self._resume = resume
         self._learn = learn
-        numbers: dict[str, int] = {}
-
-        def numbered(names: Iterable[str]) -> tuple[int, ...]:
-            return tuple(numbers.setdefault(name, len(numbers)) for name in names)
-
         plan = placement.plan
-        names = tuple(spec.name for spec in plan.inputs)
-        self._inputs = tuple(zip(names, numbered(names), strict=True))
-        #: Steps by route.
-        self._steps = tuple(
-            tuple(
-                Step(
-                    number,
-                    stages[number],
-                    numbered(placement.stages[number].inputs),
-                    numbered(placement.stages[number].outputs),
-                    stages[number].left(route),
-                )
-                for number in placed.stages
-            )
-            for route, placed in enumerate(placement.routes)
-        )
-        self._outputs = tuple(zip(plan.output_names, numbered(plan.output_names), strict=True))
+        numbers: dict[str, int] = {}
+        for name in (spec.name for spec in plan.inputs):
+            numbers[name] = len(numbers)
+        self._inputs = tuple(numbers.items())
+        for name in (name for stage in placement.stages for name in stage.outputs):
+            numbers.setdefault(name, len(numbers))
         self._names = tuple(numbers)
 
+        def step(number: int, route: int) -> Step:
+            stage = placement.stages[number]
+            readers = {
+                n for i in placement.routes[route].stages for n in placement.stages[i].inputs
+            }
+            outputs = tuple(enumerate(stage.outputs))
+            return Step(
+                number,
+                stages[number],
+                tuple(numbers[name] for name in stage.inputs),
+                tuple((position, numbers[name]) for position, name in outputs if name in readers),
+                tuple((n, position) for position, n in outputs if n in plan.output_names),
+                stages[number].left(route),
+            )
+
+        #: Steps by route.
+        self._steps = tuple(
+            tuple(step(number, route) for number in placed.stages)
+            for route, placed in enumerate(placement.routes)
+        )
+
     def run(
-        self, inputs: Mapping[str, Value], request: Request
+        self, inputs: Mapping[str, Value], request: Request, max_nbytes: float = inf
     ) -> Submission | CompletedSubmission | None:
         """Run a request in the calling thread.
 
-        Returns None if the request has to be submitted instead, and a submission if the machine
-        has adopted it.
+        Returns None if the request has to be submitted instead, also because its inputs have more
+        than `max_nbytes` bytes, and a submission if the machine has adopted it.
         """
         values: list[Value] = [None] * len(self._names)
         nbytes = 0
@@ -122,30 +133,33 @@ class RequestProgram:
             if type(value) is not np.ndarray or value.dtype.hasobject:
                 return None
             nbytes += value.nbytes
-            values[number] = value
-        if len(inputs) != len(self._inputs):
+            values[number] = read_only(value)
+        if nbytes > max_nbytes or len(inputs) != len(self._inputs):
             return None
         runner = self._runner
         run = DirectRun(request, nbytes, runner.now_s())
         timings: list[StageTiming] = []
+        results: dict[str, Value] = {}
         try:
             if not runner.begin_direct(run):
                 return None
             made_nbytes, took_s = 0, 0.0
-            for _, stage, input_numbers, output_numbers, resident_names in self._steps[run.route]:
-                result = stage.run(
-                    [read_only(values[i]) for i in input_numbers], resident_names, run
-                )
+            for _, stage, read_numbers, forwarded, produced, resident_names in self._steps[
+                run.route
+            ]:
+                result = stage.run([*map(values.__getitem__, read_numbers)], resident_names, run)
                 if result is None:
-                    return self._adopt(run, inputs, values, timings)
-                for number, value in zip(output_numbers, result[0], strict=True):
-                    values[number] = value
-                timing = result[1]
+                    return self._adopt(run, inputs, values, results, timings)
+                outputs, timing = result
+                for position, number in forwarded:
+                    values[number] = read_only(outputs[position])
+                for name, position in produced:
+                    results[name] = outputs[position]
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
                 took_s += timing.ended_s - timing.started_s
             if not runner.end_direct(run, timings, made_nbytes):
-                return self._adopt(run, inputs, values, timings)
+                return self._adopt(run, inputs, values, results, timings)
         except BaseException as error:
             step = self._steps[run.route][min(len(timings), len(self._steps[run.route]) - 1)]
             if run.entered is not None:
@@ -155,9 +169,8 @@ class RequestProgram:
             runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
             raise
         self._learn(took_s, nbytes)
-        outputs = {name: values[number] for name, number in self._outputs}
         return _completed(
-            CompletedSubmission, (outputs, tuple(sorted(timings)), run.request_id, runner.story)
+            CompletedSubmission, (results, tuple(sorted(timings)), run.request_id, runner.story)
         )
 
     def _adopt(
@@ -165,14 +178,14 @@ class RequestProgram:
         run: DirectRun,
         inputs: Mapping[str, Value],
         values: Sequence[Value],
+        results: Mapping[str, Value],
         timings: Sequence[StageTiming],
     ) -> Submission:
         """Hand a request over to the machine, and its remaining stages to their devices."""
         steps = self._steps[run.route]
         available = {number for _, number in self._inputs}
-        available.update(number for step in steps[: len(timings)] for number in step.outputs)
-        outputs = {name: values[i] for name, i in self._outputs if i in available}
-        call = self._runner.adopt(run, inputs, outputs, timings)
+        available.update(n for step in steps[: len(timings)] for _, n in step.forwarded)
+        call = self._runner.adopt(run, inputs, results, timings)
         if (attempt := call.attempt) is not None:
             self._resume(
                 Resumption(

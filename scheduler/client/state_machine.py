@@ -100,16 +100,17 @@ class ClientMachine(Requests):
         if self.num_in_flight >= self._most:
             return False
         nbytes = run.input_nbytes + self._expected.of(run.input_nbytes)
-        if not self._has_bytes(nbytes):
+        if self.num_in_flight and not self._has_bytes(nbytes):
             return False
-        route = self._routes.choose()
+        routes = self._routes
+        route = routes.choose()
         if route is None:
             return False
         run.request_id, run.nbytes = next(ids), nbytes
-        run.route, run.names_route = route, self._routes.count > 1
+        run.route, run.names_route = route, routes.count > 1
         # No call between these lines: Ctrl-C comes before or after them.
         self._direct[run.request_id] = run
-        self._routes.ways[route].num_running += 1
+        routes.ways[route].num_running += 1
         self.num_in_flight += 1
         run.is_admitted = True
         self._in_flight.begin_direct(run)
@@ -119,17 +120,20 @@ class ClientMachine(Requests):
         """Complete a direct run; False if the machine has to adopt it instead."""
         if self._closed:
             return False
-        self._forget_ended()
+        if len(self._ended) > self.limits.remembered:
+            self._forget_ended()
         self._expected.learn(run.input_nbytes, made_nbytes)
+        routes = self._routes
         run.ended_s = now_s
         # No call between these lines: Ctrl-C comes before or after them.
         self._ended[run.request_id] = run
         del self._direct[run.request_id]
-        self._routes.ways[run.route].num_running -= 1
+        routes.ways[run.route].num_running -= 1
         self.num_in_flight -= 1
         run.is_admitted = False
         self._in_flight.end_direct(run)
-        self._routes.advance(run.route)
+        if routes.count > 1:
+            routes.advance(run.route)
         return True
 
     def end_sent(

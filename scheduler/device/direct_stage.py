@@ -58,17 +58,21 @@ class DirectStage:
 
         Raises the exception of the stage unchanged; see `placed`.
         """
+        stage = self._stage
         try:
             with self._lock:
-                if not self._machine.enter(self._stage, task):
+                if not self._machine.enter(stage, task):
                     return None
             _, outputs, run = self._host.execute(
                 self._deployment, self._number, inputs, RunContext(), left=left
             )
         finally:
             if task.entered is not None:
-                self.leave(task)
-        self._stage.learn(run.ended_s - run.started_s)
+                with self._lock:
+                    instructions = self._machine.leave(stage, task)
+                if instructions:
+                    self._follow(instructions)
+        stage.learn(run.ended_s - run.started_s)
         return outputs, run
 
     def leave(self, task: DirectTask) -> None:

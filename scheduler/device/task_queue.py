@@ -114,7 +114,7 @@ class OpenStage:
 
 
 class DirectTask(Protocol):
-    """Task that the machine counts, but of which it has no record."""
+    """Task that the machine counts; direct tasks have no other record."""
 
     #: The stage whose stream it occupies.
     entered: Any
@@ -213,8 +213,9 @@ class DeviceMachine:
             run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
             run.ready_s = now_s
         is_whole = len(run.tensors) == len(stage.inputs)
-        if is_whole and self._is_free(stage):
-            return [self._run(run)]
+        if is_whole and self.enter(stage, run):
+            run.state = _S.RUNNING
+            return [run]
         nbytes = nbytes_of(tensors)
         run.nbytes += nbytes
         client.nbytes += nbytes
@@ -239,21 +240,23 @@ class DeviceMachine:
         if not is_wanted and run.state is not _S.DROPPED:
             raise InvalidTaskError(f"{run.task}: ended while it is {run.state.value}")
         self._remove_task(run)
-        self.num_running -= 1
-        run.stage.num_running -= 1
         done: list[DeviceInstruction] = []
         if is_wanted:
             done.append(run if error is None else Failure(run.task, error))
-        return done + self._freed(run.stage)
+        return done + self.leave(run.stage, run)
 
     def enter(self, stage: OpenStage, run: DirectTask) -> bool:
         """Allocate a stream of a stage, if a task could start at once; released by `leave`.
 
         `run.entered` stays correct even if Ctrl-C interrupts.
         """
-        if not self._is_free(stage):
+        if (
+            self._ready.waiting
+            or self.num_running >= self.num_streams
+            or stage.num_running >= stage.description.num_streams
+        ):
             return False
-        if len(self._clients) > 1:
+        if len(self._clients) > 1:  # a single client competes with none
             self._ready.ran(stage.deployment.client)
         stage.num_running += 1
         self.num_running += 1
@@ -386,19 +389,11 @@ class DeviceMachine:
             done += self._drop(run.task.request)
         return done
 
-    def _is_free(self, stage: OpenStage) -> bool:
-        """Return whether a task of a stage could run at once."""
-        return (
-            not self._ready.waiting
-            and self.num_running < self.num_streams
-            and stage.num_running < stage.description.num_streams
-        )
-
     def _run(self, run: TaskRun) -> TaskRun:
-        run.state, stage = _S.RUNNING, run.stage
-        if len(self._clients) > 1:  # a single client competes with none
-            self._ready.ran(stage.deployment.client)
-        stage.num_running += 1
+        run.state, run.entered = _S.RUNNING, run.stage
+        if len(self._clients) > 1:
+            self._ready.ran(run.stage.deployment.client)
+        run.stage.num_running += 1
         self.num_running += 1
         return run
 

@@ -289,7 +289,7 @@ class TaskRun:
 
     `tensors`: inputs by name, complete since `ready_s`.
     `runs`: timings of earlier stages.
-    `stage`, `state`, `nbytes`: private to the state machine.
+    `stage`, `state`, `nbytes`, `entered`: private to the state machine.
     `context`, `outputs`: context and outputs of the run; set by the caller that runs it.
     """
 
@@ -300,6 +300,7 @@ class TaskRun:
     stage: Any = field(default=None, compare=False, repr=False)
     state: Any = field(default=None, compare=False)
     nbytes: int = field(default=0, compare=False)
+    entered: Any = field(default=None, compare=False, repr=False)
     context: RunContext | None = field(default=None, compare=False, repr=False)
     outputs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 

@@ -295,7 +295,7 @@ def test_requests_are_tiny_after_several_quick_ones(
 ) -> None:
     for took_s, size in requests:
         client.deployment._learn(took_s, size)
-    assert client.deployment._is_tiny(nbytes) == is_tiny
+    assert (nbytes <= client.deployment._max_tiny_nbytes) == is_tiny
 
 
 @pytest.mark.parametrize(

@@ -516,7 +516,7 @@ def test_forked_process_is_refused(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
-    monkeypatch.setattr(deployment._runner.home, "_id", -1)
+    monkeypatch.setattr(deployment._runner.home, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match="fork"):
         deployment.submit({"x": X}, WAITS)
 
@@ -529,7 +529,7 @@ def test_starts_run_directly_after_many_short_requests(
 
     def runs_as_it_starts(took_s: float, nbytes: int = X.nbytes) -> bool:
         deployment._learn(took_s, nbytes)
-        return deployment._may_run_directly({"x": X}, STARTS)
+        return X.nbytes <= deployment._max_direct_nbytes(STARTS)
 
     assert [runs_as_it_starts(0.4) for _ in range(16)] == [False] * 7 + [True] * 9
     assert runs_as_it_starts(0.6)
