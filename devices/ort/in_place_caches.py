@@ -13,9 +13,9 @@ from operator import is_
 from typing import Final
 
 import numpy as np
-import onnxruntime
 
 from hetero.devices.model.model import Model
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteTensor
 

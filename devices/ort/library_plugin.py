@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import onnxruntime
 
 from hetero.devices.errors import DeviceError, PluginLoadError, UnsupportedNodesError
 from hetero.devices.model.model import Model, Node
@@ -19,6 +18,7 @@ from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.provider_library import ProviderLibrary
 from hetero.devices.ort.provider_plugin import ProviderPlugin, ProviderProgram
 from hetero.devices.ort.query import WORKER
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.trial import ProviderDevice, check_provider, try_library
 from hetero.devices.plugin.program import Program, RunContext, Value
 from hetero.devices.plugin.properties import Config

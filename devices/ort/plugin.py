@@ -25,7 +25,7 @@ from hetero.devices.plugin.properties import (
 from hetero.devices.plugin.support import Refusal
 
 try:
-    import onnxruntime
+    from hetero.devices.ort.runtime import onnxruntime
 except ImportError as error:
     raise PluginLoadError(
         f"device ORT needs ONNX Runtime, which is not installed; {install_command('ort')}.",

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from hetero.devices.file_reader import parse_json, read_regular
 from hetero.devices.model.model import Model
@@ -25,6 +24,7 @@ from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.session import open_mapped_session, open_session, session_model
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value

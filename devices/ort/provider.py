@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from hetero.devices.model.extension import library_path
 from hetero.devices.ort.provider_library import ProviderLibrary
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.plugin.native_call import NativeCall
 
 _CPU: Final = "CPUExecutionProvider"

@@ -14,9 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-import onnxruntime
-
 from hetero.devices.ort.known_providers import KNOWN_PROVIDERS
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.plugin.entry_points import installed_points
 
 #: Entry points of plug-in providers: the name of the provider, and a package with

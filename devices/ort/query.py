@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 
 from hetero.devices.faults.fault import FaultTable, NodeView
 from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25
@@ -17,6 +16,7 @@ from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, built_in_providers
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.trial import node_failure
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime
 
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from hetero.devices.model.mapped_pages import release_pages
 from hetero.devices.model.model import Model
@@ -18,6 +17,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.worker_process import WorkerFailure
 from hetero.devices.ort.provider import Provider, custom_operator_libraries, quiet_options
 from hetero.devices.ort.query import FEEDABLE, WORKER
+from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.versions import lower_versions
 
 #: Weights up to this many bytes stay in the model, where optimisations read them.

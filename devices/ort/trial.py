@@ -15,11 +15,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, quiet_options
 from hetero.devices.ort.provider_library import ProviderLibrary
+from hetero.devices.ort.runtime import onnxruntime
 
 #: A trial of a node generates inputs of up to this many elements.
 _MOST_ELEMENTS: Final = 2**24
