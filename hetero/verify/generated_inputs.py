@@ -1,6 +1,7 @@
 """Generated inputs of a model for verification: typical, wide and extreme values in two sizes.
 
-Integers stay within the ranges that the model's graph proves, so that indices are valid.
+Integers stay within the ranges that the model's graph proves, so that indices are valid. Those that
+are sizes or numbers of iterations are small, so that runs take neither long nor much memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from hetero.devices.model.integer_ranges import Range
+from hetero.devices.model.integer_ranges import Range, by_operator
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
@@ -41,6 +42,16 @@ _SPECIAL_FLOATS: Final = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0, -3.0)
 _EXTREME_FLOATS: Final = (0.0, -0.0, 1e-6, -1e-6, 1e-3, 1.0, -1.0, 20.0, -20.0, 100.0, -100.0)
 #: Bound of integers whose range is only that of their type.
 _SMALL: Final = 8
+#: Operators -> the inputs that determine the number of iterations or the size of an output.
+_SIZE_INPUTS: Final = by_operator(
+    {
+        "Loop ConstantOfShape BlackmanWindow HammingWindow HannWindow": {0},
+        "CenterCropPad Expand OneHot Pad Reshape Split Tile TopK AffineGrid": {1},
+        "Col2Im MelWeightMatrix STFT": {0, 1, 3},
+        "Range": {0, 1, 2},
+        "Resize": {3},
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ def draw_inputs(
     Raises TensorTypeError: an input is not a tensor of a known type.
     """
     rng = np.random.default_rng(KINDS.index(kind))
+    size_names = _size_names(model)
     shapes = _closed_shapes(model.inputs, sizes)
     declared: Mapping[str, Value] = {}
     if kind == "typical":
@@ -85,6 +97,9 @@ def draw_inputs(
         is_integer = port.dtype is not None and port.dtype.kind in "iu"
         port_kind = "typical" if typical_integers and is_integer else kind
         proven_range = model.integer_ranges.get(port.name)
+        if is_integer and port.name in size_names:
+            low, high = proven_range or (0, _SMALL)
+            proven_range = max(low, 0), min(high, _SMALL)
         return draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
 
     values = {
@@ -152,3 +167,21 @@ def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[st
         for port in ports
         if port.is_tensor and port.shape is not None
     }
+
+
+def _size_names(model: Model) -> set[str]:
+    """Return the values that sizes of outputs or numbers of iterations are computed from."""
+    pending = [
+        node.inputs[position]
+        for node in model.nodes
+        for position in _SIZE_INPUTS.get(node.op_type, ())
+        if position < len(node.inputs) and not node.domain
+    ]
+    names: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name not in names:
+            names.add(name)
+            producer = model.producer(name)
+            pending += producer.reads if producer is not None else ()
+    return names

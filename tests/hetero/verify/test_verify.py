@@ -347,6 +347,24 @@ def test_random_operators_are_not_verified(core: hetero.Core) -> None:
         assert verdict.reason == "RandomNormalLike 'noise' draws random numbers"
 
 
+def test_number_of_iterations_is_small(core: hetero.Core) -> None:
+    """A loop of as many iterations as the largest integer would exhaust the bounds of the check."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        counted (int64 n, float[N] x) => (float[N] y) {
+            one = Constant<value_int = 1>()
+            [doubled] d = Add(n, one)
+            [begins] c = Greater(one, n)
+            [begun] b = Not(c)
+            [loop] y = Loop(d, b, x) <body = body (int64 i, bool goes, float[N] v)
+                => (bool goes_on, float[N] w) { goes_on = Identity(goes) w = Add(v, v) }>
+        }"""
+    )
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    with core.compile_model(model, "HETERO:VENDOR,CPU", config) as compiled:
+        assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
+
+
 def test_model_beyond_the_bound_is_not_verified(core: hetero.Core) -> None:
     config = {"VERIFY": "YES", "VERIFY_SECONDS": 1e-9}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
