@@ -104,7 +104,7 @@ class Executor(Protocol):
         `limits`: queue limits.
         `other_devices`: devices that run at the same time as the plan's, and therefore also get a
             share of their node's cores.
-        `replan`: replans the model; called when every route has a removed device. Requests,
+        `replan`: replans the model; called when every route has an excluded device. Requests,
             including those in flight, then use the routes of the new placement.
         `stateful`: whether requests depend on states of earlier requests. If true, a lost device
             causes replanning at once, not only after its restart takes long.

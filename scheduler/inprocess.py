@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from hetero.devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
+from hetero.devices.errors import (
+    ArgumentError,
+    ClusterError,
+    HeteroError,
+    PropertyError,
+)
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import ExecutedNode, Payload, Value
 from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
@@ -32,24 +37,30 @@ from hetero.scheduler.device.discovery import PluginSpec, named, probe_node, usa
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.device.workers import Workers
-from hetero.scheduler.executor import Replan
+from hetero.scheduler.executor import Replan, ReplannedModel
 from hetero.scheduler.formats.stage_source import StageSource, check_sources, warn_of_failed_import
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest, Observer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.processes.memory_use import MemoryUse
 from hetero.scheduler.thread_budget import plan_shares
+from hetero.scheduler.types import events
 from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescriptor
 from hetero.scheduler.types.device_names import resolve_name
 from hetero.scheduler.types.isolation import RunBounds, RunResult
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.messages import Task, Values
 from hetero.scheduler.types.placement import Placement, alone
-from hetero.scheduler.types.plan import Plan
+from hetero.scheduler.types.plan import Plan, Stage
 
 
 class InProcessDeployment(Deployment):
-    """Deployment on devices of this process."""
+    """Deployment on devices of this process.
+
+    `find_device`: returns a device by name.
+    `count_threads`: returns the threads of each device of a replanned model.
+    `replan`: see `hetero.scheduler.executor.Executor.deploy`.
+    """
 
     def __init__(
         self,
@@ -60,11 +71,21 @@ class InProcessDeployment(Deployment):
         deployments: Deployments[InProcessDeployment],
         *,
         devices: Mapping[str, DeviceLoop],
+        find_device: Callable[[str], DeviceLoop],
+        count_threads: Callable[[ReplannedModel], Mapping[str, int]],
         workers: Workers,
         count_streams: Callable[[], None],
         connect: Callable[[Receiver], Channel],
+        replan: Replan | None = None,
     ) -> None:
         self._devices = devices
+        self._find_device = find_device
+        self._count_threads = count_threads
+        self._replan = replan
+        self._replan_lock = threading.Lock()
+        self._excluded_devices: frozenset[str] = frozenset()
+        #: Stage -> number of requests that it runs in parallel.
+        self._num_streams: dict[int, int] = {}
         self._workers = workers
         self._count_streams = count_streams
         #: Request program, which runs routes in the caller's thread; None if not applicable.
@@ -81,20 +102,76 @@ class InProcessDeployment(Deployment):
             restores=False,
         )
 
+    @property
+    def excluded_devices(self) -> frozenset[str]:
+        """The devices that the deployment is planned without."""
+        return self._excluded_devices
+
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages one after the other."""
-        num_streams: dict[int, int] = {}
-        for stage, source in zip(self.placement.stages, sources, strict=True):
+        stages = self.placement.stages
+        self._load_stages(dict(zip(stages, sources, strict=True)), num_threads)
+        self._open(stages)
+
+    def _load_stages(
+        self, sources: Mapping[Stage, StageSource], num_threads: Mapping[str, int]
+    ) -> None:
+        """Compile stages of the placement."""
+        for stage, source in sources.items():
             host, index = self._devices[stage.device].host, stage.index
-            num_streams[index] = self._load_stage(host, index, source, num_threads[stage.device])
+            self._num_streams[index] = self._load_stage(
+                host, index, source, num_threads[stage.device]
+            )
             if self.known.includes(self.placement, index, source.model):
                 self.known.make(index, partial(host.make, self.key, index))
+
+    def _open(self, stages: Iterable[Stage]) -> None:
+        """Make devices accept tasks of loaded stages, and compile the routes."""
         self.take()
-        for stage in self.placement.stages:
-            stage_message = self.stage_description(stage.index, num_streams[stage.index])
+        for stage in stages:
+            stage_message = self.stage_description(stage.index, self._num_streams[stage.index])
             self._devices[stage.device].open_stage(stage_message)
         self._count_streams()
         self._program = self._compile_program()
+
+    def replan_without(self, device: str, cause: str) -> None:
+        """Exclude a device, and replan the model; see `Deployment.replan_without`."""
+        with self._replan_lock:
+            if self.is_closed or device in self._excluded_devices:
+                return
+            excluded = self._excluded_devices | {device}
+            if not self._has_route_without(device):
+                if self._replan is None:
+                    super().replan_without(device, cause)
+                    return
+                self._add(self._replan(excluded))
+            self._excluded_devices = excluded
+            now_s = self._runner.now_s()
+            self._runner.handle(events.DeviceRemoved(now_s, device, THIS_PROCESS, cause))
+
+    def _add(self, replanned: ReplannedModel) -> None:
+        """Load another placement of the model, and send requests along its routes."""
+        before = self.placement
+        names = replanned.placement.devices
+        self._devices = {**self._devices, **{name: self._find_device(name) for name in names}}
+        self._program = None
+        addresses = {name: self._devices[name].address for name in names}
+        whole = self.extend(replanned.placement, replanned.constants, addresses)
+        sources = {
+            replace(stage, index=0): source
+            for stage, source in zip(replanned.placement.stages, replanned.sources, strict=True)
+        }
+        try:
+            new = {s: sources[replace(s, index=0)] for s in whole.stages[len(before.stages) :]}
+            self._load_stages(new, self._count_threads(replanned))
+            used = {number for r in whole.routes[len(before.routes) :] for number in r.stages}
+            self._open(whole.stages[number] for number in sorted(used))
+        except BaseException:
+            self.take(before)
+            self._program = self._compile_program()
+            raise
+        routes = whole.routes[len(before.routes) :]
+        self._runner.handle(events.RoutesAdded(self._runner.now_s(), routes))
 
     def _compile_program(self) -> RequestProgram | None:
         """Compile the routes to a request program; None if requests need the state machine."""
@@ -317,7 +394,7 @@ class InProcessExecutor:
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `hetero.scheduler.executor.Executor.deploy`.
 
-        `replan` and `stateful` have no effect: devices of this process are never lost.
+        `stateful` has no effect: devices of this process are never lost.
         """
         placement = alone(plan)
         check_sources(placement, sources)
@@ -336,6 +413,14 @@ class InProcessExecutor:
             limits,
             self._deployments,
             devices={name: self._device(name) for name in placement.devices},
+            find_device=self._device,
+            count_threads=lambda replanned: plan_shares(
+                replanned.placement,
+                replanned.sources,
+                self.devices(),
+                requests_overlap=limits.requests_overlap,
+            ),
+            replan=replan,
             workers=self._workers,
             count_streams=self._count_streams,
             connect=lambda receive: self._switchboard.connect(key, self._workers.receiver(receive)),

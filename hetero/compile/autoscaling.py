@@ -110,6 +110,12 @@ class Autoscaler:
         self._thread: threading.Thread | None = None
 
     @property
+    def deployments(self) -> list[Deployment]:
+        """The present deployments."""
+        with self._lock:
+            return [replica.deployment for replica in self._replicas]
+
+    @property
     def num_replicas(self) -> int:
         """The present number of replicas."""
         with self._lock:

@@ -115,9 +115,15 @@ class Compiler:
         def placements() -> Sequence[PlacedPartition]:
             return [route.origin for route in deployment.routes]
 
-        compiled.target.sampler = self._verifier.sampler(session, placements)
-        if bounds := range_of(request.hetero_config["REPLICAS"]):
-            self._autoscale(compiled, model, request, bounds)
+        bounds = range_of(request.hetero_config["REPLICAS"])
+        scaler = self._autoscale(compiled, model, request, bounds) if bounds else None
+
+        def exclude(device: str, cause: str) -> None:
+            for other in scaler.deployments if scaler is not None else [deployment]:
+                if any(device in route.plan.devices for route in other.routes):
+                    other.replan_without(device, cause)
+
+        compiled.target.sampler = self._verifier.sampler(session, placements, exclude)
         return compiled
 
     def _autoscale(
@@ -126,7 +132,7 @@ class Compiler:
         model: Model,
         request: CompileRequest,
         bounds: tuple[int, int],
-    ) -> None:
+    ) -> Autoscaler:
         """Start and stop further replicas of a compiled model by its load."""
         if variables_of(model):
             raise PropertyError(
@@ -145,6 +151,7 @@ class Compiler:
         policy = ScalingPolicy(bounds[0], bounds[0] + len(further), optimal)
         autoscaler = Autoscaler(compiled.deployment, start_replica, policy)
         compiled.target.autoscale(autoscaler)
+        return autoscaler
 
     def _deploy_cached(
         self, model: Model, request: CompileRequest, cache: Cache | None, session: Session

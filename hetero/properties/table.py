@@ -317,6 +317,15 @@ HETERO_PROPERTIES: Final = PropertyTable(
         maximum=1,
     ),
     Property(
+        "VERIFY_SAMPLE_ACTION",
+        str,
+        "REPORT",
+        mutable=True,
+        doc="Reaction to a wrong result of a sampled request. REPORT: log and count it. EXCLUDE: "
+        "also run the model without the device at fault, if the other devices can.",
+        choices=("REPORT", "EXCLUDE"),
+    ),
+    Property(
         "CACHE_DIR",
         str,
         "",

@@ -1,7 +1,7 @@
 """Live samples: a share of the requests is repeated on the reference, and differences are counted.
 
 Nodes at fault are found as in the verification before the first request. Later compilations of
-the model refuse them.
+the model refuse them. If the user wants it, the running model is planned without their device.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _IDLE_S: Final = 2.0
 #: Checks the outputs of a request; returns the verdicts on wrong subgraphs. Without a located
 #: fault, a verdict has no evidence.
 Check = Callable[[Mapping[str, Value], Mapping[str, Value]], list[PartVerdict]]
+#: Plans the model without a device, for a reason.
+#: Raises HeteroError: the model cannot run without the device.
+Exclude = Callable[[str, str], None]
 
 
 class LiveCounts:
@@ -93,6 +96,7 @@ class LiveSampler:
 
     `share`: share of the requests to sample.
     `is_idle`: whether no request is in flight.
+    `exclude`: excludes a device with wrong results; None to report them only.
     """
 
     def __init__(
@@ -102,12 +106,14 @@ class LiveSampler:
         check: Check,
         is_idle: Callable[[], bool],
         counts: LiveCounts,
+        exclude: Exclude | None = None,
     ) -> None:
         self._model_name = model_name
         self._share = share
         self._check = check
         self._is_idle = is_idle
         self._counts = counts
+        self._exclude = exclude
         self._random = random.Random(0)
         self._waiting: queue.Queue[tuple[Mapping[str, Value], Mapping[str, Value]]] = queue.Queue(
             _MAX_WAITING
@@ -153,10 +159,8 @@ class LiveSampler:
                         self._thread = None
                         return
                 continue
-            until_s = time.monotonic() + _MAX_WAIT_S
-            while not self._is_idle() and time.monotonic() < until_s:
-                time.sleep(_POLL_S)
             try:
+                self._wait_until_idle()
                 verdicts = self._check(inputs, outputs)
             except HeteroError as error:  # the Core is closed, or the reference refuses the model
                 _log.info("model=%s: a request was not compared: %s", self._model_name, error)
@@ -171,6 +175,28 @@ class LiveSampler:
                     self._model_name,
                     verdict.reason,
                 )
+                self._exclude_device(verdict)
+
+    def _wait_until_idle(self) -> None:
+        until_s = time.monotonic() + _MAX_WAIT_S
+        while not self._is_idle() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+
+    def _exclude_device(self, verdict: PartVerdict) -> None:
+        """Exclude the device at fault, if the user wants it and the model can run without it."""
+        if self._exclude is None or verdict.status != "refused":
+            return
+        device = verdict.device
+        try:
+            self._exclude(device, "its result of a sampled request is wrong")
+        except HeteroError as error:
+            _log.warning("model=%s: device %s stays: %s", self._model_name, device, error)
+        else:
+            _log.warning(
+                "model=%s: device %s is excluded: VERIFY_SAMPLE_ACTION=EXCLUDE",
+                self._model_name,
+                device,
+            )
 
 
 def _copied(values: Mapping[str, Value]) -> dict[str, Value] | None:

@@ -30,7 +30,7 @@ from hetero.scheduler.device.isolated_run import run_isolated, start_worker
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
 from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
-from hetero.verify.live_samples import LiveCounts, LiveSampler
+from hetero.verify.live_samples import Exclude, LiveCounts, LiveSampler
 from hetero.verify.part_check import CheckResult, PartCheck, PartDraw
 from hetero.verify.reference_values import ReferenceValues, only_shapes
 from hetero.verify.tolerance import unit_of
@@ -86,10 +86,12 @@ class Verifier:
         self,
         session: Session,
         placements: Callable[[], Sequence[PlacedPartition]],
+        exclude: Exclude,
     ) -> LiveSampler | None:
         """Return the sampler of a compiled model's requests; None without VERIFY_SAMPLE.
 
         `placements`: returns the present placements of the model.
+        `exclude`: plans the model without a device, for VERIFY_SAMPLE_ACTION=EXCLUDE.
         """
         share = session.request.hetero_config["VERIFY_SAMPLE"]
         source = placements()[0].partition.source
@@ -101,6 +103,7 @@ class Verifier:
             lambda inputs, outputs: session.check_request(placements(), inputs, outputs),
             lambda: not self._get_executor().requests_in_flight(),
             self.live_counts,
+            exclude if session.request.hetero_config["VERIFY_SAMPLE_ACTION"] == "EXCLUDE" else None,
         )
 
     def refusals(
@@ -387,7 +390,8 @@ class Session:
         """Compare the outputs of a request with the reference's; return verdicts on wrong parts.
 
         Verdicts with located faults are stored, so that later compilations refuse the nodes. If no
-        part is wrong alone, one verdict without evidence names all vendors' nodes.
+        part is wrong alone, one verdict without evidence names all vendors' nodes; several devices
+        leave it open which of them is wrong.
 
         Raises DeviceError: the reference fails.
         """
@@ -418,10 +422,11 @@ class Session:
                 self.store.add(self.model, device, self.request, {part_key: verdict}, self.cache)
         if wrong:
             return wrong
-        devices = ", ".join(dict.fromkeys(device for device, _ in subgraphs))
+        devices = list(dict.fromkeys(device for device, _ in subgraphs))
         nodes = tuple(name for s in subgraphs.values() for name in s.node_names)
         reason = "the outputs differ, but each subgraph alone is equal to the reference"
-        return [PartVerdict(devices, REFERENCE, nodes, "disputed", reason)]
+        status: Status = "refused" if len(devices) == 1 else "disputed"
+        return [PartVerdict(", ".join(devices), REFERENCE, nodes, status, reason)]
 
     def _request_values(
         self, source: Model, subgraphs: Iterable[Subgraph], inputs: Mapping[str, Value]

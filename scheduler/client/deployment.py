@@ -13,7 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.devices.errors import BlobError, PlanError, TensorLostError, TensorNameError
+from hetero.devices.errors import (
+    BlobError,
+    DeviceError,
+    PlanError,
+    TensorLostError,
+    TensorNameError,
+)
 from hetero.devices.plugin.program import (
     ExecutedNode,
     Payload,
@@ -168,15 +174,42 @@ class Deployment(ABC):
     def _unload(self) -> None:
         """Unload the stages from the devices."""
 
+    def replan_without(self, device: str, cause: str) -> None:
+        """Exclude a device from this deployment; other deployments keep it.
+
+        Requests that run on the device are replayed elsewhere. If every route has an excluded
+        device, the model is planned again. `cause` completes "device X is gone: ...".
+
+        Raises HeteroError: the model cannot run without the device, which therefore stays.
+        """
+        raise DeviceError(f"{self.key} cannot be planned without device {device}.")
+
+    @property
+    def excluded_devices(self) -> frozenset[str]:
+        """The devices that the deployment is planned without."""
+        return frozenset()
+
     @property
     def routes(self) -> tuple[Route, ...]:
-        """The present routes, with the numbers of their stages; at least one."""
-        return self.placement.routes
+        """The routes without excluded devices; all routes if there is no such route.
+
+        Routes have the numbers of their stages.
+        """
+        return self._whole_routes or self.placement.routes
 
     @property
     def has_route(self) -> bool:
-        """Whether any route has no permanently removed device."""
-        return True
+        """Whether a route without excluded devices exists."""
+        return bool(self._whole_routes)
+
+    @property
+    def _whole_routes(self) -> tuple[Route, ...]:
+        excluded = self.excluded_devices
+        return tuple(r for r in self.placement.routes if excluded.isdisjoint(r.plan.devices))
+
+    def _has_route_without(self, device: str) -> bool:
+        """Return whether a route has neither excluded devices nor `device`."""
+        return any(device not in route.plan.devices for route in self._whole_routes)
 
     def submit(
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST

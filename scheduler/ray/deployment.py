@@ -41,6 +41,7 @@ class RayDeployment(Deployment):
     `sources`, `num_threads`: the inputs for loading stages, also after a device returns.
     `ask`: calls an actor's method and returns its result; takes device, method name, arguments.
     `replan`, `stateful`: see `hetero.scheduler.executor.Executor.deploy`.
+    `exclude`: excludes a removed device, and replans the deployment if no route remains.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class RayDeployment(Deployment):
         session: RaySession,
         ask: Callable[..., Any],
         replan: Replan | None = None,
+        exclude: Callable[[RayDeployment, events.DeviceRemoved], None],
         stateful: bool = False,
     ) -> None:
         self.devices = dict(devices)
         self.sources = tuple(sources)
         self.num_threads = dict(num_threads)
         self.replan = replan
+        self._exclude = exclude
         self.stateful = stateful
         #: Which devices are loaded, absent or excluded.
         self.device_states = DeploymentDevices()
@@ -90,14 +93,9 @@ class RayDeployment(Deployment):
         )
 
     @property
-    def routes(self) -> tuple[Route, ...]:
-        """The routes without removed devices; all routes if there is no such route."""
-        return self._whole_routes or self.placement.routes
-
-    @property
-    def has_route(self) -> bool:
-        """Whether a route without removed devices exists."""
-        return bool(self._whole_routes)
+    def excluded_devices(self) -> frozenset[str]:
+        """The devices that the deployment is planned without."""
+        return self.device_states.excluded
 
     @property
     def is_stranded(self) -> bool:
@@ -105,11 +103,6 @@ class RayDeployment(Deployment):
         return not any(
             self.device_states.unavailable.isdisjoint(r.plan.devices) for r in self.placement.routes
         )
-
-    @property
-    def _whole_routes(self) -> tuple[Route, ...]:
-        excluded = self.device_states.excluded
-        return tuple(r for r in self.placement.routes if excluded.isdisjoint(r.plan.devices))
 
     def is_loaded_on(self, device: DeviceHandle) -> bool:
         """Whether the process of a device has loaded its stages of this deployment, if any."""
@@ -220,6 +213,19 @@ class RayDeployment(Deployment):
         with self._events_lock:
             if removal.device in self.device_states.excluded:
                 self.notify(removal)
+
+    def replan_without(self, device: str, cause: str) -> None:
+        """Exclude a live device, and replan in the background; see `Deployment.replan_without`.
+
+        If the device's process ends, its successor is used again.
+        """
+        if self.replan is None:
+            super().replan_without(device, cause)
+            return
+        if not self._has_route_without(device):
+            self.replan({*self.excluded_devices, device})  # raises before anything changes
+        node = self.devices[device].descriptor.node
+        self._exclude(self, events.DeviceRemoved(self._runner.now_s(), device, node, cause))
 
     def exclude(self, *devices: str) -> None:
         """Plan without some devices from now on."""

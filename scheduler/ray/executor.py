@@ -287,6 +287,7 @@ class RayExecutor:
             session=self._session,
             ask=self._ask,
             replan=replan,
+            exclude=self._replan_without,
             stateful=stateful,
         )
         try:

@@ -10,6 +10,7 @@ import pytest
 from onnx.parser import parse_model
 
 import hetero
+from tests.hetero.verify.faulty_vendor import FaultyVendor, small, small_output
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -63,6 +64,33 @@ def test_samples_of_a_split_model_agree(core: hetero.Core) -> None:
         compiled({"x": X})
         wait_until(lambda: "hetero_verify_samples_total{" in server.text())
         assert "hetero_verify_differences_total{" not in server.text()
+
+
+def test_wrong_device_is_excluded_from_the_running_model(local_ray: None) -> None:
+    config = {
+        "VERIFY": "NO",
+        "VERIFY_SAMPLE": 1,
+        "VERIFY_SAMPLE_ACTION": "EXCLUDE",
+        "FAULT": "relu_lets_negatives_pass",
+    }
+    plugin = f"{FaultyVendor.__module__}:{FaultyVendor.__qualname__}"
+    with (
+        hetero.Core("ray", plugins=[plugin]) as core,
+        core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled,
+    ):
+        requests = [compiled.create_infer_request() for _ in range(8)]
+        compiled(X)
+        end_s = time.monotonic() + PATIENCE_S
+        while set(compiled.affinity.values()) != {"CPU"}:  # requests run all the time
+            assert time.monotonic() < end_s
+            for request in requests:
+                request.start_async(np.abs(X))
+            for request in requests:
+                request.wait()
+                np.testing.assert_allclose(request.results["y"], small_output(np.abs(X)), 1e-6)
+        for request in requests:
+            np.testing.assert_allclose(request.infer(X)["y"], small_output(X), 1e-6)
+        assert [s.device for s in compiled.subgraphs] == ["CPU"]
 
 
 def test_model_is_split_by_the_memory_of_its_devices(core: hetero.Core) -> None:

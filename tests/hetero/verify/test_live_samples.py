@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 import hetero
+from hetero.devices.errors import ClusterError
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.verify.live_samples import LiveCounts, LiveSampler
 from hetero.verify.verdict import PartVerdict
-from tests.hetero.verify.faulty_vendor import FaultyVendor, small
+from tests.hetero.verify.faulty_vendor import FaultyVendor, small, small_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Seconds until a sample is compared, on a busy machine.
@@ -63,6 +64,60 @@ def test_difference_is_counted_with_its_node_and_refused_later(
     )
     with core.compile_model(small(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES"}) as compiled:
         assert compiled.affinity["first"] == "CPU"
+
+
+EXCLUDING: dict[str, Any] = {
+    "VERIFY": "NO",
+    "VERIFY_SAMPLE": 1,
+    "VERIFY_SAMPLE_ACTION": "EXCLUDE",
+    "FAULT": "relu_lets_negatives_pass",
+}
+
+
+def test_wrong_device_is_excluded_from_the_running_model(core: hetero.Core) -> None:
+    model = small()
+    model.graph.name = "excluding"
+    with core.compile_model(model, "HETERO:VENDOR,CPU", EXCLUDING) as compiled:
+        requests = [compiled.create_infer_request() for _ in range(8)]
+        assert not np.allclose(compiled(X)["y"], small_output(X))
+        while set(compiled.affinity.values()) != {"CPU"}:  # requests run all the time
+            for request in requests:
+                request.start_async(np.abs(X))
+            for request in requests:
+                request.wait()
+                np.testing.assert_allclose(request.results["y"], small_output(np.abs(X)), rtol=1e-6)
+        assert [s.device for s in compiled.subgraphs] == ["CPU"]
+        for request in requests:
+            np.testing.assert_allclose(request.infer(X)["y"], small_output(X), rtol=1e-6)
+        assert hetero.Core("inprocess").import_model(compiled.export_model())(X)["y"].shape == (
+            2,
+            3,
+        )
+
+
+def test_only_device_stays(core: hetero.Core, caplog: pytest.LogCaptureFixture) -> None:
+    model = small()
+    model.graph.name = "staying"
+    with (
+        caplog.at_level(logging.WARNING, "hetero"),
+        core.compile_model(model, "VENDOR", EXCLUDING) as compiled,
+    ):
+        compiled(X)
+        until(lambda: "device VENDOR stays: no device remains" in caplog.text)
+        assert compiled(np.abs(X))["y"].shape == (2, 3)
+        assert compiled.get_property("EXECUTION_DEVICES") == ["VENDOR"]
+
+
+def test_device_of_the_only_vendor_is_excluded_without_a_located_fault(core: hetero.Core) -> None:
+    """A device may be wrong only in the process that runs the requests."""
+    model = small()
+    model.graph.name = "unlocated"
+    config = EXCLUDING | {"FAULT": ""}
+    with core.compile_model(model, "HETERO:VENDOR,CPU", config) as compiled:
+        sampler = compiled.target.sampler
+        assert sampler is not None
+        sampler.watch(submission(X), {"x": X})  # not the model's output
+        until(lambda: set(compiled.affinity.values()) == {"CPU"})
 
 
 def test_right_device_has_no_difference(core: hetero.Core) -> None:
@@ -144,3 +199,15 @@ def test_sampling_continues_after_a_fault_of_the_check(caplog: pytest.LogCapture
         sampler.watch(submission(np.zeros(1)), {"x": np.zeros(1)})
     until(lambda: counts.samples.get("m", 0) == 1)
     assert "broken check" in caplog.text
+
+
+def test_sampling_ends_without_an_error_when_the_core_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def is_idle() -> bool:
+        raise ClusterError("this Core is closed")
+
+    sampler = LiveSampler("m", 1.0, lambda inputs, outputs: [], is_idle, LiveCounts())
+    with caplog.at_level(logging.INFO, "hetero"):
+        sampler.watch(submission(np.zeros(1)), {"x": np.zeros(1)})
+        until(lambda: "a request was not compared: this Core is closed" in caplog.text)
