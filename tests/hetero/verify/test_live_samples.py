@@ -108,7 +108,7 @@ def test_only_device_stays(core: hetero.Core, caplog: pytest.LogCaptureFixture) 
         assert compiled.get_property("EXECUTION_DEVICES") == ["VENDOR"]
 
 
-def test_device_of_the_only_vendor_is_excluded_without_a_located_fault(core: hetero.Core) -> None:
+def test_only_vendor_is_excluded_without_a_located_fault(core: hetero.Core) -> None:
     """A device may be wrong only in the process that runs the requests."""
     model = small()
     model.graph.name = "unlocated"
