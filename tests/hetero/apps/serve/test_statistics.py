@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from hetero.apps.serve import statistics
+from hetero.apps.serve import inference, statistics
+from hetero.apps.serve.inference import Inference
+from hetero.apps.serve.inference_request import InferenceRequest
 from hetero.apps.serve.statistics import ModelStatistics
+from hetero.devices.request.request import Request
+from hetero.devices.request.response import Response, StageTiming
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +21,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     fake = SimpleNamespace(now_s=10.0)
     fake.perf_counter = lambda: fake.now_s
     fake.time = lambda: 1_700_000_000.25
-    monkeypatch.setattr(statistics, "time", fake)
+    for module in (statistics, inference):
+        monkeypatch.setattr(module, "time", fake)
     return fake
 
 
@@ -48,9 +55,14 @@ def test_generation_counts_its_sequences_and_time(clock: SimpleNamespace) -> Non
 
 def test_failed_generation_counts_as_failure_alone(clock: SimpleNamespace) -> None:
     counters = ModelStatistics()
-    with pytest.raises(ZeroDivisionError), counters.count_generation(3):
-        clock.now_s += 0.5
-        raise ZeroDivisionError
+
+    def fail() -> None:
+        with counters.count_generation(3):
+            clock.now_s += 0.5
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert counters.rows()["fail"] == (1, 0.5)
     assert {part: row for part, row in counters.rows().items() if part != "fail"} == (
         dict.fromkeys(
@@ -85,3 +97,38 @@ def test_metrics_name_each_counter_of_each_model(clock: SimpleNamespace) -> None
             for part in statistics.PARTS
         },
     }
+
+
+def test_inference_counts_its_rows_and_the_time_of_its_parts(clock: SimpleNamespace) -> None:
+    timings = (StageTiming(0, "CPU", 0.0, 3.0, 3.25), StageTiming(1, "CPU", 0.0, 3.25, 3.5))
+    response, requests = Response({"y": np.zeros(3, np.float32)}, timings), []
+
+    def submit(values: Any, request: Request) -> Any:
+        requests.append(request)
+        clock.now_s += 1.0
+        return SimpleNamespace(future=SimpleNamespace(result=lambda: response))
+
+    counters = ModelStatistics()
+    model: Any = SimpleNamespace(
+        statistics=counters, output_names=("y",), submit=submit, num_rows=lambda values: 3
+    )
+    regions: Any = None
+    with Inference(model, regions) as one:
+        one.request = InferenceRequest({}, {}, "7", False, 2.0, 5)
+        one._values = {}
+        clock.now_s += 0.125
+        one.submit(1.5, "trace", is_small=True)
+        assert counters.num_in_flight == 1
+        one.outputs()
+        clock.now_s += 0.0625
+    assert requests == [Request(1.5, waits=None, inline=False, priority=5, trace="trace")]
+    assert counters.rows() == {
+        "success": (1, 1.1875),
+        "fail": (0, 0.0),
+        "queue": (1, 0.5),
+        "compute_input": (1, 0.125),
+        "compute_infer": (1, 0.5),
+        "compute_output": (1, 0.0625),
+    }
+    assert (counters.num_in_flight, counters.num_inferences) == (0, 3)
+    assert (counters.typical_s, counters.last_ms) == (0.5, 1_700_000_000_250)
