@@ -8,12 +8,22 @@ import pytest
 
 import hetero
 from hetero.affinity.layer_pins import number_ranges
-from hetero.affinity.layers import numbered_layers
+from hetero.affinity.layers import find_layers, numbered_layers
 from hetero.devices.errors import AffinityError
 from tests.support.command_line import Shell
 from tests.support.decoders import decoder, greedy
 
 DEVICES = "HETERO:CPU.0,CPU.1"
+#: Two layers with states, and no node after them.
+STATEFUL = """
+<ir_version: 8, opset_import: ["" : 17]>
+stateful (float[1] x, float[1] p0, float[1] p1) => (float[1] y, float[1] n0, float[1] n1) {
+    ["/layers.0/Add"] n0 = Add(x, p0)
+    ["/layers.0/Neg"] h = Neg(n0)
+    ["/layers.1/Add"] n1 = Add(h, p1)
+    ["/layers.1/Sub"] y = Sub(n1, h)
+}
+"""
 #: Three layers between a node before them and one after them, with names as PyTorch exports have.
 ENCODER = """
 <ir_version: 8, opset_import: ["" : 17]> encoder (float[2] x) => (float[2] y) {
@@ -61,6 +71,14 @@ def test_layers_of_a_decoder_run_on_their_devices(
     ):
         assert [s.device for s in compiled.subgraphs] == ["CPU.0", "CPU.1"]
         assert list(compiled.generate([3, 14], 5)) == greedy([3, 14], 5)
+
+
+def test_layers_without_head_follow_from_names() -> None:
+    with hetero.Core("inprocess") as core:
+        model = core.read_model(onnx.parser.parse_model(STATEFUL), states={"p*": "n*"})
+    layers = [("/layers.0/Add", "/layers.0/Neg"), ("/layers.1/Add", "/layers.1/Sub")]
+    assert find_layers(model) == layers  # its last group might be the head
+    assert numbered_layers(model) == [*layers, ()]
 
 
 def test_layers_follow_from_names_without_states() -> None:
