@@ -228,7 +228,7 @@ class History:
         number = len(self.calls) + 1
         if self.is_long and number == self.num_requests:
             self.simulator.after(0.0, self._end_faults)
-        rows = random.randint(1, 3) if model.batching else 1
+        rows = 1 if model.has_state else random.randint(1, 3)
         width = model.width + (random.random() < 0.3 if model.batching else 0)
         plan = model.placement.plan
         arrays = models.request_inputs(plan, number, (rows, width))
@@ -329,7 +329,8 @@ class History:
         if self.are_faults_over:
             return
         random, cluster = self.simulator.random, self.cluster
-        name = random.choice(self.names)
+        used_names = [name for model in self.models for name in model.placement.devices]
+        name = random.choice(used_names or self.names)
         for_s = random.choice((0.05, 0.5, 2.5, 6.0))
         self.num_losses += 1
         for _ in range(3):  # calls during the loss of a device
@@ -340,7 +341,7 @@ class History:
             cluster.crash(name)
             if random.random() < 0.3:  # soon followed by another one
                 self.simulator.after(
-                    0.4 * random.random(), cluster.crash, random.choice(self.names)
+                    0.4 * random.random(), cluster.crash, random.choice(used_names or self.names)
                 )
         elif kind == "stop":
             cluster.stop(cluster.devices[name].process, for_s)

@@ -22,6 +22,23 @@ if TYPE_CHECKING:
     from tests.simulation.history import History
 
 
+#: Kinds of faults that cause rare events together.
+_COMBINATIONS = (
+    # Late failures of attempts whose device was only suspected, and failures without a device.
+    ("raises", "stop_s", "late", "loss"),
+    # Devices that restart at once, with lost and repeated calls to load and open their stages.
+    ("crash_s", "call", "failed_start"),
+    # Messages of attempts that were dropped.
+    ("double", "late", "cancel", "hurry"),
+    # Programs that end only if they are cancelled.
+    ("hang", "cancel", "hurry"),
+    # Deployments that close while others use their devices.
+    ("close", "cancel", "stop_s"),
+    # Devices that free a client's tensors, and tensors of devices that are lost.
+    ("stop_s", "cut_s", "crash_s"),
+)
+
+
 @dataclass
 class Faults:
     """Rates of the kinds of faults; 0 means never."""
@@ -77,9 +94,10 @@ class Faults:
             "hurry": random.choice((0.05, 0.3)),
             "close": 0.3,
         }
-        on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
-        if "call" in on and random.random() < 0.8:  # devices receive calls when they restart
-            on["crash_s"] = rates["crash_s"]
+        kinds = {name for name in rates if random.random() < 0.2}
+        if random.random() < 0.6:
+            kinds.update(random.choice(_COMBINATIONS))
+        on = {name: rate for name, rate in rates.items() if name in kinds}
         lines = random.choice((0, 0, 30, 100, 400, 2000))
         late_s = random.choice((0.001, 0.02, 0.3))
         return cls(**on, late_s=late_s, lines=lines, loses_drops=random.random() < 0.3)
@@ -88,6 +106,11 @@ class Faults:
         """Return the nonzero rates as text."""
         kinds = ((f.name, getattr(self, f.name)) for f in fields(self))
         return ", ".join(f"{name}={value}" for name, value in kinds if value) or "none"
+
+
+#: Probability that a call is the last one of a burst, and mean pause between bursts in seconds.
+_BURST_END = 0.2
+_PAUSE_S = 0.3
 
 
 @dataclass
@@ -149,6 +172,8 @@ class Model:
             )
         self.limits = replace(limits, batching=self.batching)
         self.mean_s = random.choice((0.0, 0.0005, 0.005, 0.05))
+        #: Whether calls come in bursts, so that they continue while faults occur.
+        self.is_bursty = random.random() < 0.5
         self.deployment = client.deploy(self.placement, self.limits)
         self.runner: Any = self.deployment._runner
         self.is_closed = False
@@ -161,6 +186,8 @@ class Model:
 
     def next_call_delay_s(self, random: Random) -> float:
         """Return the time until the next call, in seconds."""
+        if self.is_bursty and random.random() < _BURST_END:
+            return random.expovariate(1 / _PAUSE_S)
         return random.expovariate(1 / self.mean_s) if self.mean_s else 0.0
 
 
