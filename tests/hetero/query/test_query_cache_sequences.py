@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.support import Support
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.query_cache import QueryCache
 from tests.support.compile_requests import compile_request
 from tests.support.graphs import build
@@ -111,6 +112,30 @@ def test_querier_uses_the_options_of_each_device() -> None:
     for device in ("X.0", "X.1", "X.0"):
         querier(device, model)
     assert configs == [("X.0", {"A": 1}), ("X.1", {"A": 2})]
+
+
+def test_replicas_of_a_device_support_what_all_support() -> None:
+    """The refusals of a replica count for the device; its reason is the first of these."""
+    reasons = {name: Refusal("policy", name) for name in ("own", "b", "c")}
+    supports = {
+        "X.0": Support(
+            dict.fromkeys("abce", "X.0"),
+            {"d": {"X.0": reasons["own"]}},
+            {"d": {"X.0": reasons["own"]}},
+            {"a": "note"},
+        ),
+        "X.1": Support(dict.fromkeys("acde", "X.1"), {"b": {"X.1": reasons["b"]}}, {}),
+        "X.2": Support(dict.fromkeys("ab", "X.2"), {}, {"c": {"X.2": reasons["c"]}}),
+    }
+    request = replace(compile_request("X.0", "X.1", "X.2"), replicas={"X.0": ("X.1", "X.2")})
+    querier = QueryCache(lambda device, model, config: supports[device]).querier(request)
+    support = querier("X.0", build("n: y = Neg(x)", outputs="y"))
+    assert dict(support) == {"a": "X.0"}
+    default = Refusal("policy", "its replica refuses it")
+    refused = {"d": reasons["own"], "b": reasons["b"], "c": reasons["c"], "e": default}
+    expected = {node: {"X.0": reason} for node, reason in refused.items()}
+    assert support.unsupported == support.refusals == expected
+    assert support.notes == {"a": "note"}
 
 
 def test_timed_measures_the_query_alone(monkeypatch: pytest.MonkeyPatch) -> None:

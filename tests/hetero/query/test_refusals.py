@@ -11,9 +11,11 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.priority import (
     add_refusals,
+    merge_refusals,
     place_by_priority,
     query_priority,
     refusal_of,
+    remove_refusals,
     require_supported,
     without_refusals,
 )
@@ -62,6 +64,23 @@ def test_refusal_without_a_reason() -> None:
     assert add_refusals([AFFINITY], error, {}) == {
         "X.0": {"a": Refusal("policy", "refused in a part")}
     }
+
+
+def test_first_of_two_refusals_of_a_node_takes_precedence() -> None:
+    first = {"X.0": {"a": FIRST}, "X.1": {"a": FIRST}}
+    second = {"X.2": {"b": SECOND}, "X.0": {"a": SECOND, "c": SECOND}}
+    assert merge_refusals(first, second) == {
+        "X.0": {"a": FIRST, "c": SECOND},
+        "X.1": {"a": FIRST},
+        "X.2": {"b": SECOND},
+    }
+    assert first["X.0"] == {"a": FIRST}
+
+
+def test_removed_refusals_are_those_of_the_nodes() -> None:
+    refusals = {"X.0": {"a": FIRST, "b": SECOND}, "X.1": {"b": THIRD}, "X.2": {"a": THIRD}}
+    assert remove_refusals(refusals, ["b", "z"]) == {"X.0": {"b": SECOND}, "X.1": {"b": THIRD}}
+    assert refusals == {"X.0": {"a": FIRST}, "X.1": {}, "X.2": {"a": THIRD}}
 
 
 def test_refusals_are_subtracted_from_the_support_of_their_device() -> None:
