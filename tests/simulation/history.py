@@ -331,12 +331,11 @@ class History:
         random, cluster = self.simulator.random, self.cluster
         used_names = [name for model in self.models for name in model.placement.devices]
         name = random.choice(used_names or self.names)
-        for_s = random.choice((0.05, 0.5, 2.5, 6.0))
+        for_s = random.choice((0.05, 0.5, 2.5, 6.0, 6.0))  # some exceed a short lease
         self.num_losses += 1
-        for _ in range(3):  # calls during the loss of a device
-            self.simulator.after(
-                0.05 * random.random(), self._start_call, random.choice(self.models), 1
-            )
+        for _ in range(4):  # calls during the loss of a device, and when it returns
+            delay_s = random.choice((0.0, for_s)) + 0.05 * random.random()
+            self.simulator.after(delay_s, self._start_call, random.choice(self.models), 1)
         if kind == "crash":
             cluster.crash(name)
             if random.random() < 0.3:  # soon followed by another one
