@@ -269,6 +269,8 @@ class DeviceLanes:
             del self._running[id(task)]
             with self._lock:
                 instructions = self._machine.end_direct(lane.stage, task)
+            if instructions:  # first: the device must not wait while the outputs are sent
+                self._follow(instructions)
         try:
             if attempt in dropped:
                 return
@@ -280,9 +282,6 @@ class DeviceLanes:
                 self._forward(lane, head, outputs, task.timings, timing)
         except Exception as error:  # report it to the request; the thread continues
             self._send_failure(Failure(task.task, self._typed_error(task.task, error)))
-        finally:
-            if instructions:
-                self._follow(instructions)
 
     def forward(self, run: TaskRun) -> bool:
         """Forward the outputs of a task with a record; return False if it needs messages."""

@@ -216,7 +216,8 @@ class DeviceLoop:
             del self._active_runs[thread]
             with self._lock:
                 instructions = self._machine.end(due, failure)
-            self._follow(instructions)
+            # The next tasks start first: the device must not wait while the outputs are sent.
+            self._follow(sorted(instructions, key=lambda instruction: instruction is due))
         except BaseException as error:  # Ctrl-C
             self._active_runs.pop(thread, None)
             self.give_up(due.task, error)

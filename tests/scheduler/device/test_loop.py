@@ -16,6 +16,7 @@ from hetero.devices.request.request import Request
 from hetero.scheduler import DeviceDescriptor
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.lane import TO_STAGE, LaneHead, lane_key, pack_message
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
@@ -140,3 +141,46 @@ def test_task_without_thread_is_reported_and_frees_stream() -> None:
     assert "can't start new thread" in str(came[0].error)
     assert loop.status()["running"] == loop.status()["tasks"] == 0
     loop.close()
+
+
+@pytest.mark.parametrize("uses_lanes", [False, True])
+def test_next_task_starts_before_the_outputs_are_sent(
+    uses_lanes: bool, device: tuple[DeviceLoop, DirectChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions: list[str] = []
+    if uses_lanes:
+        loop, channel = device
+
+        def send_lane(address: str, parts: list[Any]) -> bool:
+            actions.append("outputs")
+            return True
+
+        monkeypatch.setattr(channel, "send_lane", send_lane)
+    else:
+        board = Switchboard()
+        board.connect("client", lambda message: actions.append("outputs"))
+        host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+        loop = DeviceLoop(host, partial(board.connect, "device"), lambda loop, due: None)
+    tasks: list[Any] = []
+
+    def start(_: DeviceLoop, task: Any) -> None:
+        tasks.append(task)
+        actions.append("start")
+
+    monkeypatch.setattr(loop, "_start", start)
+    loop.open_stage(opened(loop, "client"))
+    for number in (1, 2):
+        request = Request(deployment="key", id=number, attempt=1)
+        if uses_lanes and number == 1:
+            head = LaneHead(TO_STAGE, 0, 0, lane_key("key"), number, 1, 0, 0, 1, 0)
+            parts = pack_message(head, b"", [np.ones(4, np.float32)])
+            assert parts is not None
+            assert loop._lanes is not None
+            monkeypatch.setattr(loop._lanes, "_start", partial(start, loop))
+            monkeypatch.setattr(loop._lanes._lanes[lane_key("key"), 0], "consumers", {0: ()})
+            loop._lanes.receive(b"".join(parts), 0)
+        else:
+            loop.receive(Values(Task(request, 0), {"x": np.ones(4, np.float32)}))
+    assert actions == ["start"]
+    loop.run(tasks[0])
+    assert actions == ["start", "start", "outputs"]
