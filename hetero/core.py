@@ -423,6 +423,17 @@ class Core:
             An option does not exist, or its value is invalid.
         """
         Configuration(HETERO_PROPERTIES, HETERO).parse(config or {})
+        return self._read(model, weights, states=states, wires=wires)
+
+    def _read(
+        self,
+        model: Source | Model | Sequence[Source | Model],
+        weights: bytes | None = None,
+        *,
+        states: Mapping[str, str] | None = None,
+        wires: Wires | None = None,
+    ) -> Model:
+        """Read a model with the extensions of this Core; see `read_model`."""
         if isinstance(model, list | tuple):
             source = join_models([read_model(part) for part in model], wires or {})
         elif wires:
@@ -476,9 +487,7 @@ class Core:
             Node name -> device; `Support.unsupported` contains the nodes without a device, with
             the refusal of every device.
         """
-        source, _, support = self._query(
-            self.read_model(model), device_name, config or {}, affinity
-        )
+        source, _, support = self._query(self._read(model), device_name, config or {}, affinity)
         return with_housekeeping(source, support) if include_housekeeping else support
 
     def survey_model(
@@ -501,7 +510,7 @@ class Core:
         AffinityError
             A pin is invalid.
         """
-        source = self.read_model(model)
+        source = self._read(model)
         source, request, support = self._query(source, device_name, config or {}, affinity)
         results = {n: self._queries.timed(n, source, request.configs[n]) for n in request.devices}
         wrong = {
@@ -570,7 +579,7 @@ class Core:
         """
         device_name = self._device_of(device_name)
         self._settings.refuse_executor_options(config := config or {})
-        source = self.read_model(model, weights, states=states)
+        source = self._read(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
         cache = open_cache(request.hetero_config)
         return self._compiler.compile(source, request, cache, progress)
@@ -601,7 +610,7 @@ class Core:
         progress : callable (int, int, str), optional
             Called with the number of steps done, the number of steps, and the current step.
         """
-        source = self.read_model(model)
+        source = self._read(model)
         request = self._request(source, device_name, config or {}, None)
         return self._planner.profile(source, request, inputs, seconds, progress)
 
@@ -636,7 +645,7 @@ class Core:
         UnsupportedNodesError
             Nodes have no device.
         """
-        source = self.read_model(model)
+        source = self._read(model)
         request = with_replicas(self._request(source, device_name, config or {}, affinity))
         wrong = self._wrong_nodes(source, request)
         return self._planner.plan_and_verify(source, request, wrong, costs=costs, progress=progress)
@@ -725,7 +734,7 @@ class Core:
             The file is damaged, or its costs are those of another model or other devices, with
             ``differences``.
         """
-        source = self.read_model(model)
+        source = self._read(model)
         request = self._request(source, device_name, config or {}, None)
         return self._planner.read_costs(path, source, request)
 

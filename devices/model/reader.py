@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -38,7 +38,16 @@ SUPPORTED_OPSETS: Final = {
 #: Default graph names of exporters; the file name is more informative.
 _DEFAULT_NAMES: Final = ("", "graph", "main_graph", "torch_jit", "torch-jit-export")
 
-Source = str | Path | bytes | BinaryIO | onnx.ModelProto
+
+class ModelReference(Protocol):
+    """An object that refers to a model, such as the models of `hetero.openvino`."""
+
+    def to_model(self) -> Model:
+        """Return the model."""
+        ...
+
+
+Source = str | Path | bytes | BinaryIO | onnx.ModelProto | ModelReference
 
 
 def read_model(source: Source | Model) -> Model:
@@ -46,7 +55,7 @@ def read_model(source: Source | Model) -> Model:
 
     Parameters
     ----------
-    source : str, Path, bytes, binary file, onnx.ModelProto or Model
+    source : str, Path, bytes, binary file, onnx.ModelProto, Model or ModelReference
         A path, ``light:NAME`` for a model of the onnx package, the contents of a file, or a model
         in memory. External weights are memory-mapped; external tensors of nodes (in attributes and
         bodies) are read into memory.
@@ -73,6 +82,8 @@ def read_model(source: Source | Model) -> Model:
         return model.replace(name=source.removeprefix(PREFIX))
     if isinstance(source, str | Path):
         return _from_file(Path(source))
+    if hasattr(source, "to_model"):
+        return source.to_model()
     data = source.read() if hasattr(source, "read") else source
     if not isinstance(data, bytes | bytearray | memoryview):
         raise ModelTypeError(

@@ -3,10 +3,8 @@
 from hetero import properties
 from hetero.async_infer_queue import AsyncInferQueue
 from hetero.compile.compiled_model import CompiledModel
-from hetero.core import Core
 from hetero.devices.model.element_type import Type
 from hetero.devices.model.extension import Extension
-from hetero.devices.model.model import Model
 from hetero.devices.model.model_node import ModelNode as Node
 from hetero.devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -16,6 +14,9 @@ from hetero.devices.request.results import ProfilingInfo
 from hetero.devices.request.tensor import Tensor
 from hetero.devices.request.variable_states import VariableState
 from hetero.faces.openvino import preprocess
+from hetero.faces.openvino.core import Core
+from hetero.faces.openvino.model import Model, Output
+from hetero.faces.openvino.ov_any import OVAny
 from hetero.faces.openvino.preprocess import Layout
 from hetero.faces.openvino.shortcuts import (
     compile_model,
@@ -40,6 +41,8 @@ __all__ = [
     "Layout",
     "Model",
     "Node",
+    "OVAny",
+    "Output",
     "PartialShape",
     "ProfilingInfo",
     "RemoteContext",

@@ -54,7 +54,7 @@ def get_batch(model: Model) -> int | str | None:
     ArgumentError
         If inputs have different batch sizes.
     """
-    batch_sizes = {port.shape[_batch_axis(port)] for port in model.inputs if port.shape}
+    batch_sizes = {port.shape[_batch_axis(port)] for port in _batch_ports(model) if port.shape}
     if len(batch_sizes) != 1:
         ports = ", ".join(f"{port.name!r} {port}" for port in model.inputs)
         raise ArgumentError(f"expected one batch size in all inputs, got {ports}.")
@@ -62,16 +62,25 @@ def get_batch(model: Model) -> int | str | None:
 
 
 def set_batch(model: Model, batch_size: int = -1) -> Model:
-    """Return the model with another batch size for every input; -1 makes it dynamic."""
+    """Return the model with another batch size; -1 makes it dynamic.
+
+    It applies to the inputs with N in their layouts, or to the first axis of every input if no
+    layout has N. A model of `hetero.openvino` changes in place.
+    """
     shapes = {}
-    for port in model.inputs:
+    for port in _batch_ports(model):
         if port.shape:
             shape = port.partial_shape
             shape[_batch_axis(port)] = batch_size
             shapes[port.name] = shape
     reshaped = model.reshape(shapes)
-    warn_if_unused("model = set_batch(model, ...)")
+    if reshaped is not model:
+        warn_if_unused("model = set_batch(model, ...)")
     return reshaped
+
+
+def _batch_ports(model: Model) -> list[TensorSpec]:
+    return [port for port in model.inputs if "N" in port.layout] or [*model.inputs]
 
 
 def _batch_axis(port: TensorSpec) -> int:

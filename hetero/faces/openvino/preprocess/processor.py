@@ -37,7 +37,7 @@ class PrePostProcessor:
     Parameters
     ----------
     model : path, bytes, onnx.ModelProto or Model
-        The model; it is not changed, and `build` returns a new one.
+        The model. `build` changes a model of `hetero.openvino`, and otherwise returns a new one.
 
     Notes
     -----
@@ -46,6 +46,8 @@ class PrePostProcessor:
     """
 
     def __init__(self, model: Source | Model) -> None:
+        #: A model that changes in place.
+        self._target: Any = model if hasattr(model, "become") else None
         self._model = read_model(model)
         self._inputs: dict[str, Port] = {}
         self._outputs: dict[str, Port] = {}
@@ -92,6 +94,9 @@ class PrePostProcessor:
             If the opset has to be upgraded and cannot be.
         """
         model = build(self._model, self._inputs, self._outputs)
+        if self._target is not None:
+            changed_model: Model = self._target.become(model)
+            return changed_model
         warn_if_unused("model = processor.build()")
         return model
 

@@ -1,5 +1,6 @@
 """Memory of a request's tensors, and inputs of wrong kinds: equal with openvino and hetero."""
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import hetero
 import hetero.openvino as face
 from hetero.errors import PropertyError
 
@@ -107,10 +109,7 @@ def test_precision_hint_accepts_element_types(cores: Any) -> None:
 
 
 def test_submodules_are_importable_by_name() -> None:
-    import hetero.openvino.properties as properties
-    import hetero.openvino.properties.hint as hints
-    from hetero.openvino.preprocess import PrePostProcessor
-
-    assert face.properties is properties
+    hints = importlib.import_module("hetero.openvino.properties.hint")
+    assert importlib.import_module("hetero.openvino.properties") is hetero.properties
     assert hints.performance_mode == ov.properties.hint.performance_mode()
-    assert PrePostProcessor is face.preprocess.PrePostProcessor
+    assert importlib.import_module("hetero.openvino.preprocess") is face.preprocess
