@@ -17,6 +17,8 @@ from hetero.core import Core
 from hetero.devices.errors import (
     ArgumentError,
     ArgumentTypeError,
+    RequestCancelledError,
+    TensorShapeError,
     TensorTypeError,
     UnsupportedOperationError,
 )
@@ -36,6 +38,7 @@ __all__ = [
     "IOBinding",
     "InferenceSession",
     "ModelMetadata",
+    "NodeArg",
     "OrtValue",
     "RunOptions",
     "SessionOptions",
@@ -51,6 +54,8 @@ _CPU: Final = "CPUExecutionProvider"
 #: Execution providers -> devices; any other provider ``XExecutionProvider`` is device ``ORT_X``.
 _DEVICES: Final = {_CPU: "ORT", "DmlExecutionProvider": "ORT_DML"}
 _PROVIDER: Final = "ExecutionProvider"
+#: Milliseconds between two looks at RunOptions.terminate.
+_TERMINATION_MS: Final = 20
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -104,7 +109,7 @@ class SessionOptions:
 
 @dataclass(slots=True)
 class RunOptions:
-    """Options of a run; they are accepted for compatibility and have no effect.
+    """Options of a run; only `terminate` has an effect.
 
     Attributes
     ----------
@@ -112,11 +117,27 @@ class RunOptions:
         Name of the run in the log.
     log_severity_level, log_verbosity_level : int
         Log levels.
+    terminate : bool
+        Whether to cancel the runs that have these options; another thread may set it.
     """
 
     logid: str = ""
     log_severity_level: int = 2
     log_verbosity_level: int = 0
+    terminate: bool = False
+
+    def add_run_config_entry(self, key: str, value: str) -> None:
+        """Accept an entry for compatibility; it has no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output of a session, with ONNX Runtime's names."""
+
+    name: str
+    #: ONNX's name of the type, such as ``tensor(float)``.
+    type: str
+    shape: list[int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +276,41 @@ class IOBinding:
         """Return the outputs of the last run as arrays."""
         return list(self._results)
 
-    def run(self) -> None:
-        """Run the session once."""
-        results = self._session.run(list(self._outputs), self._inputs)
+    def run(self, run_options: Any = None) -> None:
+        """Run the session once.
+
+        Raises
+        ------
+        ArgumentError
+            If no output is bound.
+        TensorShapeError, TensorTypeError
+            If a bound value does not fit its output.
+        """
+        if not self._outputs:
+            raise ArgumentError("io_binding: expected at least one output; call bind_output first.")
+        results = self._session.run(list(self._outputs), self._inputs, run_options)
         self._results = []
-        for memory, value in zip(self._outputs.values(), results, strict=True):
+        for (name, memory), value in zip(self._outputs.items(), results, strict=True):
             if memory is not None:
-                np.copyto(memory, value, casting="no")
+                _copy_output(name, memory, value)
             self._results.append(value if memory is None else memory)
+
+
+def _copy_output(name: str, memory: np.ndarray, value: np.ndarray) -> None:
+    """Copy an output into the memory that is bound to it."""
+    if memory.shape != value.shape:
+        raise TensorShapeError(
+            f"output {name!r} has shape {list(value.shape)}; expected the bound value's "
+            f"{list(memory.shape)}. Bind a value of the output's shape, or use bind_output.",
+            port=name,
+        )
+    if memory.dtype != value.dtype:
+        raise TensorTypeError(
+            f"output {name!r} is {value.dtype}; expected the bound value's {memory.dtype}. Bind a "
+            "value of the output's type, or use bind_output.",
+            port=name,
+        )
+    np.copyto(memory, value)
 
 
 class InferenceSession:
@@ -318,13 +366,13 @@ class InferenceSession:
         """The compiled model that the session runs."""
         return self._compiled
 
-    def get_inputs(self) -> list[TensorSpec]:
+    def get_inputs(self) -> list[NodeArg]:
         """Return the inputs, each with `name`, `type` and `shape`."""
-        return self._compiled.inputs
+        return list(map(_node_arg, self._compiled.inputs))
 
-    def get_outputs(self) -> list[TensorSpec]:
+    def get_outputs(self) -> list[NodeArg]:
         """Return the outputs, each with `name`, `type` and `shape`."""
-        return self._compiled.outputs
+        return list(map(_node_arg, self._compiled.outputs))
 
     def port(self, role: str, name: str) -> TensorSpec:
         """Return an ``input`` or ``output`` by name."""
@@ -378,7 +426,22 @@ class InferenceSession:
             raise ArgumentTypeError(
                 f"input_feed: expected a dict of arrays by name, got {type(input_feed).__name__}."
             )
-        return self._compiled.run(output_names or None, self._checked(input_feed))
+        if run_options is None:
+            return self._compiled.run(output_names or None, self._checked(input_feed))
+        ports = self._ports(output_names)
+        request = self._compiled.create_infer_request()
+        request.start_async(self._checked(input_feed))
+        while not request.wait_for(_TERMINATION_MS):
+            if getattr(run_options, "terminate", False):
+                request.cancel()
+        if getattr(run_options, "terminate", False):
+            raise RequestCancelledError("the run was cancelled: RunOptions.terminate is set.")
+        request.wait()
+        return [request.results[port] for port in ports]
+
+    def _ports(self, output_names: Sequence[str] | None) -> list[TensorSpec]:
+        """Return the outputs of these names, or all outputs."""
+        return [self._compiled.output(n) for n in output_names or ()] or self._compiled.outputs
 
     def run_async(
         self,
@@ -392,7 +455,7 @@ class InferenceSession:
 
         `error` is empty, or the reason why there are no results.
         """
-        ports = [self._compiled.output(n) for n in output_names or ()] or self._compiled.outputs
+        ports = self._ports(output_names)
         request = self._compiled.create_infer_request()
 
         def call_back(_: Any) -> None:
@@ -413,7 +476,8 @@ class InferenceSession:
         run_options: Any = None,
     ) -> list[OrtValue]:
         """Run once with OrtValues as inputs and outputs."""
-        return [OrtValue(v) for v in self.run(output_names, input_dict_ort_values)]
+        values = self.run(output_names, input_dict_ort_values, run_options)
+        return [OrtValue(value) for value in values]
 
     def io_binding(self) -> IOBinding:
         """Return an `IOBinding` for `run_with_iobinding`."""
@@ -421,7 +485,7 @@ class InferenceSession:
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
         """Run once with bound inputs and outputs."""
-        iobinding.run()
+        iobinding.run(run_options)
 
     def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs; refuse an array of another element type instead of converting it."""
@@ -435,6 +499,10 @@ class InferenceSession:
                     port=port.name,
                 )
         return inputs
+
+
+def _node_arg(port: TensorSpec) -> NodeArg:
+    return NodeArg(port.name, port.type, list(port.shape or ()))
 
 
 def get_available_providers() -> list[str]:

@@ -32,6 +32,8 @@ def test_ports_equal_onnx_runtimes(sessions):
     for ports in ("get_inputs", "get_outputs"):
         ours, theirs = ([(p.name, p.type, p.shape) for p in getattr(s, ports)()] for s in sessions)
         assert ours == theirs
+    for session in sessions:
+        assert isinstance(session.get_inputs()[1].shape, list)
     ours, theirs = (s.get_modelmeta() for s in sessions)
     for name in ("producer_name", "graph_name", "version", "custom_metadata_map"):
         assert getattr(ours, name) == getattr(theirs, name)
@@ -84,6 +86,40 @@ def test_io_binding_reads_and_writes_bound_values(sessions):
             ["z"], {n: module.OrtValue.ortvalue_from_numpy(v) for n, v in (("x", X), ("b", B))}
         )
         assert (value.shape(), value.data_type()) == ([1, 3], "tensor(float)")
+
+
+def test_unfit_bindings_are_named(sessions):
+    for module, session in zip((hetero, ort), sessions, strict=True):
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_cpu_input("b", B)
+        binding.bind_output("y")
+        binding.clear_binding_outputs()
+        with pytest.raises(Exception, match=r"(?i)at least one output"):
+            session.run_with_iobinding(binding)
+        binding.bind_ortvalue_output(
+            "y", module.OrtValue.ortvalue_from_numpy(np.zeros((5, 3), "f"))
+        )
+        with pytest.raises(Exception, match=r"\[?5, ?3") as caught:
+            session.run_with_iobinding(binding)
+        if module is hetero:
+            assert isinstance(caught.value, hetero.TensorShapeError)
+            assert caught.value.port == "y"
+            wide = module.OrtValue.ortvalue_from_numpy(np.zeros((1, 3)))
+            binding.bind_ortvalue_output("y", wide)
+            with pytest.raises(hetero.TensorTypeError, match="float64"):
+                session.run_with_iobinding(binding)
+
+
+def test_terminated_run_raises(sessions):
+    for module, session in zip((hetero, ort), sessions, strict=True):
+        options = module.RunOptions()
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        options.terminate = True
+        with pytest.raises(Exception, match="terminate"):
+            session.run(["y"], {"x": X, "b": B}, options)
+        options.terminate = False
+        assert session.run(["y"], {"x": X, "b": B}, options)[0].shape == (1, 3)
 
 
 def test_providers_select_devices(sessions):
