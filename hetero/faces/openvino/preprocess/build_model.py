@@ -92,10 +92,11 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
     if not spec.is_tensor:
         raise ArgumentError(f"{label}: expected a tensor to preprocess, got {spec.type}.")
     emit.prefix = spec.name
-    no_layout = port.tensor_layout is None and port.model_layout is None
-    if no_layout and port.color is not ColorFormat.UNDEFINED and len(spec.shape or ()) == 4:
+    is_image = port.color is not ColorFormat.UNDEFINED and len(spec.shape or ()) == 4
+    if is_image and port.tensor_layout is None:
         # As in OpenVINO, an image without a layout is NHWC.
-        port = replace(port, tensor_layout=Layout("NHWC"), model_layout=Layout("NHWC"))
+        nhwc = Layout("NHWC")
+        port = replace(port, tensor_layout=nhwc, model_layout=port.model_layout or nhwc)
     start = _start(port, label)
     ports = _user_ports(port, start, emit)
     orders = [step for step in port.steps if isinstance(step, Order)]
