@@ -38,6 +38,9 @@ SUPPORTED_OPSETS: Final = {
 #: Default graph names of exporters; the file name is more informative.
 _DEFAULT_NAMES: Final = ("", "graph", "main_graph", "torch_jit", "torch-jit-export")
 
+#: Bytes 4 to 8 of a file in ONNX Runtime's own format.
+_ORT_FORMAT: Final = b"ORTM"
+
 
 class ModelReference(Protocol):
     """An object that refers to a model, such as the models of `hetero.openvino`."""
@@ -119,6 +122,11 @@ def _parse(data: bytes, context: str) -> onnx.ModelProto:
         raise ModelError(
             f"{context}: expected at most {PROTOBUF_NBYTES} bytes, got {len(data)}. Save the model "
             "with external data, and read it by its path."
+        )
+    if data[4:8] == _ORT_FORMAT:
+        raise ModelError(
+            f"{context}: a model in ONNX Runtime's own format; expected an ONNX model. Read the "
+            "model that it was converted from."
         )
     proto = onnx.ModelProto()
     try:

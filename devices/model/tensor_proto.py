@@ -122,7 +122,7 @@ def _external_array(tensor: onnx.TensorProto, label: str, file: Path | None) -> 
     available = path.stat().st_size
     try:
         offset = int(entries.get("offset") or 0)
-        nbytes = int(entries.get("length") or expected)
+        nbytes = int(entries.get("length") or 0) or expected  # 0 also means "as many as needed"
     except ValueError as error:
         raise ExternalDataError(f"{label}; its offset or length is not a number.") from error
     if nbytes != expected:

@@ -215,3 +215,27 @@ def test_default_graph_name_becomes_file_name(
     assert model.content_hash == read_model(proto).content_hash
     with pytest.raises(UnsupportedNodesError, match=f"model '{name}'"):
         core.compile_model(model, "NULL", {"NULL_DYNAMIC_SHAPES": False})
+
+
+def test_external_length_of_zero_is_the_rest_of_the_tensor(tmp_path: Path) -> None:
+    model = parse("g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {y = Add(x, w)}")
+    (weights,) = model.graph.initializer
+    (tmp_path / "w.bin").write_bytes(np.arange(1, 5, dtype=np.float32).tobytes())
+    weights.ClearField("float_data")
+    weights.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", "w.bin"), ("offset", "0"), ("length", "0")):
+        weights.external_data.add(key=key, value=value)
+    onnx.save(model, tmp_path / "model.onnx")
+    (array,) = (c.array for c in read_model(tmp_path / "model.onnx").constants.values())
+    np.testing.assert_array_equal(array, [1, 2, 3, 4])
+
+
+def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.ort"
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    model = parse("g (float[4] x) => (float[4] y) {y = Neg(x)}")
+    onnxruntime.InferenceSession(model.SerializeToString(), options)
+    with pytest.raises(ModelError, match="ONNX Runtime's own format"):
+        read_model(path)
