@@ -272,6 +272,16 @@ def _pool(op_type: str, channels_last: int = 0) -> Rule:
     return rule
 
 
+def _causal_conv_with_state(call: _NodeContext) -> None:
+    x, weight = call.shape(0), call.shape(1)
+    call.set_output(0, call.type(0), x)
+    state: Shape = None
+    if x is not None and weight is not None:
+        length = weight[-1]
+        state = [*x[:2], length - 1 if isinstance(length, int) else None]
+    call.set_output(1, call.type(0), state)
+
+
 _RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(
         (
@@ -309,6 +319,7 @@ _RULES: Final[dict[str, Rule]] = {
     "QLinearAveragePool": _pool("AveragePool"),
     "QLinearGlobalAveragePool": _pool("GlobalAveragePool"),
     "NhwcMaxPool": _pool("MaxPool", 1),
+    "CausalConvWithState": _causal_conv_with_state,
     "FusedConv": _like_operator("Conv", 0, 0, 1),
     "DynamicQuantizeLSTM": _like_operator("LSTM", 0, 0, 1, 2),
     "QuantizeLinear": _like_operator("Max", 2, 0),

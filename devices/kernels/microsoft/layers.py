@@ -8,6 +8,7 @@ from typing import Any
 from hetero.devices.kernels.activation import gelu, hard_swish, swish
 from hetero.devices.kernels.conv import conv_1
 from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, widen
+from hetero.devices.kernels.linear_attention import causal_conv_with_state_27
 from hetero.devices.kernels.matmul import gemm_7, matmul_1
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.norm import layer_normalization_17, rms_normalization_23
@@ -223,3 +224,32 @@ def _activate(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array
         alpha, beta, *_ = (*parameters, 0.0, 0.0)
         y = named_activation(xp, name, alpha, beta)(y)
     return y.astype(dtype, copy=False)
+
+
+@op(
+    "CausalConvWithState",
+    since=1,
+    domain=MICROSOFT,
+    choices={
+        "activation": ("none", "silu", "swish"),
+        "ndim": (1,),
+        "dilation": (1,),
+        "state_window": (0,),
+        "channels_last": (0,),
+    },
+)
+def causal_conv_with_state(
+    xp: Xp,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    past_state: Array | None = None,
+    *,
+    activation: str = "none",
+    ndim: int = 1,
+    dilation: int = 1,
+    state_window: int = 0,
+    channels_last: int = 0,
+) -> tuple[Array, Array]:
+    """Return a depthwise convolution over past inputs (B, C, L), and the last k - 1 inputs."""
+    return causal_conv_with_state_27(xp, x, weight, bias, past_state, activation=activation)

@@ -165,3 +165,19 @@ def test_fused_conv(seed: int) -> None:
     bias = floats(rng, group * m)
     inputs = [x, w, bias, some(rng, floats(rng, *shape))]
     check("FusedConv", inputs, attributes, 1e-4, 1e-5)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_causal_convolution(seed: int, activation: str) -> None:
+    rng = np.random.default_rng(seed)
+    batch, channels, length, k = map(int, rng.integers(1, 6, 4))
+    inputs = [
+        floats(rng, batch, channels, length),
+        floats(rng, channels, 1, k),
+        some(rng, floats(rng, channels)),
+        some(rng, floats(rng, batch, channels, k - 1)),
+    ]
+    attributes = {"activation": activation}
+    check("CausalConvWithState", inputs, attributes, 1e-5, 1e-5, n_outputs=2)
