@@ -116,6 +116,29 @@ def substitute_uninferable_nodes(model: onnx.ModelProto) -> None:
     model.opset_import.add(domain=_NEWER_OPSET_DOMAIN, version=1)
 
 
+def _clear_guessed_sizes(graph: onnx.GraphProto) -> None:
+    """Clear the sizes that onnx infers although it cannot know them, in place.
+
+    The last size of Attention's outputs is 0 if it is open. The third size of STFT's output is that
+    of a two-sided spectrum if the window gives the length of a frame.
+    """
+    axes: dict[str, int] = {}
+    for node in graph.node:
+        if node.op_type == "Attention" and not node.domain:
+            axes |= dict.fromkeys(node.output, -1)
+        elif node.op_type == "STFT" and len(node.input) < 4:
+            axes[node.output[0]] = 2
+    if not axes:
+        return
+    for info in (*graph.value_info, *graph.output):
+        sizes = info.type.tensor_type.shape.dim
+        axis = axes.get(info.name, 0)
+        if axis == 2 and len(sizes) == 4:
+            sizes[axis].Clear()
+        elif axis == -1 and sizes and sizes[-1].HasField("dim_value") and not sizes[-1].dim_value:
+            sizes[-1].Clear()
+
+
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
     """Return the main graph with the types that ONNX infers.
 
@@ -141,6 +164,7 @@ def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
             )
         typed_model = onnx.ModelProto()
         typed_model.ParseFromString(content)
+        _clear_guessed_sizes(typed_model.graph)
         return typed_model.graph
     raise ModelError(
         f"model {model.graph.name!r}: the shape inference of onnx {onnx.__version__} crashes or "

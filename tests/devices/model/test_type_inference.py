@@ -30,6 +30,31 @@ def inferred_shape(count):
     return [d.dim_value for d in graph.value_info[0].type.tensor_type.shape.dim]
 
 
+def test_open_hidden_size_of_attention_stays_open():
+    """Inference of onnx 1.23 returns 0, by which every result would be refused."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 23]>
+        g (float[a,b,c] q, float[d,e,f] k, float[g,h,i] v) => (float[?,?,?] y)
+        { y = Attention<q_num_heads = 9, kv_num_heads = 3>(q, k, v) }"""
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    (port,) = infer_types(model).output
+    assert port.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert not any(d.HasField("dim_value") for d in port.type.tensor_type.shape.dim)
+
+
+def test_number_of_frequencies_is_not_guessed():
+    """Inference of onnx 1.23 ignores that the spectrum is one-sided by default."""
+    graph = infer_types(
+        parse(
+            """g (float[1,32,1] x, float[16] w) => (float[?,?,?,?] y) <int64 s = {8}>
+            { y = STFT(x, s, w) z = Neg(y) }"""
+        )
+    )
+    sizes = graph.output[0].type.tensor_type.shape.dim
+    assert [d.dim_value for d in sizes] == [1, 3, 0, 2]
+
+
 def test_inference_recovers_from_a_crash():
     for count in (5, 7):
         with pytest.raises(ModelError, match="crashes or does not terminate"):
