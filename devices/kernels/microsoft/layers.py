@@ -252,4 +252,5 @@ def causal_conv_with_state(
     channels_last: int = 0,
 ) -> tuple[Array, Array]:
     """Return a depthwise convolution over past inputs (B, C, L), and the last k - 1 inputs."""
-    return causal_conv_with_state_27(xp, x, weight, bias, past_state, activation=activation)
+    y, state = causal_conv_with_state_27(xp, x, weight, bias, past_state, activation=activation)
+    return y, state
