@@ -37,6 +37,7 @@ def runtime_model(
         outputs=model.outputs,
         constants={},
         specs=model.specs,
+        node_rt_info={node.name: node.metadata for node in nodes},  # where OpenVINO has it
     )
 
 

@@ -228,3 +228,13 @@ def test_names_for_people(cores: Any) -> None:
         assert model.get_friendly_name() == "renamed"
         assert model.inputs[0].get_node().get_friendly_name() == "picture"
         assert model.inputs[0].any_name == "x"
+
+
+def test_runtime_model_has_run_time_information(cores: Any) -> None:
+    keys = {"layerType", "execOrder", "execTimeMcs", "originalLayersNames"}
+    for _, core in cores:
+        compiled = core.compile_model(read(core, CHAIN), "CPU", {"PERF_COUNT": True})
+        nodes = compiled.get_runtime_model().get_ordered_ops()
+        assert nodes
+        for node in nodes:
+            assert keys <= set(dict(node.get_rt_info().items()))
