@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -34,6 +35,7 @@ class Version(str):  # noqa: SLOT000 - str subclasses cannot have slots
         return version
 
 
+@cache  # reading the metadata takes as long as a small compilation
 def hetero_version() -> str:
     """Return the installed version of hetero."""
     try:
