@@ -114,19 +114,22 @@ def local_ray() -> Iterator[None]:
     os.environ.update(settings)
     import ray
 
+    from hetero.scheduler.ray.private_api import without_monitors
+
     folder = tempfile.mkdtemp(prefix="ht-", dir="/tmp")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=400 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=False,
-        namespace="hetero-test",
-        _temp_dir=folder,
-    )
+    with without_monitors():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=400 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+            configure_logging=False,
+            namespace="hetero-test",
+            _temp_dir=folder,
+        )
     yield
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
