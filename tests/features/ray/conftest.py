@@ -18,5 +18,5 @@ def _start_ray(local_ray: None) -> None:
 def core(local_ray: None) -> Iterator[hetero.Core]:
     """A Core for tests that end no device; other tests create their own."""
     plugins = ("tests.support.waiting_plugin:WaitingPlugin",)
-    with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
+    with hetero.Core(devices={"CPU": 3}, plugins=plugins) as core:
         yield core

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,12 +19,6 @@ DEVICES = "HETERO:CPU.0,CPU.1"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Limit for an event on a busy machine, in seconds.
 PATIENCE_S = 60
-
-
-@pytest.fixture(scope="module")
-def core(local_ray: None) -> Iterator[hetero.Core]:
-    with hetero.Core("ray", devices={"CPU": 2}) as core:
-        yield core
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

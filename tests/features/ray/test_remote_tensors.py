@@ -20,8 +20,9 @@ pytestmark = pytest.mark.ray
 X = np.arange(2**16, dtype=np.float32)
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+@pytest.fixture
+def new_core() -> Iterator[hetero.Core]:
+    """A Core whose devices a test may end."""
     with hetero.Core(devices={"CPU": 3}) as core:
         yield core
 
@@ -57,17 +58,17 @@ def kill(core: hetero.Core, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_tensor_of_lost_actor_raises(core: hetero.Core) -> None:
-    context = core.create_context("CPU.2")
+def test_tensor_of_lost_actor_raises(new_core: hetero.Core) -> None:
+    context = new_core.create_context("CPU.2")
     tensor = context.from_host(X)
-    kill(core, "CPU.2")
+    kill(new_core, "CPU.2")
     with pytest.raises(DeviceLostError, match=r"CPU\.2"):
         tensor.to_host()
     with (
-        compile_chain(core) as model,
+        compile_chain(new_core) as model,
         pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*Create the tensor again"),
     ):
         model({"x": tensor})
     np.testing.assert_array_equal(context.from_host(X + 1).to_host(), X + 1)
-    kill(core, "CPU.2")
+    kill(new_core, "CPU.2")
     assert context.from_host(X) is not None  # at once: the client has not noticed the loss yet

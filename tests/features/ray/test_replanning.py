@@ -29,15 +29,17 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.fixture
-def core(local_ray: None) -> Iterator[hetero.Core]:
+def new_core(local_ray: None) -> Iterator[hetero.Core]:
+    """A Core whose devices a test may end."""
     with hetero.Core(devices={"CPU": 2}) as core:
         yield core
 
 
+@pytest.mark.slow
 def test_requests_run_on_remaining_devices_until_none_remains(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor: Any = core.executor
+    executor: Any = new_core.executor
     devices = executor._devices
     missing: set[str] = set()
     reach = devices.reached
@@ -49,7 +51,7 @@ def test_requests_run_on_remaining_devices_until_none_remains(
 
     monkeypatch.setattr(devices, "reached", reached_unless_missing)
     monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
-    compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
+    compiled = new_core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
 
     def pid_of(name: str) -> int:
@@ -137,10 +139,10 @@ def compile_on_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list
 
 @pytest.mark.slow
 def test_failed_load_of_placement_adds_no_device(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor: Any = core.executor
-    models, (deployment, other) = compile_on_each(core)
+    executor: Any = new_core.executor
+    models, (deployment, other) = compile_on_each(new_core)
     assert set(deployment.devices) == {"CPU.0"}
     monkeypatch.setattr(executor._loader, "load", lambda *_: {}["CPU.1 is lost"])
     with pytest.raises(KeyError):
@@ -150,10 +152,10 @@ def test_failed_load_of_placement_adds_no_device(
 
 
 @pytest.mark.slow
-def test_placement_requires_devices_with_loaded_stages(core: hetero.Core) -> None:
+def test_placement_requires_devices_with_loaded_stages(new_core: hetero.Core) -> None:
     """Requests must not take routes whose stages the restarted device has not loaded yet."""
-    executor: Any = core.executor
-    _, (deployment, other) = compile_on_each(core)
+    executor: Any = new_core.executor
+    _, (deployment, other) = compile_on_each(new_core)
     deployment.devices["CPU.1"] = other.devices["CPU.1"]
     deployment.move("CPU.1", "of the process before")
     with pytest.raises(DeviceLostError, match="not loaded its stages"):
@@ -163,10 +165,10 @@ def test_placement_requires_devices_with_loaded_stages(core: hetero.Core) -> Non
 
 @pytest.mark.slow
 def test_placement_added_during_reload_is_kept(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor: Any = core.executor
-    models, (changed, other) = compile_on_each(core)
+    executor: Any = new_core.executor
+    models, (changed, other) = compile_on_each(new_core)
     earlier, load = (changed.placement, changed.sources), executor._loader._load
 
     def add_and_load(deployment: Any, stages: Any) -> Any:
@@ -183,9 +185,7 @@ def test_placement_added_during_reload_is_kept(
         np.testing.assert_allclose(model({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_added_route_sends_constants_to_earlier_stages(
-    local_ray: None,
-) -> None:
+def test_added_route_sends_constants_to_earlier_stages(core: hetero.Core) -> None:
     """A stage computes the constant once; its reader is a stage of both routes."""
     model = parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
@@ -197,27 +197,27 @@ def test_added_route_sends_constants_to_earlier_stages(
         }"""
     )
     x = np.float32([1, 2])
-    with hetero.Core(devices={"CPU": 3}) as core:
-        executor: Any = core.executor
-        pins = {"constant": "CPU.0", "same": "CPU.0", "sum": "CPU.1"}
-        devices = "HETERO:CPU.0,CPU.1,CPU.2"
-        compiled = [
-            core.compile_model(model, devices, affinity={**pins, "other": device})
-            for device in ("CPU.0", "CPU.2")
-        ]
-        deployment, other = executor._deployments
-        assert (len(deployment.known.outputs), len(other.known.outputs)) == (1, 1)
-        executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
-        # Both routes share the stages of the constant and of its reader.
-        assert {0, 2} < set(deployment.placement.routes[1].stages)
-        for _ in range(4):  # by both routes
-            np.testing.assert_array_equal(compiled[0]({"x": x})[0], [2, 2])
+    executor: Any = core.executor
+    earlier = set(executor._deployments)
+    pins = {"constant": "CPU.0", "same": "CPU.0", "sum": "CPU.1"}
+    devices = "HETERO:CPU.0,CPU.1,CPU.2"
+    compiled = [
+        core.compile_model(model, devices, affinity={**pins, "other": device})
+        for device in ("CPU.0", "CPU.2")
+    ]
+    deployment, other = (d for d in executor._deployments if d not in earlier)
+    assert (len(deployment.known.outputs), len(other.known.outputs)) == (1, 1)
+    executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
+    # Both routes share the stages of the constant and of its reader.
+    assert {0, 2} < set(deployment.placement.routes[1].stages)
+    for _ in range(4):  # by both routes
+        np.testing.assert_array_equal(compiled[0]({"x": x})[0], [2, 2])
 
 
 def test_devices_of_returned_node_start_concurrently(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = core.executor._supervisor  # type: ignore[attr-defined]  # of the Ray executor
+    supervisor = new_core.executor._supervisor  # type: ignore[attr-defined]  # of the Ray executor
     barrier = threading.Barrier(3)
 
     def start(name: str, *, reload: bool) -> Any:
@@ -231,9 +231,9 @@ def test_devices_of_returned_node_start_concurrently(
 
 
 def test_starting_device_on_unreachable_host_is_lost(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices = core.executor._devices  # type: ignore[attr-defined]  # of the Ray executor
+    devices = new_core.executor._devices  # type: ignore[attr-defined]  # of the Ray executor
     device = devices.device("CPU.1")
 
     def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
@@ -248,10 +248,10 @@ def test_starting_device_on_unreachable_host_is_lost(
 
 @pytest.mark.slow
 def test_requests_avoid_a_device_that_starts_slowly(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor: Any = core.executor
-    compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
+    executor: Any = new_core.executor
+    compiled = new_core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     may_start, start = threading.Event(), executor._supervisor._start
 
     def start_late(name: str, *, reload: bool) -> Any:

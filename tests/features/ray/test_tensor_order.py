@@ -20,12 +20,10 @@ MODEL = """
 PINS = {"op:Neg": "CPU.0", "op:Abs": "CPU.0", "op:Sub": "CPU.1"}
 
 
-def test_tensors_arrive_under_their_names(local_ray: None) -> None:
+def test_tensors_arrive_under_their_names(core: hetero.Core) -> None:
     p, q = np.float32([1, 2, 3]), np.float32([10, 40, 90])
-    with (
-        hetero.Core("ray", devices={"CPU": 2}) as core,
-        core.compile_model(parse_model(MODEL), "HETERO:CPU.0,CPU.1", affinity=PINS) as compiled,
-    ):
+    model = parse_model(MODEL)
+    with core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=PINS) as compiled:
         assert [subgraph.outputs for subgraph in compiled.subgraphs] == [("a", "b"), ("y",)]
         assert [subgraph.inputs for subgraph in compiled.subgraphs] == [("p", "q"), ("b", "a")]
         # Later requests travel in packed messages, which do not contain names.

@@ -126,6 +126,7 @@ def test_every_alternation_of_two_devices(count: int) -> None:
             compare(core.compile_model(model(), "HETERO:ORT,CPU", affinity=pins), feeds)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_partition_over_actors(local_ray: None) -> None:
     feeds = {"x": np.array(FEATURES, np.float32)}

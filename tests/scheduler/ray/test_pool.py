@@ -249,6 +249,7 @@ def test_second_client_reuses_devices_without_probes(
     assert listings[0] == listings[1]
 
 
+@pytest.mark.slow
 def test_pool_supervisor_restarts_a_lost_device_once(
     pool: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
