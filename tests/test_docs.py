@@ -97,6 +97,7 @@ def test_commands_run_and_print_the_output_shown(
 ) -> None:
     if any("OV" in part for part in parts):
         pytest.importorskip("openvino", reason="the command needs OpenVINO")
+    monkeypatch.setattr("hetero.cli.run.REPEATS", 1)
     monkeypatch.chdir(tmp_path)
     for part in parts:
         words = shlex.split(part)
@@ -115,10 +116,20 @@ def test_commands_run_and_print_the_output_shown(
         assert stable(printed) == stable(output)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [pytest.param(b, id=f"{b.page}:{b.line}") for b in BLOCKS if b.language == "python"],
-)
+def python_blocks() -> list[Any]:
+    """Return the blocks of Python code; those that start Ray are slow."""
+    return [
+        pytest.param(
+            block,
+            id=f"{block.page}:{block.line}",
+            marks=[pytest.mark.slow] if "hetero.Core(devices=" in block.text else [],
+        )
+        for block in BLOCKS
+        if block.language == "python"
+    ]
+
+
+@pytest.mark.parametrize("block", python_blocks())
 def test_python_blocks_run_and_print_the_output_shown(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
