@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from hetero.apps.serve.acceptor import Acceptor
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.workers import bind
 from hetero.compile.compiled_model import CompiledModel
@@ -26,11 +27,6 @@ _log = logging.getLogger(__name__)
 _START_S: Final = 30.0
 #: Seconds that a connection may be idle between two requests; nginx's default.
 _KEEP_ALIVE_S: Final = 75
-#: Connections that wait to be accepted; Linux's default maximum. A client beyond retries after 1 s.
-_BACKLOG: Final = 4096
-#: Connections that asyncio accepts before it continues with the others; it takes this number from
-#: the backlog. Clients that connect without end would hold up the others.
-_MAX_ACCEPTED: Final = 16
 #: Milliseconds that a client may read nothing of its response.
 _UNREAD_MS: Final = 60_000
 
@@ -64,7 +60,6 @@ class Server:
             log_level="error",  # a warning for each malformed request would fill the log
             access_log=False,
             server_header=False,
-            backlog=_MAX_ACCEPTED,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key,
@@ -75,9 +70,9 @@ class Server:
         except OSError as error:
             raise ArgumentError(f"TLS: {options.tls_certificate}: {error}") from error
         self._socket = bind(options.host, options.port, shared=options.shared_port)
-        # Connections inherit it.
+        # Connections inherit both.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
-        self._socket.listen(_BACKLOG)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.host: Final = options.host
         self.port: Final[int] = self._socket.getsockname()[1]
         #: The port for gRPC, if there is one.
@@ -159,17 +154,31 @@ class Server:
             await grpc_server.start()
             self.grpc_port = grpc_server.port
             tasks.append(asyncio.ensure_future(self._stop_when_closed(grpc_server)))
-        tasks.append(asyncio.ensure_future(self._uvicorn.serve([self._socket])))
+        # Without sockets, because the acceptor has the only one.
+        tasks.append(asyncio.ensure_future(self._uvicorn.serve([])))
         while not (self._uvicorn.started or tasks[-1].done()):
             await asyncio.sleep(0.005)
         if self._uvicorn.started:
-            self._socket.listen(_BACKLOG)  # asyncio has set its own
+            acceptor = Acceptor(self._socket, self._make_protocol, self._uvicorn.config.ssl)
+            servers: list[Any] = self._uvicorn.servers  # uvicorn closes it when it ends
+            servers.append(acceptor)
+            acceptor.start()
         self._started.set()
         link = self.service.link
         alive = None if link is None else asyncio.ensure_future(link.run(self.service.carry_out))
         await asyncio.gather(*tasks)
         if alive is not None:
             alive.cancel()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a connection, as uvicorn makes it."""
+        from hetero.apps.serve.http_protocol import BoundedHttpProtocol
+
+        server, config = self._uvicorn, self._uvicorn.config
+        protocol: asyncio.Protocol = BoundedHttpProtocol(
+            config=config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        return protocol
 
     async def _stop_when_closed(self, grpc_server: GrpcServer) -> None:
         while not self._closing.is_set():
