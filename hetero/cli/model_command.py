@@ -157,11 +157,7 @@ class ModelCommand:
 
     def cache_fields(self, compiled: CompiledModel) -> dict[str, Any]:
         """Return the entries of a JSON document about the compilation and the cache."""
-        return {
-            "compile_s": self.compile_s,
-            "loaded_from_cache": compiled.get_property("LOADED_FROM_CACHE"),
-            "cache_saved_s": compiled.cache_saved_s,
-        }
+        return {"compile_s": self.compile_s, **cache_fields(compiled)}
 
     def compile_with_inputs(
         self, source: Model | None, *, with_states: bool
@@ -193,6 +189,14 @@ class ModelCommand:
             return self.core.import_model(
                 self.model, device, self.config, self.remap, weights=self.weights
             )
+
+
+def cache_fields(compiled: CompiledModel) -> dict[str, Any]:
+    """Return the entries of a JSON document about the cache."""
+    return {
+        "loaded_from_cache": compiled.get_property("LOADED_FROM_CACHE"),
+        "cache_saved_s": compiled.cache_saved_s,
+    }
 
 
 def is_blob(model: str) -> bool:

@@ -113,6 +113,7 @@ def generate(
     rate = (count - 1) / (seconds - first_s) if count > 1 else None
     document: dict[str, Any] = {
         "model": compiled.name,
+        **command.cache_fields(compiled),
         "prompt": list(generation.prompt),
         "tokens": generation.tokens,
         "text": None if words is None else text,

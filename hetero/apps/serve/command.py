@@ -17,7 +17,7 @@ from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.server import Server, require_extra
 from hetero.apps.serve.worker_link import WorkerLink
 from hetero.cli.help_sections import SectionedCommand
-from hetero.cli.model_command import ModelCommand, is_blob
+from hetero.cli.model_command import ModelCommand, cache_fields, is_blob
 from hetero.cli.option_types import FiniteFloat, combine_options
 from hetero.cli.options import model_options, opentelemetry_option, with_core
 from hetero.cli.planning_options import memory_options, replicas_option
@@ -173,7 +173,7 @@ def serve(
     command.start()
     with progress("loading models"):
         repository.refresh()
-    index = repository.index()
+    index = _with_cache_fields(repository)
     unavailable = [row for row in index if row["state"] != "READY"]
     columns: Columns = {
         "model": "name",
@@ -198,6 +198,16 @@ def serve(
             grpc = f" and gRPC at {options.host}:{server.grpc_port}" if server.grpc_port else ""
             print_note(f"serving at {server.url}{grpc}; Ctrl-C ends it")
         server.wait()
+
+
+def _with_cache_fields(repository: Repository) -> list[dict[str, Any]]:
+    """Return the models' states; those of loaded models with the entries about the cache."""
+    loaded = {(model.name, model.version): model.compiled for model in repository.models()}
+    rows: list[dict[str, Any]] = []
+    for row in repository.index():
+        compiled = loaded.get((row["name"], row["version"]))
+        rows.append({**row, **({} if compiled is None else cache_fields(compiled))})
+    return rows
 
 
 def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repository:

@@ -64,7 +64,9 @@ def test_prompt_text_gives_streamed_text(shell: Shell, model: Path, subfolder: s
 
 def test_folder_stands_for_the_decoder_in_it(shell: Shell, model: Path) -> None:
     line = f"generate {model.parent} -d CPU -n 3 --ids 3,14 --json"
-    assert shell(line).document["tokens"] == greedy([3, 14], 3)
+    document = shell(line).document
+    assert document["tokens"] == greedy([3, 14], 3)
+    assert document["loaded_from_cache"] is False
     model.rename(model.parent / "other.onnx")
     result = shell(f"generate {model.parent} -d CPU --prompt hello")
     assert result.code == 1
