@@ -86,8 +86,8 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
     )
 
 
-def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
-    """Emit an input's steps; return the ports that replace it, and the tensor for the model."""
+def start_of_input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], Flow]:
+    """Return the ports that replace an input, and the user's tensor before the steps."""
     spec, label = port.spec, f"input {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{label}: expected a tensor to preprocess, got {spec.type}.")
@@ -104,7 +104,16 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
     if port.model_layout is None:  # the steps' result is passed on unchanged
         model_layout = _layouts(orders, start.layout, label)[-1]
     values = tuple(p.name for p in ports)
-    flow = replace(start, values=values, shape=ports[0].shape, model=(spec.shape, model_layout))
+    return ports, replace(
+        start, values=values, shape=ports[0].shape, model=(spec.shape, model_layout)
+    )
+
+
+def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
+    """Emit an input's steps; return the ports that replace it, and the tensor for the model."""
+    spec = port.spec
+    ports, flow = start_of_input(port, emit)
+    model_layout = flow.model[1]
     for step in port.steps:
         flow = step(flow, emit)
     flow = convert_element_type(flow, emit, spec.element_type)
@@ -114,14 +123,20 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
     return ports, flow.value
 
 
-def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
-    """Emit an output's steps after `raw`; return the port, and whether there are steps."""
+def start_of_output(port: Port, raw: str) -> Flow:
+    """Return the model's tensor `raw` before the steps of an output."""
     spec, label = port.spec, f"output {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{label}: expected a tensor to postprocess, got {spec.type}.")
-    emit.prefix = spec.name
     layout = _ranked(port.model_layout, spec.shape, label)
-    flow = Flow(label, (raw,), spec.element_type, spec.shape, layout)
+    return Flow(label, (raw,), spec.element_type, spec.shape, layout)
+
+
+def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
+    """Emit an output's steps after `raw`; return the port, and whether there are steps."""
+    spec, label = port.spec, f"output {port.spec.name!r}"
+    emit.prefix = spec.name
+    flow = start_of_output(port, raw)
     for step in port.steps:
         flow = step(flow, emit)
     flow = convert_element_type(flow, emit, port.element_type or flow.element_type)

@@ -15,6 +15,7 @@ from hetero.devices.model.unused_result import warn_if_unused
 from hetero.devices.request.tensor import Tensor
 from hetero.faces.openvino.preprocess.build_model import Port, build
 from hetero.faces.openvino.preprocess.color_format import PLANES, ColorFormat
+from hetero.faces.openvino.preprocess.description import describe
 from hetero.faces.openvino.preprocess.emitter import Flow
 from hetero.faces.openvino.preprocess.image_steps import ResizeAlgorithm, convert_color, resize
 from hetero.faces.openvino.preprocess.layout import Layout
@@ -51,6 +52,9 @@ class PrePostProcessor:
         self._model = read_model(model)
         self._inputs: dict[str, Port] = {}
         self._outputs: dict[str, Port] = {}
+
+    def __str__(self) -> str:
+        return describe(self._model, self._inputs, self._outputs)
 
     def input(
         self,
