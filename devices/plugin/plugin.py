@@ -24,6 +24,7 @@ from hetero.devices.model.model import Model, Node
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
+from hetero.devices.plugin.heap import releases_free_memory
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
@@ -180,7 +181,8 @@ class Plugin(ABC):
                 f"HETERO:{self.name},CPU.",
                 unsupported=support.unsupported,
             )
-        program = self.compile(transformed_model, effective)
+        with releases_free_memory():
+            program = self.compile(transformed_model, effective)
         if not isinstance(program, Program):
             raise InferenceError(
                 f"plugin {self.name}: expected a devices.Program from compile, got "
@@ -206,7 +208,8 @@ class Plugin(ABC):
         if not effective["ENABLE_MMAP"]:
             payload = payload.in_memory()
         try:
-            program = self.load(payload, model, effective)
+            with releases_free_memory():
+                program = self.load(payload, model, effective)
         except (BlobError, UnsupportedOperationError):
             raise
         except Exception as error:
