@@ -5,6 +5,7 @@ Sizes are written N, C, M (output channels), and G (groups).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from hetero.devices.kernels.element_types import Array, Xp
@@ -50,10 +51,9 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
     group, m, depth = w.shape
     size, (height, *rest) = prod(window.kernel), window.output
     width = prod(rest)
-    most = max(_FEWEST_COLUMNS, _COLUMN_BYTES // max(1, depth * group * x.dtype.itemsize))
-    step = max(1, most // width)
+    step = rows_at_once(depth * group * x.dtype.itemsize, window.output)
     padded = pad(xp, x, window)
-    buffer = xp.empty(depth * group * min(step, height) * width, x.dtype)
+    buffer = xp.empty(depth * group * step * width, x.dtype)
     flat = y.reshape(group, m, height * width)
     for first in range(0, height, step):
         count = min(step, height - first)
@@ -65,6 +65,13 @@ def _by_columns(xp: Xp, x: Array, w: Array, window: Window, y: Array) -> None:
             columns[:, k] = padded[(slice(None), row, *others)]
         part = flat[:, :, first * width : (first + count) * width]
         xp.matmul(w, columns.reshape(group, depth, count * width), out=part)
+
+
+def rows_at_once(column_nbytes: int, output: Sequence[int]) -> int:
+    """Return the number of output rows whose columns are in memory at once."""
+    height, *rest = output
+    most = max(_FEWEST_COLUMNS, _COLUMN_BYTES // max(1, column_nbytes))
+    return max(1, min(height, most // prod(rest)))
 
 
 def pad(xp: Xp, x: Array, window: Window) -> Array:

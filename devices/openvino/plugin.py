@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from hetero.devices.errors import PluginLoadError
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.install_command import install_command
-from hetero.devices.plugin.memory_traits import MemoryTraits
+from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import Config, PropertyTable
@@ -51,16 +51,17 @@ class OpenVinoPlugin(Plugin):
 
     name: ClassVar[str] = "OV"
     rank: ClassVar[int] = 45
-    #: Measured with OpenVINO 2026.4 on models of 5 to 240 MB. The model, its conversion and the
-    #: plugin's layouts keep a copy of the weights each; another one exists while it compiles.
-    #: Weights that nodes compute exist in fewer of them.
+    #: Measured with OpenVINO 2026.4: an idle process on Ray (161 MB) with its channels, the first
+    #: model, and 30 models of 0.1 to 350 MB. The model and the plugin's layouts keep a copy of the
+    #: weights each; two more exist while it compiles. Each node has generated code.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
-        runtime_nbytes=200_000_000,
-        library_nbytes=30_000_000,
+        runtime_nbytes=165_000_000,
+        library_nbytes=19_000_000,
         copied_operators=None,
-        weight_copies=3.0,
-        computed_copies=1.5,
-        compile_copies=1.0,
+        weight_copies=Copies(2.1, 1.0),
+        compile_copies=Copies(1.9, 0.0),
+        convolution_compile_copies=Copies(2.2, 1.0),
+        node_nbytes=60_000,
         keeps_values=True,
         overwrites_inputs=True,
     )

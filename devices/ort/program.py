@@ -194,6 +194,8 @@ class OrtProgram(Program):
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         if self._config["ORT_MAPPED_WEIGHTS"]:
             options.add_session_config_entry("session.disable_prepacking", "1")
+            # Its block of memory is allocated after the first run, beside the arena of that run.
+            options.enable_mem_pattern = False
         return options
 
     def _open(

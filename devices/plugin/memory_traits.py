@@ -8,6 +8,18 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """Number of copies of weights that a model stores, or that nodes compute from constants."""
+
+    stored: float = 0.0
+    computed: float = 0.0
+
+    def of(self, *, stored: bool) -> float:
+        """Return the number of copies of one kind of weights."""
+        return self.stored if stored else self.computed
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryTraits:
     """How a device's process uses memory, for predictions before a model is loaded.
 
@@ -22,15 +34,20 @@ class MemoryTraits:
         Memory of the libraries that the first compilation initializes.
     copied_operators : frozenset of str or None
         Operators whose weights the device copies to a layout of its own; None for all operators.
-    weight_copies : float
-        Number of these copies of weights that a model stores.
-    computed_copies : float
-        Number of these copies of weights that nodes compute from constants.
+    weight_copies : Copies
+        Number of these copies.
     fused_copies : float
         Number of further copies of the weights of a convolution before a batch normalization, into
         which the device folds the normalization.
-    compile_copies : float
-        Number of further copies of all stored weights that exist only during the compilation.
+    compile_copies : Copies
+        Number of further copies of weights that exist only during the compilation.
+    convolution_compile_copies : Copies
+        The same for the weights of convolutions, which the device lays out anew.
+    node_nbytes : int
+        Memory of each node, such as the code that the device generates for it.
+    values_factor : float
+        Memory of the device per byte of live values; more than one if blocks of earlier runs and
+        fragments stay allocated.
     keeps_values : bool
         Whether memory of values is kept for the next run instead of returned to the system.
     overwrites_inputs : bool
@@ -40,19 +57,24 @@ class MemoryTraits:
         none.
     compact_copied_operators : frozenset of str
         Operators whose weights the device copies despite its compact options.
+    compact_values_factor : float or None
+        The factor of values with the compact options; None if it is the same.
     """
 
     runtime_nbytes: int = 0
     library_nbytes: int = 0
     copied_operators: frozenset[str] | None = frozenset()
-    weight_copies: float = 0.0
-    computed_copies: float = 0.0
+    weight_copies: Copies = Copies()
     fused_copies: float = 0.0
-    compile_copies: float = 0.0
+    compile_copies: Copies = Copies()
+    convolution_compile_copies: Copies = Copies()
+    node_nbytes: int = 0
+    values_factor: float = 1.0
     keeps_values: bool = False
     overwrites_inputs: bool = False
     compact_options: Mapping[str, Any] = field(default_factory=dict)
     compact_copied_operators: frozenset[str] = frozenset()
+    compact_values_factor: float | None = None
 
     def copies(self, operator: str) -> bool:
         """Return whether the device copies the weights of an operator."""
@@ -63,4 +85,10 @@ class MemoryTraits:
         """The traits with the compact options; the same traits if there are none."""
         if not self.compact_options:
             return self
-        return replace(self, copied_operators=self.compact_copied_operators, compact_options={})
+        return replace(
+            self,
+            copied_operators=self.compact_copied_operators,
+            values_factor=self.compact_values_factor or self.values_factor,
+            compile_copies=replace(self.compile_copies, stored=0.0),
+            compact_options={},
+        )

@@ -41,7 +41,7 @@ class DeviceMemory:
     weights_nbytes : int
         Constants, including those that the device computes from others.
     copies_nbytes : int
-        Copies of weights in the device's own layout.
+        Copies of weights in the device's own layout, and the memory of compiled nodes.
     compile_nbytes : int
         Copies of weights that exist only while the model is compiled.
     values_nbytes : int

@@ -183,7 +183,8 @@ class FitSearch:
         The solver counts weights only, so its plans must still be verified.
         """
         factors = [
-            1.0 if s.traits.compact_options else 1 + s.traits.weight_copies for s in self.slots
+            1.0 if s.traits.compact_options else 1 + s.traits.weight_copies.stored
+            for s in self.slots
         ]
         fixed = [s.traits.runtime_nbytes + s.traits.library_nbytes for s in self.slots]
         memory = [
@@ -281,13 +282,12 @@ class _Profile:
     """Memory of a device for runs of consecutive nodes of an order."""
 
     fixed_nbytes: float
-    #: Bytes of the weights that a node reads first, of those that the model stores, and of their
-    #: copies; bytes of live values at a node.
+    #: Bytes of the weights that a node reads first, of their copies, and of those that exist only
+    #: during the compilation; bytes of live values at a node.
     weights: Floats
-    stored: Floats
     copies: Floats
+    compile_copies: Floats
     live: Floats
-    compile_copies: float
 
     @classmethod
     def measure(
@@ -305,17 +305,14 @@ class _Profile:
             weights[:, 0],
             weights[:, 1],
             weights[:, 2],
-            live_nbytes(model, positions, outputs, traits),
-            traits.compile_copies,
+            live_nbytes(model, positions, outputs, traits) * traits.values_factor,
         )
 
     def needs(self, begin: int, end: int) -> Floats:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""
         weights = np.cumsum(self.weights[begin:end])
         copies = np.cumsum(self.copies[begin:end])
-        stored = np.cumsum(self.stored[begin:end])
+        compile_copies = np.cumsum(self.compile_copies[begin:end])
         peaks = np.maximum.accumulate(self.live[begin:end])
-        needs: Floats = (
-            self.fixed_nbytes + weights + copies + np.maximum(peaks, stored * self.compile_copies)
-        )
+        needs: Floats = self.fixed_nbytes + weights + copies + np.maximum(peaks, compile_copies)
         return needs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from hetero.devices.model.model import Model, Node
 from hetero.devices.model.variables import variables_of
@@ -13,6 +13,8 @@ from hetero.partition.partition import Subgraph
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.live_values import live_nbytes
+
+_CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger", "QLinearConv"})
 
 
 def predict_memory(
@@ -55,19 +57,19 @@ def _predict(
     states = {v.name for v in variables_of(model)} | {v.output.name for v in variables_of(model)}
     counted: set[str] = set()
     weights, copies = 0, 0.0
-    stored_weights: list[int] = []
+    compile_copies: list[float] = []
     values: list[int] = []
     kept_states = request = 0
     for s in subgraphs:
         own = weight_nbytes(model, s.positions, traits, counted)
         weights += own.total
         copies += own.copies
-        stored_weights.append(own.stored)
+        compile_copies.append(own.compile_copies)
         positions = [
             p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
         ]
         live = live_nbytes(model, positions, s.outputs, traits)
-        values.append(int(live.max(initial=0)))
+        values.append(int(live.max(initial=0) * traits.values_factor))
         sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
         kept_states += sum(n for v, n in sizes.items() if v in states and v in s.inputs)
         request += sum(n for v, n in sizes.items() if v not in states)
@@ -77,7 +79,7 @@ def _predict(
         runtime_nbytes=traits.runtime_nbytes + traits.library_nbytes,
         weights_nbytes=weights,
         copies_nbytes=int(copies),
-        compile_nbytes=int(max(stored_weights, default=0) * traits.compile_copies),
+        compile_nbytes=int(max(compile_copies, default=0)),
         # An arena keeps the memory of each stage for its next run.
         values_nbytes=sum(values) if traits.keeps_values else max(values, default=0),
         states_nbytes=kept_states * (memory.sequences - 1),
@@ -90,9 +92,10 @@ class WeightBytes(NamedTuple):
     """Bytes of the weights that nodes read, and of the copies that a device makes of them."""
 
     total: int
-    #: Part of `total` that the model stores; nodes compute the rest from constants.
-    stored: int
+    #: Copies that the device keeps, and the memory of its nodes.
     copies: float
+    #: Copies that exist only while the model is compiled.
+    compile_copies: float
 
 
 def weight_nbytes(
@@ -102,11 +105,13 @@ def weight_nbytes(
 
     `counted`: constants that the device has already; the new ones are added.
     """
-    total = stored = 0
-    copies = 0.0
+    total = 0
+    copies = compile_copies = 0.0
     for p in positions:
         node = model.nodes[p]
         is_folded = model.request_dependent.isdisjoint(node.writes)
+        is_convolution = node.op_type in _CONVOLUTIONS and not node.domain
+        copies += traits.node_nbytes * (not is_folded)
         for value in node.reads:
             if value in counted or value in model.request_dependent:
                 continue
@@ -116,17 +121,19 @@ def weight_nbytes(
             counted.add(value)
             nbytes = value_nbytes(model.spec(value))
             total += nbytes
-            stored += nbytes * is_stored
+            compile_copies += nbytes * (
+                traits.convolution_compile_copies if is_convolution else traits.compile_copies
+            ).of(stored=is_stored)
             if traits.copies(node.op_type):
-                copies += nbytes * (traits.weight_copies if is_stored else traits.computed_copies)
+                copies += nbytes * traits.weight_copies.of(stored=is_stored)
             if traits.fused_copies and _is_normalized(model, node):
                 copies += nbytes * traits.fused_copies
-    return WeightBytes(total, stored, copies)
+    return WeightBytes(total, copies, compile_copies)
 
 
 def _is_normalized(model: Model, node: Node) -> bool:
     """Return whether a convolution's only reader is a batch normalization."""
-    if node.op_type not in ("Conv", "ConvTranspose") or node.domain:
+    if node.op_type not in _CONVOLUTIONS or node.domain:
         return False
     readers = list(model.readers(node))
     return len(readers) == 1 and readers[0].op_type == "BatchNormalization"

@@ -11,6 +11,7 @@ import pytest
 from onnx.parser import parse_model
 
 import hetero
+from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.null.plugin import NullPlugin
@@ -185,4 +186,5 @@ def test_plan_that_fits_needs_all_sizes(shell: Shell, tmp_path: Path) -> None:
     assert result.code != 0
     assert "--shape x=1,4" in result.err
     result = shell("plan --json --fit --memory CPU=1GB -d CPU --shape x=8,4", path)
-    assert result.document["memory"][0]["values_nbytes"] == 2 * 8 * 4 * 4
+    factor = CPUPlugin.memory_traits.values_factor
+    assert result.document["memory"][0]["values_nbytes"] == factor * 2 * 8 * 4 * 4

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from hetero.devices.errors import PlanError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.devices.plugin.memory_traits import MemoryTraits
+from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
 from hetero.planning.memory.device_memory import MemoryModel
 from hetero.planning.memory.fit import FitSearch
 from hetero.planning.task import build_problem
@@ -26,11 +26,13 @@ PLAIN: Final = MemoryTraits(runtime_nbytes=1000)
 COPYING: Final = MemoryTraits(
     runtime_nbytes=500,
     copied_operators=frozenset({"MatMul"}),
-    weight_copies=1.0,
+    weight_copies=Copies(1.0),
     keeps_values=True,
 )
 COMPACT: Final = MemoryTraits(
-    copied_operators=frozenset({"MatMul"}), weight_copies=1.0, compact_options={"PACKS": False}
+    copied_operators=frozenset({"MatMul"}),
+    weight_copies=Copies(1.0),
+    compact_options={"PACKS": False},
 )
 WIDTH: Final = 4
 
