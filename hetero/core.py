@@ -23,7 +23,7 @@ from hetero.cache.import_model import (
 )
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, with_batch_axis
-from hetero.compile.replicas import with_replicas
+from hetero.compile.replicas import with_devices_of_kind, with_replicas
 from hetero.core_devices import Devices, ExecutorKind
 from hetero.devices.errors import (
     ArgumentError,
@@ -51,6 +51,7 @@ from hetero.planning.cost_planner import CostPlanner
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.device_selection import parse_counts
+from hetero.properties.replicas_property import AUTO
 from hetero.properties.settings import GLOBAL_SCOPE, Settings
 from hetero.properties.table import HETERO_PROPERTIES, cache_folder, public_value
 from hetero.query.housekeeping import with_housekeeping
@@ -60,7 +61,7 @@ from hetero.query.survey import Survey
 from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
-from hetero.scheduler.types.device_names import HETERO
+from hetero.scheduler.types.device_names import HETERO, parse_device
 from hetero.verify.verifier import Verifier
 from hetero.version import Version
 
@@ -900,7 +901,10 @@ class Core:
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> CompileRequest:
+        names = () if "DEVICE_ID" in config else parse_device(device).names
         devices, config = self._settings.select_devices(device, config)
+        if self._settings.replicas(config) == AUTO:
+            devices = with_devices_of_kind(devices, names, self._devices.descriptors())
         split = self._settings.split(config, devices)
         tables = self._settings.property_tables()
         configs = self._extensions.allow(model, split.device_configs_without_cache(), tables)

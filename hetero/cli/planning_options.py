@@ -12,7 +12,7 @@ from hetero.cli.inputs import input_shapes
 from hetero.cli.option_types import FiniteFloat, combine_options, name_value_pairs
 from hetero.devices.model.model import Model
 from hetero.planning.memory.device_memory import parse_nbytes
-from hetero.properties.replicas_property import AUTO, REPLICAS
+from hetero.properties.replicas_property import AUTO, PLAN, REPLICAS
 
 #: Option's name in Python -> the property that it sets.
 PROPERTIES: Final = {
@@ -29,24 +29,25 @@ SHAPES: Final = "PLAN_SHAPES"
 
 
 class _ReplicasType(click.IntRange):
-    """``auto``, a positive number, or a range."""
+    """A positive number, a range, ``auto`` or ``plan``."""
 
-    name = "number, range or auto"
+    name = "number, range, auto or plan"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, the range or ``auto``."""
-        if ".." in str(value):
+        """Return the number, the range or the word."""
+        if ".." in str(value) or str(value).lower() in (AUTO, PLAN):
             return REPLICAS.parse(value)
-        return AUTO if str(value).lower() == AUTO else super().convert(value, param, ctx)
+        return super().convert(value, param, ctx)
 
 
 #: Adds ``--replicas``, which `take_replicas` turns into the property REPLICAS.
 replicas_option: Final = click.option(
     "--replicas",
     type=_ReplicasType(min=1),
-    metavar="N|MIN..MAX|auto",
-    help="Devices that run each subgraph and share its requests; a range: as many as the load "
-    "needs; auto: the best number of a plan by cost for THROUGHPUT, otherwise 1.",
+    metavar="N|MIN..MAX|auto|plan",
+    help="Devices that run each subgraph and share its requests; a range, or auto for all devices "
+    "of the same kind: as many as the load needs; plan (default): the best number of a plan by "
+    "cost for THROUGHPUT, otherwise 1.",
 )
 #: Adds ``--fit`` and ``--memory``, which `take_memory_options` turns into properties.
 memory_options: Final = combine_options(

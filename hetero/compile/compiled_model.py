@@ -28,7 +28,7 @@ from hetero.devices.request.request import Request, check_priority
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.replicas_property import REPLACED, REPLICAS, range_of, read_replaced
+from hetero.properties.replicas_property import REPLACED, REPLICAS, read_replaced
 from hetero.properties.table import HETERO_PROPERTIES, public_value
 from hetero.scheduler.executor import Deployment, Submission
 from hetero.scheduler.formats.publish import publish
@@ -188,7 +188,7 @@ class CompiledModel(BaseCompiledModel):
 
     @property
     def num_replicas(self) -> int:
-        """The present number of replicas, which changes if ``REPLICAS`` is a range."""
+        """The present number of replicas, which changes if ``REPLICAS`` is ``auto`` or a range."""
         autoscaler = self.target.autoscaler
         return len(self.placements) if autoscaler is None else autoscaler.num_replicas
 
@@ -377,8 +377,9 @@ class CompiledModel(BaseCompiledModel):
         # With dynamic batching, enough requests for that number of full batches.
         optimal = optimal_num_requests(self.placements, self.request.configs)
         optimal *= max(1, self.request.batch_size)
-        if bounds := range_of(self._configuration.get(REPLICAS.name)):
-            optimal = math.ceil(optimal * bounds[1] / bounds[0])
+        if (autoscaler := self.target.autoscaler) is not None:
+            policy = autoscaler.policy
+            optimal = math.ceil(optimal * policy.maximum / policy.minimum)
         return min(optimal, limit or optimal)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:

@@ -16,7 +16,12 @@ from hetero.cache.folder import Cache
 from hetero.compile.autoscaling import Autoscaler, ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.compile.replicas import move_from_lost_devices, replica_devices, with_replicas
+from hetero.compile.replicas import (
+    move_from_lost_devices,
+    replica_devices,
+    scaling_bounds,
+    with_replicas,
+)
 from hetero.compile.stage_work import with_stage_work
 from hetero.devices.errors import (
     DeviceError,
@@ -30,7 +35,7 @@ from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.partition.replicas import replicate
 from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.replicas_property import range_of, range_text
+from hetero.properties.replicas_property import AUTO, range_of, range_text
 from hetero.query.priority import (
     RefusalsByDevice,
     add_refusals,
@@ -115,7 +120,7 @@ class Compiler:
         def placements() -> Sequence[PlacedPartition]:
             return [route.origin for route in deployment.routes]
 
-        bounds = range_of(request.hetero_config["REPLICAS"])
+        bounds = scaling_bounds(request)
         scaler = self._autoscale(compiled, model, request, bounds) if bounds else None
 
         def exclude(device: str, cause: str) -> None:
@@ -132,16 +137,18 @@ class Compiler:
         model: Model,
         request: CompileRequest,
         bounds: tuple[int, int],
-    ) -> Autoscaler:
-        """Start and stop further replicas of a compiled model by its load."""
+    ) -> Autoscaler | None:
+        """Start and stop further replicas of a compiled model by its load, if it can have any."""
         if variables_of(model):
+            if request.hetero_config["REPLICAS"] == AUTO:
+                return None
             raise PropertyError(
                 f"REPLICAS={range_text(*bounds)}: model {model.name!r} has states, which belong to "
                 "a replica. Use a fixed number of replicas.",
                 property="REPLICAS",
             )
         first = replace(compiled.placements[0], share=1.0)
-        further = replicate(first, replica_devices(request))[bounds[0] :]
+        further = replicate(first, replica_devices(request))[slice(*bounds)]
 
         def start_replica(number: int) -> Deployment:
             placements = [replace(further[number], share=1.0)]
@@ -280,14 +287,16 @@ class Compiler:
             fitted = self._planner.fit_options(model, new_placements, remaining)
             return _deployment_inputs(new_placements, _stage_sources(new_placements, fitted))
 
-        # The replicas of a range share their nodes' cores, whether they have started or not.
-        others = replica_devices(request) if range_of(request.hetero_config["REPLICAS"]) else {}
+        # Replicas that follow the load share their nodes' cores, whether they have started or not.
+        used = {device for p in placements for device in p.plan.devices}
+        others = replica_devices(request) if scaling_bounds(request) else {}
+        groups = [{device, *members} for device, members in others.items()]
         return self._get_executor().deploy(
             placement,
             sources,
             constants,
             limits=limits,
-            other_devices={d for device, members in others.items() for d in (device, *members)},
+            other_devices={d for group in groups if used & group for d in group},
             replan=replan,
             stateful=has_states,
         )

@@ -53,7 +53,7 @@ class DeployedModel:
         self._required = frozenset(port.name for port in plan.inputs)
         #: Compiles the model again with some of its optional inputs as inputs.
         self.compile_with_inputs: Callable[[frozenset[str]], DeployedModel] | None = None
-        #: Starts and stops further replicas, if ``REPLICAS`` is a range.
+        #: Starts and stops further replicas, if ``REPLICAS`` is ``auto`` or a range.
         self.autoscaler: Autoscaler | None = None
         #: Repeats a share of the requests on the reference, if any.
         self.sampler: LiveSampler | None = None

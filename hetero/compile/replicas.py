@@ -12,7 +12,7 @@ from hetero.devices.errors import PropertyError
 from hetero.partition.partition import PlacedPartition
 from hetero.partition.replicas import ReplicaDevices
 from hetero.properties.compile_request import CompileRequest
-from hetero.properties.replicas_property import range_of
+from hetero.properties.replicas_property import AUTO, PLAN, range_of
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import match_name, split_name
 
@@ -35,17 +35,47 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
             )
     moved = request.with_moved_pins(original_of)
     remaining = tuple(device for device in request.devices if device not in original_of)
-    if bounds := range_of(request.hetero_config[_PROPERTY]):
+    if bounds := scaling_bounds(request):
         members = {device: others[: bounds[0] - 1] for device, others in members.items()}
     return replace(moved.for_devices(remaining), replicas=members)
+
+
+def scaling_bounds(request: CompileRequest) -> tuple[int, int] | None:
+    """Return the least and the largest number of replicas, if the load determines the number."""
+    option = request.hetero_config[_PROPERTY]
+    if option == AUTO:
+        return 1, 1 + max(map(len, replica_devices(request).values()))
+    return range_of(option)
+
+
+def with_devices_of_kind(
+    devices: Sequence[str], names: Collection[str], descriptors: Sequence[DeviceDescriptor]
+) -> tuple[str, ...]:
+    """Return the devices of a list; those that it names without an id with all of their kind.
+
+    `names`: the names in the device string, such as ``ORT`` or ``ORT.1``.
+    """
+    families = {d.name: d.family for d in descriptors if d.error is None}
+    listed: list[str] = []
+    for device in devices:
+        listed.append(device)
+        family = families[device]
+        if family in names:
+            listed += [name for name, other in families.items() if other == family]
+    return tuple(dict.fromkeys(listed))
 
 
 def replica_devices(request: CompileRequest) -> ReplicaDevices:
     """Return the further devices that may run each device's subgraphs, by full device names."""
     option = request.hetero_config[_PROPERTY]
     devices = request.devices
-    if option == "auto":
+    if option == PLAN:
         return {}
+    if option == AUTO:
+        kinds: dict[str, list[str]] = {}
+        for descriptor in request.descriptors:
+            kinds.setdefault(descriptor.family, []).append(descriptor.name)
+        return {first: tuple(others) for first, *others in kinds.values()}
     if bounds := range_of(option):
         option = bounds[1]
     if isinstance(option, int):

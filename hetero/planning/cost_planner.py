@@ -141,7 +141,7 @@ class CostPlanner:
             seconds=options["PLAN_SECONDS"],
             seed=options["PLAN_SEED"],
             # A sequence of states is bound to the device that computed them.
-            replicates=options["REPLICAS"] == "auto" and not variables_of(model),
+            replicates=options["REPLICAS"] == "plan" and not variables_of(model),
         )
         replicas = {
             d: tuple(other for other in others if other in costs.devices)

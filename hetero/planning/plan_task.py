@@ -332,7 +332,7 @@ def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -
         metric = "latency" if hint == "LATENCY" else "bottleneck"
         hint_text = ""
         if len(best.replicas) > 1 and not options.replicates:
-            hint_text = f", with {len(best.replicas)} replicas (REPLICAS=auto)"
+            hint_text = f", with {len(best.replicas)} replicas (REPLICAS=plan)"
         lines.append(
             f"{best.name}: {metric} {milliseconds(best.objective_s(hint))} instead of "
             f"{milliseconds(objective_s)}{hint_text}"

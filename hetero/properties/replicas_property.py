@@ -13,12 +13,14 @@ from hetero.devices.plugin.properties import Config, Property
 
 NAME: Final = "REPLICAS"
 AUTO: Final = "auto"
+PLAN: Final = "plan"
 _DOC: Final = (
     "Devices that run each subgraph and share its requests: a number N, so that each subgraph runs "
     "on N consecutive devices of the list; a range MIN..MAX, so that the number follows the load; "
-    "the further devices of single ones, "
-    '{"ORT.0": ["ORT.1", "ORT.2"]}; or auto: a plan by cost for THROUGHPUT runs the model on '
-    "several devices if that is predicted to be best. Other plans then use no replicas."
+    "auto: the number follows the load, from one to all devices of the same kind; the further "
+    'devices of single ones, {"ORT.0": ["ORT.1", "ORT.2"]}; or plan: a plan by cost for THROUGHPUT '
+    "runs the model on several devices if that is predicted to be best. Other plans then use no "
+    "replicas."
 )
 
 
@@ -59,11 +61,11 @@ _AS_DEVICES: Final = Property(
 
 @dataclass(frozen=True, slots=True)
 class _ReplicasProperty(Property):
-    """A property that is ``auto``, a number, or a mapping of devices to devices."""
+    """A property that is a word, a number, a range, or a mapping of devices to devices."""
 
     def parse(self, value: Any) -> Any:
-        if isinstance(value, str) and value.strip().lower() == AUTO:
-            return AUTO
+        if isinstance(value, str) and (word := value.strip().lower()) in (AUTO, PLAN):
+            return word
         if isinstance(value, str) and (match := _RANGE.fullmatch(value)):
             bounds = int(match[1]), int(match[2])
             if not 1 <= bounds[0] <= bounds[1]:
@@ -76,7 +78,7 @@ class _ReplicasProperty(Property):
         return (_AS_DEVICES if is_mapping else _AS_NUMBER).parse(value)
 
 
-REPLICAS: Final = _ReplicasProperty(NAME, str, AUTO, mutable=True, doc=_DOC, shapes_result=True)
+REPLICAS: Final = _ReplicasProperty(NAME, str, PLAN, mutable=True, doc=_DOC, shapes_result=True)
 #: Replaced property -> its property, for the conversion of values.
 REPLACED: Final = {
     "NUM_REPLICAS": _AS_NUMBER,
@@ -99,7 +101,7 @@ def without_replaced(config: Any, *, stacklevel: int) -> Any:
         warn_renamed(name, NAME, stacklevel=stacklevel + 1)
         value = replaced.parse(config[name])
         if name == "MAX_VARIANTS":
-            value = AUTO if value > 1 else 1
+            value = PLAN if value > 1 else 1
         if value not in (1, {}):
             values[name] = value
     if len(values) + (NAME in config) > 1:

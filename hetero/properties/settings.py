@@ -119,6 +119,12 @@ class Settings:
         priorities = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities)
         return select_prioritised_devices(device, priorities, self._descriptors()), config
 
+    def replicas(self, config: Config) -> Any:
+        """Return the value of REPLICAS for one model."""
+        if REPLICAS.name in config:
+            return REPLICAS.parse(config[REPLICAS.name])
+        return self._configuration(HETERO, HETERO_PROPERTIES).get(REPLICAS.name)
+
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options for one model: the caller's take precedence over settings."""
         config = without_replaced(config, stacklevel=4)

@@ -121,3 +121,56 @@ def test_range_for_a_model_with_states_raises(core: hetero.Core) -> None:
     model = core.read_model(running_sum(), states={"before": "after"})
     with pytest.raises(PropertyError, match="has states, which belong to a replica"):
         core.compile_model(model, DEVICES, {"REPLICAS": "1..2", "VERIFY": "NO"})
+
+
+# REPLICAS=auto.
+
+
+@pytest.mark.parametrize(
+    ("device", "maximum"),
+    [("GATED", 3), ("GATED.1", 1), ("HETERO:GATED.0,GATED.2", 2), (DEVICES, 3)],
+)
+def test_auto_may_use_every_device_of_a_kind(core: hetero.Core, device: str, maximum: int) -> None:
+    with core.compile_model(branches(), device, {"REPLICAS": "auto", "VERIFY": "NO"}) as compiled:
+        scaler = compiled.target.autoscaler
+        assert scaler is not None
+        assert (scaler.policy.minimum, scaler.policy.maximum) == (1, maximum)
+        assert compiled.num_replicas == 1
+        np.testing.assert_allclose(compiled({"x": X})["y"], branches_output(X), rtol=1e-5)
+
+
+def test_auto_follows_the_load_without_losing_requests(core: hetero.Core) -> None:
+    config = {"REPLICAS": "auto", "VERIFY": "NO"}
+    with core.compile_model(branches(), "GATED", config) as compiled, GatedPlugin.closed():
+        scaler = compiled.target.autoscaler
+        assert scaler is not None
+        scaler.policy.up_delay_s = scaler.policy.down_delay_s = 0.0
+        requests = [compiled.create_infer_request() for _ in range(20)]
+        for factor, request in enumerate(requests):
+            request.start_async({"x": X * factor})
+        wait_until(lambda: compiled.num_replicas == 3)
+        GatedPlugin.gate.set()
+        for factor, request in enumerate(requests):
+            request.wait()
+            expected = branches_output(X * factor)
+            np.testing.assert_allclose(request.results["y"], expected, rtol=1e-5)
+        wait_until(lambda: compiled.num_replicas == 1)
+
+
+def test_auto_pairs_devices_of_each_kind(core: hetero.Core) -> None:
+    pins = {"tanh": "CPU"}
+    config = {"REPLICAS": "auto", "VERIFY": "NO"}
+    with core.compile_model(branches(), f"{DEVICES},CPU", config, affinity=pins) as compiled:
+        scaler = compiled.target.autoscaler
+        assert scaler is not None
+        assert scaler.policy.maximum == 3
+        replica = scaler._start_replica(1)
+        assert set(replica.plan.devices) == {"GATED.2", "CPU"}
+        replica.close()
+
+
+def test_auto_gives_a_model_with_states_one_replica(core: hetero.Core) -> None:
+    model = core.read_model(running_sum(), states={"before": "after"})
+    with core.compile_model(model, "GATED", {"REPLICAS": "auto", "VERIFY": "NO"}) as compiled:
+        assert compiled.target.autoscaler is None
+        assert compiled.num_replicas == 1

@@ -137,7 +137,7 @@ def test_without_devices_keeps_replicas_that_remain(
 
 def test_without_devices_keeps_automatic_replicas() -> None:
     request = compile_request("X.0", "X.1")
-    assert without_devices(request, ["X.0"]).hetero_config["REPLICAS"] == "auto"
+    assert without_devices(request, ["X.0"]).hetero_config["REPLICAS"] == "plan"
 
 
 # Replicas.
@@ -153,7 +153,8 @@ def test_replica_devices_are_not_planned() -> None:
 @pytest.mark.parametrize(
     ("number", "devices", "replicas"),
     [
-        ("auto", ("X.0", "X.1", "Y.0"), {}),
+        ("plan", ("X.0", "X.1", "Y.0"), {}),
+        ("auto", ("X.0", "Y.0"), {"X.0": (), "Y.0": ()}),
         (1, ("X.0", "X.1", "Y.0"), {"X.0": (), "X.1": (), "Y.0": ()}),
         (2, ("X.0", "Y.0"), {"X.0": ("X.1",), "Y.0": ()}),
         (3, ("X.0",), {"X.0": ("X.1", "Y.0")}),

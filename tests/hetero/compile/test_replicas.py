@@ -208,7 +208,7 @@ def test_invalid_stage_replicas_are_rejected(
         core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity={"tanh": "NULL"})
 
 
-@pytest.mark.parametrize("replicas", [1, "auto"])
+@pytest.mark.parametrize("replicas", [1, "plan"])
 def test_compile_queries_and_partitions_once(
     core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]], replicas: Any
 ) -> None:
@@ -367,7 +367,7 @@ def test_nodes_that_a_replica_refuses_go_elsewhere() -> None:
     [
         ("NUM_REPLICAS", 2, 2),
         ("STAGE_REPLICAS", {"CPU": ["ORT"]}, {"CPU": ["ORT"]}),
-        ("MAX_VARIANTS", 4, "auto"),
+        ("MAX_VARIANTS", 4, "plan"),
         ("MAX_VARIANTS", "1", 1),
     ],
 )

@@ -171,7 +171,7 @@ def test_bound_scope_depends_on_replication() -> None:
         pytest.approx(1.0),
     )
     assert "without replication" in without_replicas.bound_scope
-    assert any("REPLICAS=auto" in line for line in without_replicas.advice)
+    assert any("REPLICAS=plan" in line for line in without_replicas.advice)
     with_replicas = plan_task(planning_task, PlanOptions(seconds=SECONDS, replicates=True))
     assert with_replicas.bound_s == pytest.approx(0.5e-3)
     assert with_replicas.ratio == pytest.approx(1.0)

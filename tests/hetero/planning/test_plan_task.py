@@ -188,7 +188,7 @@ def test_replicas_are_chosen_if_they_are_best() -> None:
     model_costs = costs(model, times)
     one = plan_task(task(model, model_costs), PlanOptions(seconds=0.2, replicates=False))
     assert one.bottleneck_s == pytest.approx(1e-3)
-    assert any("with 2 replicas (REPLICAS=auto)" in line for line in one.advice)
+    assert any("with 2 replicas (REPLICAS=plan)" in line for line in one.advice)
     two = plan_task(task(model, model_costs), PlanOptions(seconds=0.2))
     # Three of four requests run on A: both devices are busy for 0.75 ms per request.
     assert two.bottleneck_s == pytest.approx(0.75e-3)
