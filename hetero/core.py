@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
+
 from hetero.affinity.affinity import Affinity, assign
 from hetero.affinity.pins import AffinitySource, collect_pins
 from hetero.cache.blob import ModelBlob, open_blob, open_header
@@ -33,12 +35,14 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.joining import Wires, join_models
 from hetero.devices.model.model import Model
+from hetero.devices.model.ov_any import plain
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.variables import with_states
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Refusal, Support
+from hetero.devices.request.tensor import Tensor
 from hetero.extensions import Extensions
 from hetero.measure.sample_inputs import sample_shapes
 from hetero.observe.metrics_server import MetricsServer
@@ -554,7 +558,8 @@ class Core:
             ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device; or a context of
             this Core, for the context's device. Requests pass the context's tensors by reference.
         config : mapping, optional
-            Options; they take precedence over `set_property` and do not change it.
+            Options; they take precedence over `set_property` and do not change it. With
+            ``COMPILED_BLOB``, the model is imported from that blob instead.
         affinity : mapping, path or sequence of str, optional
             Pins: {pattern: device}, a JSON or YAML file with them, or ``PATTERN=DEVICE`` strings. A
             pattern is a node name, a glob or ``op:Type``. Nodes without a pin are assigned by
@@ -578,8 +583,12 @@ class Core:
         ArgumentError
             The context belongs to another Core.
         """
+        config = dict(config or {})
+        if (blob := plain(config.pop("COMPILED_BLOB", None))) is not None:
+            blob = np.asarray(blob.data).tobytes() if isinstance(blob, Tensor) else blob
+            return self.import_model(blob, device_name, config, weights=model)
         device_name = self._device_of(device_name)
-        self._settings.refuse_executor_options(config := config or {})
+        self._settings.refuse_executor_options(config)
         source = self._read(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
         cache = open_cache(request.hetero_config)
@@ -759,7 +768,8 @@ class Core:
             the blob was compiled for other devices, its model is compiled again for these; the
             blob's options and pins apply to available devices.
         config : mapping, optional
-            Options; they take precedence over those of the blob.
+            Options; they take precedence over those of the blob. ``MODEL_PTR`` is OpenVINO's name
+            for `weights`.
         remap : mapping of str to str, optional
             Device of the blob -> available device.
         weights : path, bytes, onnx.ModelProto or Model, optional
@@ -782,14 +792,16 @@ class Core:
         or fails to import it. Do not overwrite a blob file that is in use, because it is mapped;
         replace it by renaming another file, as `export_model` does.
         """
+        config = dict(config or {})
+        original = plain(config.pop("MODEL_PTR", weights))
         device_name = None if device_name is None else self._device_of(device_name)
-        read_weights = None if weights is None else partial(self.read_model, weights)
+        read_weights = None if original is None else partial(self._read, original)
         blob = ModelBlob(open_blob(model_stream, read_weights))
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()
         device_map = map_devices(blob, self._importing_devices(device_name), remap)
-        options = import_options(blob, device_map, config or {}, self._settings.property_tables())
+        options = import_options(blob, device_map, config, self._settings.property_tables())
         if missing := {name: name for name in blob.devices if name not in device_map}:
             if device_name is None:
                 raise missing_devices_error(blob, missing, self.available_devices)

@@ -21,6 +21,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.html_table import html_table
 from hetero.devices.model.model_node import ModelNode, add_refusals
+from hetero.devices.model.ov_any import OVAny
 from hetero.devices.model.partial_shape import PartialShape, Shape
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -100,21 +101,6 @@ class PortLookup:
     ) -> TensorSpec:
         """Return an output by position or name; without arguments, the only output."""
         return find_port(self.outputs, _first_key(key, tensor_name, index), "output")
-
-
-class OVAny(str):
-    """A string with the methods of OpenVINO's ``OVAny``."""
-
-    __slots__ = ()
-
-    @property
-    def value(self) -> str:
-        """The text."""
-        return str(self)
-
-    def astype(self, kind: type) -> Any:
-        """Return the text as another type."""
-        return kind(str(self))
 
 
 class OpenVinoModelMethods(PortLookup):

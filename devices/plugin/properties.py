@@ -20,6 +20,7 @@ from hetero.devices.deprecation import deprecated_alias
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 from hetero.devices.file_reader import parse_json
 from hetero.devices.model.element_type import Type
+from hetero.devices.model.ov_any import plain
 
 Config = Mapping[str, Any]
 
@@ -91,6 +92,7 @@ class Property:
         PropertyError
             The value is invalid.
         """
+        value = plain(value)
         if isinstance(value, int | str) and value in self.auto_values:
             return self.default
         parsed = self._convert(value)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from hetero.cache.blob import DeviceRecord, ModelBlob
 from hetero.cache.check import StageCheck, reasons_by_stage
 from hetero.devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
+from hetero.devices.model.ov_any import plain
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.program import Payload
 from hetero.devices.plugin.properties import PropertyTable
@@ -89,7 +90,7 @@ def import_options(
         options["DEVICE_MEMORY_NBYTES"] = {
             device_map[old]: nbytes for old, nbytes in memory.items() if old in device_map
         }
-    device_properties = dict(caller_options.get("DEVICE_PROPERTIES", {}))
+    device_properties = dict(plain(caller_options.get("DEVICE_PROPERTIES", {})))
     for old, device in device_map.items():
         blob_options = _device_options(blob, old, tables[device])
         remaining = {n: v for n, v in blob_options.items() if n not in caller_options}

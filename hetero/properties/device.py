@@ -22,8 +22,8 @@ class Capability(StrEnum):
 class Type(StrEnum):
     """Values of DEVICE_TYPE."""
 
-    INTEGRATED = "integrated"
-    DISCRETE = "discrete"
+    INTEGRATED = "INTEGRATED"
+    DISCRETE = "DISCRETE"
 
 
 architecture: Final = PropertyName("DEVICE_ARCHITECTURE")

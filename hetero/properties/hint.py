@@ -48,6 +48,10 @@ class ExecutionMode(StrEnum):
 
 
 activations_scale_factor: Final = PropertyName("ACTIVATIONS_SCALE_FACTOR", float, int)
+#: A blob to import instead of compiling: `compile_model` gets a `Tensor`, bytes or a file.
+compiled_blob: Final = PropertyName("COMPILED_BLOB", object)
+#: The model of a blob that was exported without weights, for `import_model`.
+model: Final = PropertyName("MODEL_PTR", object)
 allow_auto_batching: Final = PropertyName("ALLOW_AUTO_BATCHING", bool)
 dynamic_quantization_group_size: Final = PropertyName("DYNAMIC_QUANTIZATION_GROUP_SIZE", int)
 enable_cpu_pinning: Final = PropertyName("ENABLE_CPU_PINNING", bool, int)

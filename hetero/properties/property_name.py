@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from hetero.devices.errors import ArgumentTypeError
+from hetero.devices.model.ov_any import OVAny
 
 
 class PropertyName(str):  # noqa: SLOT000 - str subclasses cannot have slots
-    """A property name that can be called; with a value it returns the pair ``(name, value)``.
+    """A property name that can be called; with a value it returns a pair with an `OVAny`.
 
     If the property accepts lists, several strings are joined to one value.
 
@@ -31,7 +32,7 @@ class PropertyName(str):  # noqa: SLOT000 - str subclasses cannot have slots
         return property_name
 
     def __call__(self, *value: Any) -> Any:
-        """Return the name; with a value, the pair ``(name, value)``.
+        """Return the name; with a value, the pair ``(name, OVAny(value))``.
 
         Raises
         ------
@@ -49,7 +50,7 @@ class PropertyName(str):  # noqa: SLOT000 - str subclasses cannot have slots
                 or "no value (it is read-only)"
             )
             raise ArgumentTypeError(f"property {self}: expected {expected}; got {value!r}.")
-        return str(self), setting
+        return str(self), OVAny(setting)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PropertyName, (str(self), *self._types)

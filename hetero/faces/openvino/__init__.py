@@ -6,6 +6,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.element_type import Type
 from hetero.devices.model.extension import Extension
 from hetero.devices.model.model_node import ModelNode as Node
+from hetero.devices.model.ov_any import OVAny
 from hetero.devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
@@ -16,7 +17,6 @@ from hetero.devices.request.variable_states import VariableState
 from hetero.faces.openvino import preprocess
 from hetero.faces.openvino.core import Core
 from hetero.faces.openvino.model import Model, Output
-from hetero.faces.openvino.ov_any import OVAny
 from hetero.faces.openvino.preprocess import Layout
 from hetero.faces.openvino.shortcuts import (
     compile_model,

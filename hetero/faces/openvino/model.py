@@ -16,13 +16,13 @@ from hetero.devices.errors import ArgumentError, ArgumentTypeError, TensorNameEr
 from hetero.devices.model.element_type import Type
 from hetero.devices.model.model import Model as ImmutableModel
 from hetero.devices.model.model import header_with
+from hetero.devices.model.ov_any import OVAny
 from hetero.devices.model.partial_shape import PartialShape, Shape
 from hetero.devices.model.ports import PortLookup, find_port
 from hetero.devices.model.property_getter import getter
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.tensor import Tensor
-from hetero.faces.openvino.ov_any import OVAny
 from hetero.faces.openvino.preprocess.layout import Layout
 
 #: The entry of a model's run-time information that ONNX files store, as metadata.

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class OVAny:
-    """A value of run-time information; it equals the value that it contains.
+    """A value of run-time information or of a property; it equals the value that it contains.
 
     Parameters
     ----------
@@ -17,7 +17,7 @@ class OVAny:
     __slots__ = ("value",)
 
     def __init__(self, value: Any) -> None:
-        self.value: Any = value.value if hasattr(value, "astype") else value
+        self.value: Any = plain(value)
 
     def __eq__(self, other: object) -> bool:
         return bool(self.value == (other.value if isinstance(other, OVAny) else other))
@@ -49,3 +49,8 @@ class OVAny:
         """Return a list, with elements of one type if `kind` is given; text is split at spaces."""
         items = self.value.split() if isinstance(self.value, str) else self.value
         return list(items) if kind is None else [kind(item) for item in items]
+
+
+def plain(value: Any) -> Any:
+    """Return the value that an OVAny contains, or `value` itself."""
+    return value.value if isinstance(value, OVAny) else value
