@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from hetero.scheduler.device.task_queue import DeviceMachine
 from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Work
 from hetero.scheduler.simulation.network import Network
 from hetero.scheduler.simulation.simulator import Process, SimEvent, Simulator
@@ -22,6 +23,7 @@ class FaultyCluster(SimulatedCluster):
 
     `timeout_s`: seconds without heartbeats after which a process counts as unreachable.
     `lease_s`: seconds without heartbeats after which a device frees a client's tensors and tasks.
+    `max_tasks`: quota of a client on a device; None for the usual one.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class FaultyCluster(SimulatedCluster):
         *,
         timeout_s: float = 2.0,
         lease_s: float = 60.0,
+        max_tasks: int | None = None,
     ) -> None:
+        self.max_tasks = max_tasks
         super().__init__(simulator, network, work, nodes)
         self.timeout_s = timeout_s
         self.lease_s = lease_s
@@ -51,6 +55,18 @@ class FaultyCluster(SimulatedCluster):
         self.call_outcome: Callable[[], tuple[Sequence[float], bool]] = lambda: ((0.0,), True)
         self._starting: dict[str, SimEvent] = {}
         network.on_lost = self._lost
+
+    def _boot(self, name: str, life: int = 1) -> SimulatedDevice:
+        device = super()._boot(name, life)
+        if self.max_tasks is not None:
+            device.loop._machine._max_tasks = self.max_tasks
+        return device
+
+    def end_quota(self) -> None:
+        """Allow clients as many tasks as usual."""
+        self.max_tasks = None
+        for device in self.devices.values():
+            device.loop._machine._max_tasks = DeviceMachine()._max_tasks
 
     def restart(self, name: str, address: str, keep: bool) -> SimulatedDevice | None:
         """Restart a device unless another client already has; return None if it fails.

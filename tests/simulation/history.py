@@ -110,7 +110,9 @@ class History:
             self.work_class(self),
             where,
             lease_s=random.choice((60.0, 3.0)),
+            max_tasks=Random(f"quota {self.seed}").choice((None, None, None, None, 3)),
         )
+        self.has_quota = self.cluster.max_tasks is not None
         self.cluster.start_s = self._start_s
         self.cluster.call_outcome = self._call_outcome
         self.threads = Threads(simulator, faults.lines)
@@ -377,6 +379,7 @@ class History:
             return
         self.simulator.note("heals")
         self.are_faults_over = True
+        self.cluster.end_quota()
         self._until_s = (
             self.simulator.now + self.recovery_s + RECOVERY_PER_REQUEST_S * len(self._open)
         )

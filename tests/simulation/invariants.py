@@ -187,7 +187,10 @@ class Invariants:
     def _check_charges(self, model: Model) -> None:
         """Check that requests are not charged for losses of devices."""
         faults = self.faults
-        others = (faults.loss, faults.cut_s, faults.raises, faults.call, faults.client_stop_s)
+        others = (
+            *(faults.loss, faults.cut_s, faults.raises, faults.call, faults.client_stop_s),
+            self._history.has_quota,
+        )
         if any(others) or model.batching or model.has_state or model.limits.attempts < 5:
             return
         for record in model.records.values():
@@ -253,7 +256,8 @@ class Invariants:
                 )
             case OverloadedError():
                 is_explained = (
-                    call.request.waits is False
+                    self._history.has_quota
+                    or call.request.waits is False
                     or limits.waiting < 1024
                     or self._is_long  # more calls may arrive than can wait
                     or limits.admission_timeout_s < 600
