@@ -54,6 +54,12 @@ def test_policy_takes_the_least_change_within_its_delay() -> None:
     assert decisions(policy(1.0), [(0.0, 8), (1.0, 8), (2.0, 1), (2.5, 5), (3.0, 1)])[-1] == 3
 
 
+def test_policy_starts_a_delay_when_the_load_changes_direction() -> None:
+    scaling_policy = policy()
+    steps = [(0.0, 8, 3), (0.5, 2, 3), (10.4, 2, 3), (10.5, 2, 3), (11.0, 4, 1), (11.9, 4, 1)]
+    assert [scaling_policy.decide(*step) for step in steps] == [3, 3, 3, 1, 1, 1]
+
+
 def test_policy_stays_within_its_bounds() -> None:
     assert decisions(policy(0.0), [(0.0, 99), (1.0, 99), (2.0, 0)]) == [1, 4, 1]
 

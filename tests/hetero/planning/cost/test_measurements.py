@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +123,48 @@ def test_transfer_of_the_client(seconds: list[float], start_s: float | None) -> 
     assert transfer.latency.a < 9
     assert transfer.busy == LinearCost(0.0, 0.0, "estimated")
     assert profile._client_transfer([], group, "inputs") is transfer_times.DEFAULT_TRANSFER
+
+
+@pytest.mark.parametrize(("seconds", "run_s"), [(0.8, 0.2), (9.0, 0.25), (-1.0, 0.0)])
+def test_transfer_is_measured_in_equal_parts_of_the_time(
+    seconds: float, run_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sizes have a latency and a throughput measurement each, of at most 0.25 s."""
+    clock = SimpleNamespace(now_s=50.0)
+    measured: list[Any] = []
+
+    def latency(deployment: Any, inputs: Any, until_s: float) -> Any:
+        (number,) = inputs["shape"]
+        measured.append((deployment, number, until_s - clock.now_s))
+        clock.now_s = max(clock.now_s, until_s)
+        return SimpleNamespace(transfer_s=1e-3 + 4e-9 * number)
+
+    def throughput(workloads: Any, jobs: int, duration_s: float) -> Any:
+        [(deployment, inputs)] = workloads
+        (number,) = inputs["shape"]
+        measured.append((deployment, number, duration_s))
+        clock.now_s += duration_s
+        return [SimpleNamespace(period_s=5e-3 + 8e-9 * number, runs_s=[1e-3, 2e-3])]
+
+    @contextmanager
+    def deployed(executor: Any, model: Any, affinity: Any, configs: Any) -> Iterator[Any]:
+        yield executor, affinity, configs
+
+    monkeypatch.setattr(transfer_times, "measure_latency", latency)
+    monkeypatch.setattr(transfer_times, "measure_throughput", throughput)
+    monkeypatch.setattr(transfer_times, "temporary_deployment", deployed)
+    monkeypatch.setattr(transfer_times, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    executor: Any = "executor"
+    transfer = transfer_times.measure_transfer(executor, "A", "B", {"A": {}}, 50.0 + seconds)
+    affinity = {"make": "A", "take": "B"}
+    expected = [
+        (("executor", affinity, {"A": {}}), nbytes // 4, pytest.approx(run_s))
+        for nbytes in (SMALL, SMALL, LARGE, LARGE)
+    ]
+    assert measured == expected
+    # A number has 4 bytes. Overhead that does not depend on the size counts for the device.
+    assert (transfer.latency.a, transfer.latency.b) == pytest.approx((1e-3, 1e-9))
+    assert (transfer.busy.a, transfer.busy.b) == pytest.approx((0.0, 2e-9))
 
 
 # Devices.
