@@ -158,8 +158,11 @@ class History:
         simulator, random = self.simulator, self.random
         self._build()
         share = max(1, self.num_requests // len(self.models))
+        delays = Random(f"starts {self.seed}")
         for model in self.models:
-            simulator.after(0.0, self._start_call, model, share)
+            # A client that begins later finds the tasks of others in the queues of devices.
+            delay_s = delays.choice((0.0, 0.02)) if len(self.clients) > 1 else 0.0
+            simulator.after(delay_s, self._start_call, model, share)
         for kind in ("crash", "stop", "cut", "client_stop"):
             if mean_s := getattr(self.faults, f"{kind}_s"):
                 simulator.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)

@@ -162,7 +162,8 @@ class Invariants:
         if machine.num_running > max(machine.num_streams, before):
             self._break(f"{device.address} runs {machine.num_running} of {machine.num_streams}")
         waiting = machine._ready.waiting
-        for name in set(self.turns.get(device.address, ())) - set(waiting):
+        waiting_clients = {line.name for line in waiting}  # type: ignore[attr-defined]
+        for name in set(self.turns.get(device.address, ())) - waiting_clients:
             self.turns[device.address][name] = 0
         stages = [s.description for d in machine._deployments.values() for s in d.stages.values()]
         if waiting and machine.num_running < max(stage.num_streams for stage in stages):
