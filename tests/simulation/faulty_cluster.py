@@ -94,19 +94,23 @@ class FaultyCluster(SimulatedCluster):
 
     # Faults.
 
-    def crash(self, name: str, cause: str = "its process has ended") -> None:
-        """End a device's process."""
+    def crash(
+        self, name: str, cause: str = "its process has ended", notice_s: float | None = None
+    ) -> None:
+        """End a device's process; clients notice it after `notice_s`, by default a random time."""
         device = self.devices[name]
         if not device.process.is_alive:
             return
         self.simulator.note(f"{name} crashes")
-        self._end(device, cause)
+        self._end(device, cause, notice_s)
 
-    def _end(self, device: SimulatedDevice, cause: str) -> None:
+    def _end(self, device: SimulatedDevice, cause: str, notice_s: float | None = None) -> None:
         device.process.is_alive = False
         self.network.forget(device.address)
         for client in self.clients:
-            late_s = _END_NOTICE_S * self.simulator.random.random()
+            late_s = notice_s
+            if late_s is None:
+                late_s = _END_NOTICE_S * self.simulator.random.random()
             if not self.is_cut(device.process, client.process):
                 client.process.do(late_s, 0.0, client.ended, device.address, cause)
         self._update_clients()

@@ -80,6 +80,7 @@ class History:
         self._until_s = inf
         self.names = ["A", "B", "C", "D", "E"][: random.randint(1, 5)]
         self.streams = {(n, i): random.choice((1, 1, 2)) for n in self.names for i in range(4)}
+        self._joint_crashes = Random(f"crashes {seed}")
         self.marks: dict[int, str] = {}
         self.calls: list[Call] = []
         #: Calls without a result, by number.
@@ -342,6 +343,9 @@ class History:
             delay_s = random.choice((0.0, for_s)) + 0.05 * random.random()
             self.simulator.after(delay_s, self._start_call, random.choice(self.models), 1)
         if kind == "crash":
+            if self._joint_crashes.random() < 0.3:  # several devices restart at the same time
+                for other in dict.fromkeys(used_names):
+                    cluster.crash(other, notice_s=0.0)
             cluster.crash(name)
             if random.random() < 0.3:  # soon followed by another one
                 self.simulator.after(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from hetero.devices.errors import (
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 _MAX_TURNS = 2
 
 
+#: Maximum virtual time until the program of a dropped task ends, which no usual program takes.
+_CANCEL_S = 0.1
+
+
 class Invariants:
     """Invariants of a history; violations are reported to it."""
 
@@ -50,12 +55,16 @@ class Invariants:
         self.turns: dict[str, Counter[str]] = {}
         #: Device's address -> number of tasks that it ran, or could run, at the last check.
         self.running: dict[str, int] = {}
+        #: Device's address -> tasks that it started, until they end, each with the time since when
+        #: its program should have ended.
+        self.started: dict[str, list[tuple[events.TaskRun | LaneTask, float]]] = {}
         #: Condition that must not persist -> its start.
         self.condition_start_s: dict[tuple[str, Any], float] = {}
 
     def check_run(self, device: SimulatedDevice, run: events.TaskRun | LaneTask) -> None:
         """Check the guarantees of the device's queue at the start of a run."""
         request, stage = run.task
+        self.started.setdefault(device.address, []).append((run, inf))
         key = (device.address, request.deployment, request.id, request.attempt, stage)
         self.ran[key] += 1
         if self.ran[key] > 1:
@@ -157,6 +166,7 @@ class Invariants:
     def _check_device(self, device: SimulatedDevice) -> None:
         machine = device.loop._machine
         # After the widest stage is closed, its running tasks still count.
+        self._check_dropped(device)
         before = self.running.get(device.address, 0)
         self.running[device.address] = max(machine.num_running, machine.num_streams)
         if machine.num_running > max(machine.num_streams, before):
@@ -168,6 +178,21 @@ class Invariants:
         stages = [s.description for d in machine._deployments.values() for s in d.stages.values()]
         if waiting and machine.num_running < max(stage.num_streams for stage in stages):
             self._break(f"{device.address} is idle while tasks wait")
+
+    def _check_dropped(self, device: SimulatedDevice) -> None:
+        """Check that the programs of dropped tasks end soon."""
+        if not self.simulator.is_threaded:  # such programs cannot be cancelled
+            return
+        machine, now_s = device.loop._machine, self.simulator.now
+        running = []
+        for run, since_s in self.started.get(device.address, ()):
+            if not _is_running(run):
+                continue
+            is_over = machine.is_dropped(run.task.request) and not device.process.is_stopped
+            running.append((run, min(since_s, now_s) if is_over else inf))
+            if running[-1][1] < now_s - _CANCEL_S:
+                self._break(f"{run.task} runs on at {device.address} though it was dropped")
+        self.started[device.address] = running
 
     def check_results(self) -> None:
         """Check the results of calls and requests."""
@@ -315,3 +340,10 @@ class Invariants:
             expected = len(routes) * route.share / total
             if not model.batching and abs(routes.count(number) - expected) > 2.0:
                 self._break(f"way {number} took {routes.count(number)} of {len(routes)} requests")
+
+
+def _is_running(run: events.TaskRun | LaneTask) -> bool:
+    """Return whether the program of a started task has not ended."""
+    if isinstance(run, LaneTask):
+        return run.entered is not None
+    return run.state in (TaskState.RUNNING, TaskState.DROPPED)

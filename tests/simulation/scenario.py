@@ -141,7 +141,7 @@ class Model:
         self.client = client
         # If a client has two models with states, each reads the other's states on other devices.
         others = [m for m in history.models if m.client is client and m.has_state]
-        self.has_state: bool = random.random() < (0.8 if others else 0.25)
+        self.has_state: bool = random.random() < (0.95 if others else 0.33)
         shapes = [s for s in models.SHAPES if s.startswith("state") == self.has_state]
         self.shape = random.choice(shapes)
         self.width = random.choice((1, 1, 1, 2500))
