@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hetero.devices import read_model
@@ -26,6 +26,8 @@ from hetero.devices.model.variables import STATES, variables_of, visible_ports, 
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
+@example("ab*b*c", "abxc")  # the b before the first star is not the one after it
+@example("a*b*bc", "axbc")
 def test_stars_match_like_a_greedy_regular_expression(pattern: str, name: str) -> None:
     match = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
     expected = None if match is None else list(match.groups())

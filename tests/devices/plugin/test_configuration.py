@@ -67,6 +67,20 @@ def test_probe_of_node_describes_each_device() -> None:
     assert [row.memory_nbytes for row in rows] == [2_000, 1_000, 2_000]
 
 
+def test_options_of_a_call_precede_set_values_and_these_defaults() -> None:
+    table = PropertyTable(
+        *(Property(name, int, 1, True, "A number.") for name in ("A", "B", "C")),
+        Property("D", int, 1, False, "Read-only."),
+    )
+    configuration = Configuration(table, "owner")
+    configuration.set({"A": 2, "B": "2"})
+    assert configuration.effective({"B": 3}) == {"A": 2, "B": 3, "C": 1}
+    assert configuration.effective() == {"A": 2, "B": 2, "C": 1}
+    assert configuration.values == {"A": 2, "B": 2}
+    configuration.set({"B": 4})
+    assert (configuration.get("A"), configuration.get("B"), configuration.get("D")) == (2, 4, 1)
+
+
 def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
     rows = probe_node("n", [PairPlugin], {"CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
     (row,) = (row for row in rows if row.device_id == device_id)

@@ -247,6 +247,19 @@ def test_sent_tensors_are_evicted_for_required_ones() -> None:
     assert tensors.nbytes == 32
 
 
+def test_oldest_sent_tensors_are_evicted_first() -> None:
+    tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
+    requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
+    tasks = [Task(request, 0) for request in requests]
+    for task in tasks:
+        tensors.keep_sent("a", task, {"h": X})
+    tensors.keep("a", "1", {"state": X})  # 8 of 40 bytes were free
+    for task in tasks:
+        wanted = {sent_key(*task): {"h": "h"}}
+        tensors.answer(FetchTensors(TASK, "a", "other", wanted), channel.send)
+    assert [type(message) for _, message in channel.messages] == [Failure, Values]
+
+
 @pytest.mark.parametrize("end", ["its attempt", "its client", None])
 def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, end: str | None) -> None:
     device_loop, channel, runs, name = loop

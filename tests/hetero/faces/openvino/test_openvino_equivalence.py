@@ -464,6 +464,20 @@ def test_unused_result_of_a_model_change_warns() -> None:
     assert hetero.set_batch(model, 5).output().shape == [5, 3]
 
 
+def test_batch_size_is_that_of_the_layout() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y) '
+        "{ y = Neg(x) }"
+    )
+    assert hetero.get_batch(hetero.Core("inprocess").read_model(proto)) == 2
+    proto.graph.input[0].type.tensor_type.shape.dim[1].denotation = "DATA_BATCH"
+    model = hetero.Core("inprocess").read_model(proto)
+    assert hetero.get_batch(model) == 3
+    changed = hetero.set_batch(model, 5)
+    assert changed.input().shape == changed.output().shape == [2, 5]
+    assert hetero.get_batch(changed) == 5
+
+
 def test_separate_weights_and_fp16_compression_raise(tmp_path: Any) -> None:
     core = hetero.Core("inprocess")
     with pytest.raises(hetero.ArgumentError, match="an ONNX model contains its weights"):
