@@ -809,10 +809,11 @@ class Core:
             pins = recompilation_pins(blob, device_map)
             return self.compile_model(model, device_name, options, affinity=pins)
         placements, request = self._import_request(blob, model, device_map, options)
-        sources = import_sources(blob, placements, request)
-        deployment = self._compiler.deploy(placements, sources, request)
+        fitted = self._compiler.fit_to_memory(model, placements, request)
+        sources = import_sources(blob, placements, fitted)
+        deployment = self._compiler.deploy(placements, sources, fitted)
         cache = open_cache(request.hetero_config)
-        return self._compiler.create_model(model, request, deployment, cache)
+        return self._compiler.create_model(model, fitted, deployment, cache)
 
     def check(
         self,

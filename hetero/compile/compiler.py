@@ -26,11 +26,13 @@ from hetero.compile.stage_work import with_stage_work
 from hetero.devices.errors import (
     DeviceError,
     DeviceMemoryError,
+    PlanError,
     PropertyError,
     UnsupportedNodesError,
 )
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
+from hetero.formatting import nbytes_text
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.partition.replicas import replicate
 from hetero.planning.cost_planner import CostPlanner
@@ -83,9 +85,9 @@ class Compiler:
         model = with_batch_axis(model, request)
         session = self._verifier.session(model, request, cache, progress)
         began_s = time.perf_counter()
-        deployment, cached = self._deploy_cached(model, request, cache, session)
+        deployment, cached, fitted = self._deploy_cached(model, request, cache, session)
         is_cached = cached is not None
-        compiled = self.create_model(model, request, deployment, cache, is_cached=is_cached)
+        compiled = self.create_model(model, fitted, deployment, cache, is_cached=is_cached)
         compiled.set_verification(session.result, _PLANNED_AGAIN)
         if cached is not None and cached.compile_s is not None:
             load_s = time.perf_counter() - began_s
@@ -162,8 +164,11 @@ class Compiler:
 
     def _deploy_cached(
         self, model: Model, request: CompileRequest, cache: Cache | None, session: Session
-    ) -> tuple[Deployment, CachedPlan | None]:
-        """Deploy a model; return the deployment, and the plan if the cache had all of it.
+    ) -> tuple[Deployment, CachedPlan | None, CompileRequest]:
+        """Deploy a model.
+
+        Returns the deployment, the plan if the cache had all of it, and the request with the
+        options that keep the plan within the devices' memory.
 
         A device may refuse nodes in its part of the model. The model is then placed again without
         these nodes on that device.
@@ -213,7 +218,7 @@ class Compiler:
                     plan = replace(plan, compile_s=time.perf_counter() - began_s)
                 with _closed_on_error(deployment):
                     is_complete = entry.store(plan, deployment, is_new=cached is None)
-                return deployment, cached if is_complete else None
+                return deployment, cached if is_complete else None, fitted
 
     def _place_verified(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice, session: Session
@@ -300,6 +305,27 @@ class Compiler:
             replan=replan,
             stateful=has_states,
         )
+
+    def fit_to_memory(
+        self, model: Model, placements: Sequence[PlacedPartition], request: CompileRequest
+    ) -> CompileRequest:
+        """Return the request whose options keep imported placements within the devices' memory.
+
+        Raises PlanError: with FIT_MEMORY, the placements need more memory than a device has.
+        """
+        if not request.hetero_config["FIT_MEMORY"]:
+            return request
+        for device, memory in self._planner.predict_memory(model, placements, request).items():
+            if not memory.fits:
+                raise PlanError(
+                    f"model {model.name!r}: expected at least {nbytes_text(memory.peak_nbytes)} on "
+                    f"{device} for the stages of the blob, got a budget of "
+                    f"{nbytes_text(memory.budget_nbytes or 0)}. Set a larger DEVICE_MEMORY_NBYTES, "
+                    "or compile the model again for these devices.",
+                    constraint="memory",
+                    budgets_nbytes={device: memory.peak_nbytes},
+                )
+        return self._planner.fit_options(model, placements, request)
 
     def _fits(self, model: Model, placement: PlacedPartition, request: CompileRequest) -> bool:
         """Return whether a placement is within the devices' memory, if it must be."""

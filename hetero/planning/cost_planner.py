@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hetero.affinity.affinity import resolve_pins
-from hetero.devices.errors import DeviceError, PlanError, UnsupportedNodesError
+from hetero.devices.errors import DeviceError, PlanError, PropertyError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.memory_traits import MemoryTraits
@@ -117,6 +117,13 @@ class CostPlanner:
             # For comparison only, so the queries about the whole model are precise enough.
             priority = place_by_priority(model, request, lambda d, _: supports[d], {})
         fits = options["FIT_MEMORY"]
+        if fits and options["REPLICAS"] not in (1, "auto", {}):
+            raise PropertyError(
+                f"model {model.name!r}: a plan with FIT_MEMORY has one copy of the model, got "
+                f"REPLICAS={options['REPLICAS']}. Remove one of them, or compile the model once "
+                "for each group of devices.",
+                property="REPLICAS",
+            )
         if costs is None and fits and not options["COST_FILE"]:
             # A measurement would load parts of the model that need not fit.
             costs = self._estimated_costs(model, request, supports)

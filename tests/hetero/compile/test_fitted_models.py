@@ -1,0 +1,88 @@
+"""Models that fit the devices' memory: exports, replicas, and requests in flight."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.devices.cpu.plugin import CPUPlugin
+from hetero.devices.errors import PlanError, PropertyError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
+from hetero.devices.plugin.program import Payload, Program
+from hetero.devices.plugin.properties import Config, Property, PropertyTable
+from tests.hetero.compile.test_memory_corrections import WIDTH, products
+
+#: Bytes of a product's weights.
+WEIGHT = WIDTH * WIDTH * 4
+
+
+class PackingPlugin(CPUPlugin):
+    """The reference device with packed copies of weights, which an option avoids."""
+
+    name: ClassVar[str] = "PACKING"
+    memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
+        copied_operators=None, weight_copies=Copies(1.0), compact_options={"PACKS": False}
+    )
+    properties: ClassVar[PropertyTable] = CPUPlugin.properties.extended(
+        Property("PACKS", bool, True, True, "Whether weights are packed.", shapes_result=True)
+    )
+    #: The method and the option of each model that was compiled or loaded.
+    calls: ClassVar[list[tuple[str, bool]]] = []
+
+    def compile(self, model: Model, config: Config) -> Program:
+        self.calls.append(("compile", config["PACKS"]))
+        return super().compile(model, config)
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        self.calls.append(("load", config["PACKS"]))
+        return super().load(payload, model, config)
+
+
+def options(nbytes: int) -> dict[str, Any]:
+    memory = {"PACKING": nbytes, "CPU": 1_000_000_000}
+    return {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": memory, "VERIFY": "NO"}
+
+
+def test_imported_model_keeps_its_compact_options() -> None:
+    x = np.arange(WIDTH, dtype=np.float32)[None]
+    stream = io.BytesIO()
+    with hetero.Core("inprocess", plugins=[PackingPlugin]) as core:
+        with core.compile_model(products(4), "HETERO:PACKING,CPU", options(5 * WEIGHT)) as compiled:
+            compiled.export_model(stream)
+        PackingPlugin.calls.clear()
+        stream.seek(0)
+        with core.import_model(stream) as imported:
+            np.testing.assert_array_equal(imported({"v0": x})[0], x)
+        assert PackingPlugin.calls == [("load", False)]
+        stream.seek(0)
+        with pytest.raises(PlanError, match=r"expected at least .* on PACKING") as caught:
+            core.import_model(stream, config={"DEVICE_MEMORY_NBYTES": {"PACKING": 3 * WEIGHT}})
+    assert caught.value.data["budgets_nbytes"]["PACKING"] > 4 * WEIGHT
+
+
+@pytest.mark.parametrize("replicas", [2, "1..2"])
+def test_replicas_of_a_model_that_must_fit_are_refused(replicas: int | str) -> None:
+    config = {"FIT_MEMORY": True, "REPLICAS": replicas}
+    with (
+        hetero.Core("inprocess", devices={"CPU": 2}) as core,
+        pytest.raises(PropertyError, match="one copy of the model, got REPLICAS="),
+    ):
+        core.compile_model(products(4), "HETERO:CPU.0,CPU.1", config)
+
+
+def test_requests_in_flight_are_limited_by_memory() -> None:
+    request_nbytes = 2 * WIDTH * 4
+    room = 8 * WEIGHT + 2 * WIDTH * 4 + 3 * request_nbytes
+    with (
+        hetero.Core("inprocess", plugins=[PackingPlugin]) as core,
+        core.compile_model(
+            products(4), "PACKING", options(room) | {"DEVICE_MEMORY_NBYTES": {"PACKING": room}}
+        ) as compiled,
+    ):
+        assert compiled.get_property("MAX_REQUESTS_IN_FLIGHT") == 4
+        assert compiled.deployment.limits.requests == 4
