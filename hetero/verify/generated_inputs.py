@@ -1,7 +1,7 @@
 """Generated inputs of a model for verification: typical, wide and extreme values in two sizes.
 
-Integers stay within the ranges that the model's graph proves, so that indices are valid. Those that
-are sizes or numbers of iterations are small, so that runs take neither long nor much memory.
+Integers stay within the ranges that the model's graph proves. Indices are small, so that they are
+valid. Sizes and numbers of iterations are small, so that runs take neither long nor much memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
 #: Floats that expose wrong treatment of signs, halves and zeros.
 _SPECIAL_FLOATS: Final = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0, -3.0)
 _EXTREME_FLOATS: Final = (0.0, -0.0, 1e-6, -1e-6, 1e-3, 1.0, -1.0, 20.0, -20.0, 100.0, -100.0)
-#: Bound of integers whose range is only that of their type.
+#: Bound of indices, of sizes, and of integers whose range is only that of their type.
 _SMALL: Final = 8
 #: Operators -> the inputs that determine the number of iterations or the size of an output.
 _SIZE_INPUTS: Final = by_operator(
@@ -51,6 +51,10 @@ _SIZE_INPUTS: Final = by_operator(
         "Range": {0, 1, 2},
         "Resize": {3},
     }
+)
+#: Operators whose second input are indices into the first.
+_INDEXING: Final = frozenset(
+    {"Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"}
 )
 
 
@@ -85,7 +89,7 @@ def draw_inputs(
     Raises TensorTypeError: an input is not a tensor of a known type.
     """
     rng = np.random.default_rng(KINDS.index(kind))
-    size_names = _size_names(model)
+    limits = _limits(model)
     shapes = _closed_shapes(model.inputs, sizes)
     declared: Mapping[str, Value] = {}
     if kind == "typical":
@@ -97,9 +101,9 @@ def draw_inputs(
         is_integer = port.dtype is not None and port.dtype.kind in "iu"
         port_kind = "typical" if typical_integers and is_integer else kind
         proven_range = model.integer_ranges.get(port.name)
-        if is_integer and port.name in size_names:
+        if is_integer and port.name in limits:
             low, high = proven_range or (0, _SMALL)
-            proven_range = max(low, 0), min(high, _SMALL)
+            proven_range = max(low, 0), min(high, limits[port.name])
         return draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
 
     values = {
@@ -169,19 +173,24 @@ def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[st
     }
 
 
-def _size_names(model: Model) -> set[str]:
-    """Return the values that sizes of outputs or numbers of iterations are computed from."""
-    pending = [
-        node.inputs[position]
-        for node in model.nodes
-        for position in _SIZE_INPUTS.get(node.op_type, ())
-        if position < len(node.inputs) and not node.domain
-    ]
-    names: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name not in names:
-            names.add(name)
-            producer = model.producer(name)
-            pending += producer.reads if producer is not None else ()
-    return names
+def _limits(model: Model) -> dict[str, int]:
+    """Return the largest values of sizes, numbers of iterations and indices.
+
+    All values that they are computed from have the same limit.
+    """
+    limits: dict[str, int] = {}
+    for node in model.nodes:
+        pending: dict[str, int] = {}
+        if node.op_type in _INDEXING and not node.domain:
+            sizes = [n for n in model.spec(node.inputs[0]).shape or () if isinstance(n, int)]
+            pending[node.inputs[1]] = max(0, min([_SMALL, *sizes]) - 1)
+        for position in _SIZE_INPUTS.get(node.op_type, ()) if not node.domain else ():
+            if position < len(node.inputs):
+                pending[node.inputs[position]] = _SMALL
+        while pending:
+            name, limit = pending.popitem()
+            if name and limit < limits.get(name, _SMALL + 1):
+                limits[name] = limit
+                producer = model.producer(name)
+                pending |= dict.fromkeys(producer.reads if producer is not None else (), limit)
+    return limits

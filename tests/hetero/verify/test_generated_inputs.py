@@ -52,3 +52,19 @@ def test_equal_arguments_give_equal_inputs() -> None:
     first, second = (draw_inputs(model(), "wide", (3,)).inputs for _ in range(2))
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
+
+
+def test_indices_and_sizes_are_small_for_every_kind() -> None:
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (int64[40] ids, int64[40] n, float[5,3] x) => (float[a,b] y, float[c] z) {
+                y = Gather(x, ids) one = Constant<value_ints = [1]>() m = Max(n, one)
+                s = ReduceMax<keepdims = 1>(m) z = ConstantOfShape(s)
+            }"""
+        )
+    )
+    for kind in KINDS:
+        inputs = draw_inputs(source, kind, (4,)).inputs
+        assert 0 <= inputs["ids"].min() <= inputs["ids"].max() < 3
+        assert 0 <= inputs["n"].min() <= inputs["n"].max() <= 8
