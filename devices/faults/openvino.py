@@ -42,6 +42,7 @@ NEWEST_OPSET: Final = 23
 NOTES: Final = by_operator(
     {
         "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax": "NaN does not propagate",
+        "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
         "Greater GreaterOrEqual": "true if one side is NaN",
         "Clip": "NaN and infinities become the nearest limit",
         "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "wrong for NaN and infinities",

@@ -49,7 +49,8 @@ _SIZE_INPUTS: Final = by_operator(
         "CenterCropPad Expand OneHot Pad Reshape Split Tile TopK AffineGrid": {1},
         "Col2Im MelWeightMatrix STFT": {0, 1, 3},
         "Range": {0, 1, 2},
-        "Resize": {3},
+        "Resize": {2, 3},
+        "Upsample": {1},
     }
 )
 #: Operators whose second input are indices into the first.
@@ -99,7 +100,9 @@ def draw_inputs(
 
     def draw(port: TensorSpec) -> Value:
         is_integer = port.dtype is not None and port.dtype.kind in "iu"
-        port_kind = "typical" if typical_integers and is_integer else kind
+        # Extreme floats would make a Range of a hundred million elements.
+        is_typical = typical_integers if is_integer else port.name in limits
+        port_kind = "typical" if is_typical else kind
         proven_range = model.integer_ranges.get(port.name)
         if is_integer and port.name in limits:
             low, high = proven_range or (0, _SMALL)

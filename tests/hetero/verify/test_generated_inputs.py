@@ -68,3 +68,16 @@ def test_indices_and_sizes_are_small_for_every_kind() -> None:
         inputs = draw_inputs(source, kind, (4,)).inputs
         assert 0 <= inputs["ids"].min() <= inputs["ids"].max() < 3
         assert 0 <= inputs["n"].min() <= inputs["n"].max() <= 8
+
+
+def test_floats_that_determine_a_size_are_typical_for_every_kind() -> None:
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float first, float end, float step) => (float[N] y) {
+                y = Range(first, end, step)
+            }"""
+        )
+    )
+    steps = [draw_inputs(source, kind, (4,)).inputs["step"] for kind in KINDS]
+    assert min(abs(step) for step in steps) > 1e-3
