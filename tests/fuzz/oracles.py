@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
@@ -42,6 +45,10 @@ def run_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[An
 IN_FLOAT32 = "ONNX Runtime in float32"
 
 
+#: Seconds after which a case has no result.
+CASE_S = 60.0
+
+
 class NoResultError(Exception):
     """The oracle does not support the operator or element type of a case."""
 
@@ -51,20 +58,25 @@ class _Worker:
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
+        self._process_id = 0
 
     def run(self, case: OperatorCase) -> list[Any]:
         """Return the outputs of a case."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+            self._process_id = self._pool.submit(os.getpid).result()
         data, feeds = case.model().SerializeToString(), case.feeds()
         try:
-            return self._pool.submit(_run_model, data, feeds).result(timeout=60)
+            return self._pool.submit(_run_model, data, feeds).result(timeout=CASE_S)
         except (BrokenExecutor, TimeoutError) as error:
             self.close()
             raise NoResultError("the process ended") from error
 
     def close(self) -> None:
+        """End the process, even while it runs a case: shutdown alone would wait for the case."""
         if self._pool is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process_id, signal.SIGKILL)
             self._pool.shutdown(cancel_futures=True)
         self._pool = None
 

@@ -1,12 +1,15 @@
 """Differential fuzzing of the vendors' devices, whose subgraphs are verified: no wrong result.
 
 Operators and networks run on ``HETERO:<device>,CPU``, whole and cut, with static and open sizes.
-``HETERO_FUZZ_CASES`` sets their number and ``HETERO_FUZZ_SEED`` the seed.
+``HETERO_FUZZ_CASES`` sets their number, ``HETERO_FUZZ_SEED`` the seed, and ``HETERO_FUZZ_SECONDS``
+when a test stops drawing: a compilation with verification runs a case on several devices, in
+processes of their own.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -30,6 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CASES = int(os.environ.get("HETERO_FUZZ_CASES", "200"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
+SECONDS = float(os.environ.get("HETERO_FUZZ_SECONDS", "600"))
 #: Device -> the package of its runtime, and the oracle that is the same runtime.
 DEVICES = {
     "ORT": ("onnxruntime", "ONNX Runtime"),
@@ -74,6 +78,24 @@ def run(core: hetero.Core, model: Any, device: str, inputs: Mapping[str, Any]) -
         return f"{type(error).__name__}: {error}"
 
 
+def numbers(count: int) -> Iterator[int]:
+    """Yield the numbers of cases until the time limit."""
+    until_s = time.monotonic() + SECONDS
+    for number in range(count):
+        if time.monotonic() > until_s:
+            print(f"{number} of {count} cases in {SECONDS:g} s")
+            return
+        yield number
+
+
+def has_noted_nan(core: hetero.Core, model: Any, device: str, inputs: Mapping[str, Any]) -> bool:
+    """Return whether an input has NaN or infinities, which a device is known to treat otherwise."""
+    floats = [x for x in inputs.values() if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+    if all(np.isfinite(x).all() for x in floats):
+        return False
+    return bool(core.query_model(model, f"HETERO:{device},CPU").notes)
+
+
 def report(failures: list[str], counts: Counter[str]) -> None:
     print(f"HETERO_FUZZ_SEED={SEED} {dict(counts)}")
     lines = "\n".join(failures[:100])
@@ -84,7 +106,7 @@ def test_drawn_operators_are_right(core: hetero.Core, device: str) -> None:
     """A result is wrong if it differs from CPU's and from those of all oracles."""
     counts: Counter[str] = Counter()
     failures = []
-    for i in range(CASES):
+    for i in numbers(CASES):
         random = np.random.default_rng((SEED, i, 3))
         case = random_case(random)
         model = case.model()
@@ -103,7 +125,9 @@ def test_drawn_operators_are_right(core: hetero.Core, device: str) -> None:
             continue
         counts["compared"] += 1
         text = differences(actual, expected)
-        if text and not any(
+        if text and has_noted_nan(core, model, device, case.feeds()):
+            counts["noted"] += 1
+        elif text and not any(
             not differences(actual, outputs)
             for name, oracle in ORACLES.items()
             if name != DEVICES[device][1] and (outputs := outputs_of(oracle, case)) is not None
@@ -123,7 +147,7 @@ def outputs_of(oracle: Any, case: Any) -> list[Any] | None:
 
 def test_graphs_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
     failures = []
-    for i in range(CASES // 10):
+    for i in numbers(CASES // 10):
         seed = int(np.random.default_rng((SEED, i, 4)).integers(1 << 30))
         model = random_model(seed, 4 + seed % 25)
         inputs = feeds(model, seed)
@@ -141,7 +165,7 @@ def test_graphs_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
 def test_networks_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
     failures = []
     counts: Counter[str] = Counter()
-    for i in range(CASES // 4):
+    for i in numbers(CASES // 4):
         seed = int(np.random.default_rng((SEED, i, 5)).integers(1 << 30))
         network = RandomNetwork(seed, 2 + seed % 12)
         model = network.model()
