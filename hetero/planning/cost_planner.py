@@ -37,6 +37,7 @@ from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
 from hetero.properties.compile_request import CompileRequest
+from hetero.properties.replicas_property import PLAN
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.priority import (
     RefusalsByDevice,
@@ -117,7 +118,7 @@ class CostPlanner:
             # For comparison only, so the queries about the whole model are precise enough.
             priority = place_by_priority(model, request, lambda d, _: supports[d], {})
         fits = options["FIT_MEMORY"]
-        if fits and options["REPLICAS"] not in (1, "auto", {}):
+        if fits and options["REPLICAS"] not in (1, PLAN, {}):
             raise PropertyError(
                 f"model {model.name!r}: a plan with FIT_MEMORY has one copy of the model, got "
                 f"REPLICAS={options['REPLICAS']}. Remove one of them, or compile the model once "
