@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from hetero.devices.errors import ArgumentTypeError
+
+#: Creates a named tuple without the call of a Python function.
+_new: Final[Callable[..., Request]] = tuple.__new__
 
 
 class Request(NamedTuple):
@@ -74,13 +78,23 @@ class Request(NamedTuple):
 
     def for_attempt(self, deployment: str, number: int, attempt: int, route: int) -> Request:
         """Return the record for one attempt."""
-        return self._replace(
-            deployment=deployment,
-            id=number,
-            attempt=attempt,
-            route=route,
-            trace="",
-            inline=bool(self.inline),
+        return _new(
+            Request,
+            (
+                self.timeout_s,
+                self.profile,
+                self.waits,
+                bool(self.inline),
+                deployment,
+                number,
+                attempt,
+                route,
+                self.priority,
+                "",
+                self.restore_s,
+                self.resident_outputs,
+                self.resident_copies,
+            ),
         )
 
 

@@ -40,8 +40,13 @@ class Inbox:
         self._epoll = select.epoll()
         self._epoll.register(self._wakeup, select.EPOLLIN)
         self._local = LocalListener(identity, path, self._epoll)
+        #: Descriptors of the sockets that are not connections of local peers.
+        self._wakeup_descriptor = self._wakeup.fileno()
+        self._listener_descriptor = self._local.fileno()
+        self._remote_descriptor: int | None = None
         if remote is not None:
-            self._epoll.register(remote.fileno(), select.EPOLLIN)
+            self._remote_descriptor = remote.fileno()
+            self._epoll.register(self._remote_descriptor, select.EPOLLIN)
         #: Whether the ZeroMQ socket may have a message. Its descriptor reports only those that
         #: arrive after the socket was empty.
         self._may_have_remote = remote is not None
@@ -66,26 +71,25 @@ class Inbox:
     def _poll(self, timeout_s: float) -> bool:
         """Collect the readable descriptors; return whether there are any."""
         may_have_remote = self._may_have_remote
-        events = self._epoll.poll(0.0 if may_have_remote else timeout_s)
-        self._ready.extend(descriptor for descriptor, _ in events)
-        if may_have_remote and self._remote is not None:
-            descriptor = self._remote.fileno()
-            if descriptor not in self._ready:
-                self._ready.append(descriptor)
+        for descriptor, _ in self._epoll.poll(0.0 if may_have_remote else timeout_s):
+            self._ready.append(descriptor)
+        remote = self._remote_descriptor
+        if may_have_remote and remote is not None and remote not in self._ready:
+            self._ready.append(remote)
         return bool(self._ready)
 
     def _receive(self, descriptor: int) -> bool:
         """Receive one packet from a descriptor; return False for a wakeup."""
-        if descriptor == self._wakeup.fileno():
+        if descriptor == self._wakeup_descriptor:
             self._wakeup.clear()
             return False
-        if descriptor == self._local.fileno():
+        if descriptor == self._listener_descriptor:
             try:
                 self._local.accept()
             except OSError as error:
                 _log.warning("a local connection cannot be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
-        elif self._remote is not None and descriptor == self._remote.fileno():
+        elif self._remote is not None and descriptor == self._remote_descriptor:
             self._receive_remote(self._remote)
         else:
             try:

@@ -48,8 +48,8 @@ _MAX_INPUTS: Final = 64
 #: Alignment of tensors, which suffices for every element type.
 _ALIGNMENT: Final = 16
 
-#: Creates a timing without the call of a Python function.
-_new_timing: Final[Callable[..., StageTiming]] = tuple.__new__
+#: Creates a named tuple without the call of a Python function.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class LaneHead(NamedTuple):
@@ -155,7 +155,8 @@ def read_head(data: bytes, start: int) -> LaneHead:
         raise BlobError(f"packed message that is incomplete: {error}.") from error
     if magic != MAGIC:
         raise BlobError(f"packed message that starts with {magic!r}; expected {MAGIC!r}.")
-    return LaneHead._make((*fields, start + _HEAD.size))
+    head: LaneHead = _new(LaneHead, (*fields, start + _HEAD.size))
+    return head
 
 
 def slice_timings(data: bytes, head: LaneHead) -> bytes:
@@ -183,7 +184,7 @@ def read_timings(packed: bytes, devices: Sequence[str] | None = None) -> tuple[S
             )
         device = "" if devices is None else devices[stage]
         fields = (stage, device, queued_s, started_s, ended_s, *parts_s, {}, nbytes, ())
-        timings.append(_new_timing(StageTiming, fields))
+        timings.append(_new(StageTiming, fields))
     return tuple(timings)
 
 

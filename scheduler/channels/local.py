@@ -30,7 +30,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 from msgspec import Meta
@@ -316,26 +316,27 @@ class LocalListener:
                 self._connections[incoming.fileno()] = _Connection(incoming, self._identity)
                 self._epoll.register(incoming, select.EPOLLIN)
 
-    def receive(self, descriptor: int) -> Iterator[Arrival]:
-        """Yield the messages that the next packet of a connection completes.
+    def receive(self, descriptor: int) -> Iterable[Arrival]:
+        """Return the messages that the next packet of a connection completes.
 
         Raises BlobError: the packet is damaged.
         """
         connection = self._connections.get(descriptor)
         if connection is None:
-            return
+            return ()
         try:
             packet = connection.socket.recv(MAX_PACKET_NBYTES)
         except BlockingIOError:
-            return
+            return ()
         except ConnectionError:
             packet = b""
         if packet and connection.sender:
-            yield from connection.read(packet)
-        elif not (packet and connection.read_hello(packet)):
+            return connection.read(packet)
+        if not (packet and connection.read_hello(packet)):
             del self._connections[descriptor]
             self._epoll.unregister(descriptor)
             connection.socket.close()
+        return ()
 
     def sender(self, descriptor: int) -> bytes:
         """Return the identity of a connection's sender; empty if it is not known."""
@@ -376,8 +377,8 @@ class _Connection:
         self.sender = packet[own_end : own_end + _IDENTITY_NBYTES]
         return len(self.sender) == _IDENTITY_NBYTES
 
-    def read(self, packet: bytes) -> Iterator[Arrival]:
-        """Yield the messages that a packet contains or completes.
+    def read(self, packet: bytes) -> Iterable[Arrival]:
+        """Return the messages that a packet contains or completes.
 
         Raises BlobError: it is damaged, or the message before it is incomplete.
         """
@@ -387,24 +388,29 @@ class _Connection:
         kind, number = HEADER.unpack_from(packet)
         if kind == PART and large is not None:
             large.add(number, packet[HEADER.size :])
-            yield from self._continue(large)
-            return
+            return self._continue(large)
+        arrivals: Iterable[Arrival]
         if kind == MESSAGE:
-            yield self.sender, [packet], HEADER.size
+            arrivals = ((self.sender, [packet], HEADER.size),)
         elif kind == TOGETHER:
-            for part in unpack(memoryview(packet)[HEADER.size :], _MESSAGES, "messages"):
-                yield self.sender, [part], 0
+            parts = unpack(memoryview(packet)[HEADER.size :], _MESSAGES, "messages")
+            arrivals = [(self.sender, [part], 0) for part in parts]
         elif kind == FRAMES:
             sizes = unpack(memoryview(packet)[HEADER.size :], _SIZES, "sizes")
-            yield from self._continue(_LargeMessage(sizes))
+            arrivals = self._continue(_LargeMessage(sizes))
         else:
             raise BlobError(f"packet of kind {kind}; expected 0 to 3.")
-        if large is not None:
-            raise BlobError("large message without its last parts.")
+        return arrivals if large is None else _before_error(arrivals)
 
-    def _continue(self, large: _LargeMessage) -> Iterator[Arrival]:
-        """Yield a large message if it is complete; otherwise keep it for its next part."""
+    def _continue(self, large: _LargeMessage) -> Iterable[Arrival]:
+        """Return a large message if it is complete; otherwise keep it for its next part."""
         if large.is_whole:
-            yield self.sender, large.frames, 0
-        else:
-            self._large = large
+            return ((self.sender, large.frames, 0),)
+        self._large = large
+        return ()
+
+
+def _before_error(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """Yield messages that arrived after an incomplete one, then raise its error."""
+    yield from arrivals
+    raise BlobError("large message without its last parts.")

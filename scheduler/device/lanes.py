@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hetero.devices.errors import BlobError
 from hetero.devices.plugin.program import RunContext, Value
@@ -37,6 +37,9 @@ from hetero.scheduler.types.events import DeviceInstruction, StageOpened, TaskRu
 from hetero.scheduler.types.messages import Failure, Outputs, Task, Values
 
 _log = logging.getLogger(__name__)
+
+#: Creates a named tuple without the call of a Python function: each message needs one.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class _Consumer(NamedTuple):
@@ -319,7 +322,7 @@ class DeviceLanes:
             timings = b""
         for address, stage, names, mask, positions in consumers:
             tensors = [outputs[position] for position in positions]
-            to_stage = head._replace(stage=stage, input_mask=mask)
+            to_stage = _head(head, TO_STAGE, stage, mask)
             parts = pack_message(to_stage, timings, tensors) if mask else None
             if parts is None or not self._channel.send_lane(address, parts):
                 task = _task_of(lane.description.deployment, to_stage)
@@ -337,11 +340,20 @@ class DeviceLanes:
         results: Mapping[str, Value],
         timings: bytes,
     ) -> None:
-        to_client = head._replace(kind=TO_CLIENT, input_mask=0)
+        to_client = _head(head, TO_CLIENT, head.stage, 0)
         parts = pack_message(to_client, timings, list(results.values()))
         if parts is None or not self._channel.send_lane(client, parts):
             task = _task_of(lane.description.deployment, head)
             self._channel.send(client, Outputs(task, results, read_timings(timings)))
+
+
+def _head(received: LaneHead, kind: int, stage: int, mask: int) -> LaneHead:
+    """Return the head of a message that forwards outputs; faster than `_replace`."""
+    _, _, _, deployment, request_id, attempt, _, route, _, _ = received
+    head: LaneHead = _new(
+        LaneHead, (kind, 0, 0, deployment, request_id, attempt, stage, route, mask, 0)
+    )
+    return head
 
 
 def _task_of(deployment: str, head: LaneHead) -> Task:
