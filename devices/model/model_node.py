@@ -48,7 +48,11 @@ class ModelNode:
         self._node: Final = node
 
     def __repr__(self) -> str:
-        return f"<ModelNode {self.name!r}: {self.op_type}>"
+        inputs, outputs = (
+            ", ".join(f"{port.name}{port.partial_shape}" for port in ports)
+            for ports in (self.inputs(), self.outputs())
+        )
+        return f"<{self.op_type}: {self.name!r} ({inputs}) -> ({outputs})>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModelNode):

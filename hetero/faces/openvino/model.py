@@ -169,7 +169,10 @@ class Model(ABC, PortLookup):
         return {*super().__dir__(), *dir(self._source)}
 
     def __repr__(self) -> str:
-        inputs, outputs = (",\n".join(map(repr, ports)) for ports in (self.inputs, self.outputs))
+        inputs, outputs = (
+            ",\n".join(repr(port).replace("<Output", "<ConstOutput") for port in ports)
+            for ports in (self.inputs, self.outputs)
+        )
         return f"<Model: {self.name!r}\ninputs[\n{inputs}\n]\noutputs[\n{outputs}\n]>"
 
     def __copy__(self) -> Model:

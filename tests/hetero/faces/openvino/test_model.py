@@ -238,3 +238,12 @@ def test_runtime_model_has_run_time_information(cores: Any) -> None:
         assert nodes
         for node in nodes:
             assert keys <= set(dict(node.get_rt_info().items()))
+
+
+def test_text_of_models_and_nodes(cores: Any) -> None:
+    texts = [repr(read(core, CHAIN)) for _, core in cores]
+    # OpenVINO names every ONNX model alike.
+    assert texts[0].splitlines()[1:] == texts[1].splitlines()[1:]
+    assert texts[0].startswith("<Model: 'chain'")
+    node = read(cores[0][1], CHAIN).get_ops()[0]
+    assert repr(node) == "<Relu: 'one' (x[2,3]) -> (y[2,3])>"
