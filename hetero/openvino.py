@@ -9,6 +9,8 @@ from hetero.faces.openvino import preprocess
 
 __all__ = _face.__all__
 
+__version__ = _face.get_version()
+
 # Makes ``import hetero.openvino.properties.hint as hints`` possible, as with OpenVINO.
 sys.modules |= {
     f"{__name__}.{name}": module

@@ -23,6 +23,7 @@ from hetero.devices.model.property_getter import getter
 from hetero.devices.model.reader import Source, read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.tensor import Tensor
+from hetero.faces.openvino.preprocess.build_model import renamed_node
 from hetero.faces.openvino.preprocess.layout import Layout
 
 #: The entry of a model's run-time information that ONNX files store, as metadata.
@@ -38,6 +39,7 @@ class Output(TensorSpec):
     def __init__(self, model: Model, spec: TensorSpec, role: str) -> None:
         super().__init__(spec.name, spec.type, spec.shape, spec.layout)
         self._assign(_model=model, _role=role, _friendly_name=spec.name, _rt_info={}, _bounds=None)
+        self._assign(_names={spec.name})
 
     def _assign(self, **values: Any) -> None:
         for name, value in values.items():
@@ -46,7 +48,22 @@ class Output(TensorSpec):
     def update(self, spec: TensorSpec, bounds: PartialShape | None) -> None:
         """Take the type of a value; `bounds` are the limits of its dynamic dimensions."""
         values = {field.name: getattr(spec, field.name) for field in fields(TensorSpec)}
+        values["layout"] = Layout(spec.layout) if spec.layout else ""
         self._assign(**values, _bounds=bounds)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        match name:  # OpenVINO's forms of `set_layout` and similar
+            case "layout":
+                self.set_layout(value)
+            case "names":
+                self.set_names(value)
+            case "friendly_name":
+                self.set_friendly_name(value)
+            case _:
+                raise ArgumentError(
+                    f"port {self.name!r}: expected an assignment of layout, names or "
+                    f"friendly_name, got {name}."
+                )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Output):
@@ -76,6 +93,20 @@ class Output(TensorSpec):
     def get_partial_shape(self) -> PartialShape:
         """Return `partial_shape`."""
         return self.partial_shape
+
+    @property
+    def names(self) -> set[str]:
+        """The port's names; files and compiled models have one of them, `name`."""
+        return set(self._names)  # type: ignore[attr-defined]  # see _assign
+
+    def get_names(self) -> set[str]:
+        """Return `names`."""
+        return self.names
+
+    def set_names(self, names: set[str]) -> None:
+        """Rename the port; its name stays if it is among several names."""
+        self._model.rename(self, self.name if self.name in names else min(names))  # type: ignore[attr-defined]  # see _assign
+        self._assign(_names=set(names))
 
     @property
     def friendly_name(self) -> str:
@@ -222,6 +253,36 @@ class Model(ABC, PortLookup):
         specs = [spec if old == port else old for old in getattr(self._source, role)]
         self.become(self._source.replace(**{role: specs}))
 
+    def rename(self, port: Output, name: str) -> None:
+        """Rename the value of a port.
+
+        Raises
+        ------
+        ArgumentError
+            Another value has that name.
+        """
+        old, source = port.name, self._source
+        if name == old:
+            return
+        if name in source.specs or name in source.producers:
+            raise ArgumentError(f"model {self.name!r}: another value is named {name!r}.")
+        names = {old: name}
+
+        def renamed(spec: TensorSpec) -> TensorSpec:
+            return replace(spec, name=name) if spec.name == old else spec
+
+        port.update(replace(port.spec, name=name), None)
+        if old in self._bounds:
+            self._bounds[name] = self._bounds.pop(old)
+        self.become(
+            source.replace(
+                nodes=[renamed_node(node, names) for node in source.nodes],
+                inputs=[renamed(spec) for spec in source.inputs],
+                outputs=[renamed(spec) for spec in source.outputs],
+                value_info=[info for info in source.value_info if info.name != old],
+            )
+        )
+
     @property
     def inputs(self) -> list[Output]:
         """The input ports."""
@@ -231,6 +292,14 @@ class Model(ABC, PortLookup):
     def outputs(self) -> list[Output]:
         """The output ports."""
         return list(self._outputs)
+
+    def input(self, *arguments: Any, **options: Any) -> TensorSpec:
+        """Return an input by position or any of its names; without arguments, the only input."""
+        return super().input(*_own_names(self._inputs, arguments), **options)
+
+    def output(self, *arguments: Any, **options: Any) -> TensorSpec:
+        """Return an output by position or any of its names; without arguments, the only output."""
+        return super().output(*_own_names(self._outputs, arguments), **options)
 
     parameters = inputs
     results = outputs
@@ -424,6 +493,12 @@ class Model(ABC, PortLookup):
 
 
 Model.register(ImmutableModel)
+
+
+def _own_names(ports: Sequence[Output], keys: Iterable[Any]) -> list[Any]:
+    """Replace further names of ports by their own names."""
+    own_names = {name: port.name for port in ports for name in port.names}
+    return [own_names.get(key, key) if isinstance(key, str) else key for key in keys]
 
 
 def _wrap(entries: Mapping[str, Any]) -> dict[str, Any]:

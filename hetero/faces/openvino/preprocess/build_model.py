@@ -77,7 +77,7 @@ def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port])
             names[name] = raw
     if emit.needs > emit.opset:
         return build(upgrade_opset(model, emit.needs), inputs, outputs)
-    nodes = [_renamed(node, names) for node in model.nodes]
+    nodes = [renamed_node(node, names) for node in model.nodes]
     return model.replace(
         nodes=[*input_nodes, *nodes, *emit.nodes[len(input_nodes) :]],
         inputs=ports,
@@ -147,7 +147,7 @@ def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
     if flow.value == raw:
         return tensor_spec, False
     last = emit.nodes[-1]
-    emit.nodes[-1] = _renamed(last, {last.outputs[0]: spec.name})
+    emit.nodes[-1] = renamed_node(last, {last.outputs[0]: spec.name})
     return tensor_spec, True
 
 
@@ -285,7 +285,7 @@ def _check_fits(flow: Flow, spec: TensorSpec) -> None:
         )
 
 
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+def renamed_node(node: Node, names: Mapping[str, str]) -> Node:
     """Return the node with renamed inputs and outputs: {old: new}."""
     if not any(name in names for name in (*node.reads, *node.outputs)):
         return node

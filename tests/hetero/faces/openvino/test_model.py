@@ -11,6 +11,7 @@ import pytest
 
 import hetero
 import hetero.openvino as face
+from hetero.errors import ArgumentError
 
 ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
@@ -247,3 +248,47 @@ def test_text_of_models_and_nodes(cores: Any) -> None:
     assert texts[0].startswith("<Model: 'chain'")
     node = read(cores[0][1], CHAIN).get_ops()[0]
     assert repr(node) == "<Relu: 'one' (x[2,3]) -> (y[2,3])>"
+
+
+@pytest.mark.parametrize("names", [{"picture"}, {"picture", "x"}])
+def test_ports_are_renamed(cores: Any, names: set[str]) -> None:
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    columns = []
+    for _, core in cores:
+        model = read(core, CHAIN)
+        port = model.input()
+        model.reshape({"x": [(1, 4), 3]})
+        port.get_tensor().set_names(names)
+        model.output(0).tensor.names = {"boxes"}
+        compiled = core.compile_model(model, "CPU")
+        results = compiled({min(names) if len(names) == 1 else "x": x})
+        columns.append(
+            (
+                sorted(port.get_names()),
+                str(model.input("picture").partial_shape),
+                model.output("boxes").any_name,
+                results["boxes"].tolist(),
+            )
+        )
+    assert columns[0] == columns[1]
+
+
+def test_name_of_another_value_is_refused(cores: Any) -> None:
+    model = read(cores[0][1], CHAIN)
+    with pytest.raises(ArgumentError, match="another value is named 'y'"):
+        model.input().set_names({"y"})
+    with pytest.raises(ArgumentError, match="expected an assignment of layout"):
+        model.input().type = "tensor(int64)"
+    assert model.input().names == {"x"}
+
+
+def test_layout_is_assigned(cores: Any) -> None:
+    columns = []
+    for module, core in cores:
+        model = read(core, CHAIN)
+        layout = module.Layout("NC")
+        model.inputs[0].node.layout = layout
+        module.set_batch(model, 5)
+        is_same = model.get_parameters()[0].get_layout() == layout
+        columns.append((is_same, shapes(model.inputs), model.inputs[0].node.layout == layout))
+    assert columns[0] == columns[1]
