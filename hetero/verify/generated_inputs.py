@@ -6,6 +6,7 @@ valid. Sizes and numbers of iterations are small, so that runs take neither long
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -37,6 +38,8 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
     (64,),
     (224,),
 )
+#: Limit of all inputs together: four open dimensions of size 64 fit, of size 224 take 10 GB.
+_MAX_ELEMENTS: Final = 2**26
 #: Floats that expose wrong treatment of signs, halves and zeros.
 _SPECIAL_FLOATS: Final = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0, -3.0)
 _EXTREME_FLOATS: Final = (0.0, -0.0, 1e-6, -1e-6, 1e-3, 1.0, -1.0, 20.0, -20.0, 100.0, -100.0)
@@ -75,8 +78,15 @@ def has_open_dimensions(model: Model) -> bool:
 
 
 def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes of open dimensions to try, in order."""
-    return _SIZES if has_open_dimensions(model) else _SIZES[:1]
+    """Return the sizes of open dimensions to try, in order; the first is always one of them."""
+    if not has_open_dimensions(model):
+        return _SIZES[:1]
+
+    def is_small(sizes: tuple[int, ...]) -> bool:
+        shapes = _closed_shapes(model.inputs, sizes).values()
+        return sum(math.prod(shape) for shape in shapes) <= _MAX_ELEMENTS
+
+    return (_SIZES[0], *filter(is_small, _SIZES[1:]))
 
 
 def draw_inputs(

@@ -33,6 +33,17 @@ def test_a_symbol_has_one_size_and_different_symbols_differ() -> None:
     assert inputs["rows"].shape == (rows,)
 
 
+def test_sizes_whose_inputs_take_gigabytes_are_left_out() -> None:
+    head = '<ir_version: 8, opset_import: ["": 17]> image'
+    image, batch = (
+        read_model(parse_model(f"{head} (float[{shape}] x) => (float[{shape}] y) {{ y = Neg(x) }}"))
+        for shape in ("N, C, H, W", "N, 3, 224, 224")
+    )
+    assert [sizes for sizes in size_options(image) if len(sizes) == 1][-1] == (64,)
+    assert size_options(batch)[-1] == (224,)
+    assert size_options(image)[0] == size_options(batch)[0]
+
+
 def test_typical_integers_are_valid_indices_for_every_kind() -> None:
     for kind in KINDS:
         inputs = draw_inputs(model(), kind, (64,), typical_integers=True).inputs
