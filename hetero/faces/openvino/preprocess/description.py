@@ -14,6 +14,7 @@ from hetero.devices.model.partial_shape import PartialShape
 from hetero.faces.openvino.preprocess.build_model import Port, start_of_input, start_of_output
 from hetero.faces.openvino.preprocess.color_format import ColorFormat
 from hetero.faces.openvino.preprocess.emitter import Emitter, Flow
+from hetero.faces.openvino.preprocess.layout import Layout
 from hetero.faces.openvino.preprocess.tensor_steps import Order, Step, convert_element_type
 
 
@@ -102,7 +103,7 @@ def _layout_after(steps: Sequence[Step], layout: str) -> str:
 def _step_text(step: Step) -> str:
     if isinstance(step, Order):
         target = step.target
-        text = _layout_text(target) if isinstance(target, str) else f"({_numbers(target)})"
+        text = target.to_string() if isinstance(target, Layout) else f"({_numbers(target)})"
         return f"convert layout {text}"
     options: dict[str, Any] = step.keywords if isinstance(step, partial) else {}
     name = step.func.__name__ if isinstance(step, partial) else getattr(step, "__name__", "")
@@ -130,11 +131,7 @@ def _numbers(numbers: Iterable[float]) -> str:
     return ",".join(f"{number:g}" for number in numbers)
 
 
-def _layout_text(layout: str) -> str:
-    return f"[{','.join(layout.replace('...', '~')).replace('~', '...')}]"
-
-
 def _type_text(flow: Flow) -> str:
-    layout = _layout_text(flow.layout) if flow.layout else "<no layout>"
+    layout = Layout(flow.layout).to_string() if flow.layout else "<no layout>"
     color = "" if flow.color is ColorFormat.UNDEFINED else f", {flow.color.name}"
     return f"{PartialShape(flow.shape)}, {layout}, {Type(flow.element_type).type_name}{color}"

@@ -68,8 +68,9 @@ class Layout(str):
         return after.index(letter) - len(after) if letter in after and dots else self.index(letter)
 
     def to_string(self) -> str:
-        """Return the layout as text."""
-        return str(self)
+        """Return the layout as OpenVINO's text, such as ``[N,C,H,W]`` or ``[N,...]``."""
+        before, dots, after = self.partition(_DOTS)
+        return f"[{','.join([*before, *([dots] if dots else []), *after])}]"
 
     def of_rank(self, rank: int, label: str) -> str:
         """Return one letter for each of `rank` dimensions; ArgumentError if the rank differs."""

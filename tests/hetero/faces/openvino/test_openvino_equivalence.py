@@ -533,6 +533,7 @@ def test_layouts_equal_openvinos(text: str) -> None:
         check(f"m.Layout({text!r}).has_name({name!r})")
         check(f"m.Layout({text!r}).get_index_by_name({name!r})")
     check(f"m.Layout({text!r}).empty")
+    check(f"m.Layout({text!r}).to_string()")
     check("m.Layout.scalar() == m.Layout.scalar()")
 
 
