@@ -106,7 +106,7 @@ class NullProgram(Program):
             for name, seconds in self._seconds.items():
                 context.record(name, seconds)
         if self._static_outputs is not None:
-            return [np.zeros(shape, dtype) for shape, dtype in self._static_outputs]
+            return list(itertools.starmap(np.zeros, self._static_outputs))
         values = {p.name: v for p, v in zip(self._model.inputs, inputs, strict=True)}
         sizes = _symbol_sizes(self._model.inputs, inputs)
         return [self._output(port, values, sizes) for port in self._model.outputs]

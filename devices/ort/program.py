@@ -111,7 +111,7 @@ class OrtProgram(Program):
             if self._caches and context.resident_outputs >= self._cache_outputs
             else None
         )
-        if caches is None and any(type(value) is CacheTensor for value in inputs):
+        if caches is None and CacheTensor in map(type, inputs):
             values = {n: v.to_host() if type(v) is CacheTensor else v for n, v in values.items()}
         if context.profile and self._session and caches is None:
             for name, seconds in self._profile(values).items():

@@ -14,7 +14,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from threading import Event
 from typing import Final
 
 from hetero.devices.errors import RequestCancelledError
@@ -37,12 +36,12 @@ class NativeCall:
 
     def __enter__(self) -> None:
         _CALLS.add(self)
-        if _SHUTDOWN.is_set():
+        if _is_shutting_down:
             self.__exit__()
             raise RequestCancelledError("the program is shutting down, so the request did not run")
 
     def __exit__(self, *exception: object) -> None:
-        if _SHUTDOWN.is_set():  # the runtime's destructor would request the GIL too
+        if _is_shutting_down:  # the runtime's destructor would request the GIL too
             _UNDESTROYED.append(self._stop)
         _CALLS.discard(self)
 
@@ -54,15 +53,16 @@ class NativeCall:
 
 #: Calls that are running.
 _CALLS: Final[set[NativeCall]] = set()
-#: Set when the interpreter shuts down.
-_SHUTDOWN: Final = Event()
+#: Whether the interpreter shuts down.
+_is_shutting_down = False
 #: References that keep runtime objects from being destroyed during shutdown.
 _UNDESTROYED: Final[list[Callable[[], object] | None]] = []
 
 
 def _shut_down() -> None:
     """Reject new calls, stop the running ones and wait for their end."""
-    _SHUTDOWN.set()
+    global _is_shutting_down
+    _is_shutting_down = True
     for call in list(_CALLS):
         call.stop()
     until_s = time.monotonic() + _WAIT_S

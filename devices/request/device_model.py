@@ -77,6 +77,7 @@ class DeviceModel:
         #: Names of the outputs.
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._output_specs = tuple(output_specs)
+        self._output_dtypes = tuple(spec.dtype for spec in self._output_specs)
         self._shared_sizes = shared_sizes(model.inputs, output_specs)
         self._is_closed = False
         self._local_model: LocalModel | None = None
@@ -114,7 +115,14 @@ class DeviceModel:
                     outputs = self._program.run(inputs, context)
             end_s = time.perf_counter()
             # Copies of outputs need memory too: a view may be larger than its array.
-            results = check_outputs(outputs, inputs, self._output_specs, self.source, self.device)
+            results = check_outputs(
+                outputs,
+                inputs,
+                self._output_specs,
+                self._output_dtypes,
+                self.source,
+                self.device,
+            )
             if self._shared_sizes:
                 check_shared_sizes(
                     self._shared_sizes,

@@ -66,15 +66,16 @@ def check_outputs(
     outputs: Sequence[Value],
     inputs: Sequence[Value],
     specs: Sequence[TensorSpec],
+    dtypes: Sequence[np.dtype | None],
     model: Model,
     device: str,
 ) -> list[Value]:
     """Return the outputs of `Program.run` after checking them against their types.
 
     An output that shares memory with an input, a constant or another output is copied. `specs` are
-    the reliable types of the outputs; `model` and `device` appear in messages. Raises
-    InferenceError if the number of outputs, or the element type, rank or size of an output is
-    wrong.
+    the reliable types of the outputs, and `dtypes` their numpy types; `model` and `device` appear
+    in messages. Raises InferenceError if the number of outputs, or the element type, rank or size
+    of an output is wrong.
     """
     if len(outputs) != len(specs):
         raise InferenceError(
@@ -93,10 +94,11 @@ def check_outputs(
         else:
             _add_owners([value], owners)
     results: list[Value] = []
-    for value, port in zip(outputs, specs, strict=True):
-        dtype = port.dtype
+    for value, port, dtype in zip(outputs, specs, dtypes, strict=True):
         if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
-            if not port.accepts(value.shape):
+            shape = port.shape
+            is_equal = shape is None or tuple.__eq__(shape, value.shape)
+            if not is_equal and not port.accepts(value.shape):
                 raise _mismatch(value, port, model, device)
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:

@@ -208,7 +208,7 @@ def test_program_of_functions() -> None:
 @pytest.fixture
 def shutdown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replace the state of the interpreter's shutdown; return the runtime objects that are kept."""
-    monkeypatch.setattr(native_call, "_SHUTDOWN", type(native_call._SHUTDOWN)())
+    monkeypatch.setattr(native_call, "_is_shutting_down", False)
     monkeypatch.setattr(native_call, "_CALLS", set())
     kept: list[Any] = []
     monkeypatch.setattr(native_call, "_UNDESTROYED", kept)
