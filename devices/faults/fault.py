@@ -97,6 +97,8 @@ class Fault:
     domain: str = ""
     #: A model that shows the fault on the tested version of the runtime.
     proof: Proof | None = None
+    #: Name of a case of ONNX's backend suite that shows the fault, if no smaller model does.
+    suite_case: str = ""
 
 
 class FaultTable:

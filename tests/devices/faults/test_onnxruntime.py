@@ -12,12 +12,13 @@ from scipy.special import ndtri
 import hetero
 from hetero.devices.faults.onnxruntime import FAULTS
 from tests.support.comparison import assert_close
-from tests.support.fault_proofs import is_wrong, proofs
+from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, suite_case
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
 PLUGIN = "hetero.devices.ort.plugin:ORTPlugin"
 ROWS = [fault for fault in FAULTS if fault.proof is not None]
+CASES = [fault for fault in FAULTS if fault.suite_case]
 #: The version that the proofs were tested on; others may have fewer faults.
 TESTED_VERSION = "1.32"
 
@@ -80,3 +81,26 @@ def test_proof_is_still_wrong(core, index):
     proof = proofs("onnxruntime")[index]
     results = core.compile_model(proof.model(), "CPU")(proof.inputs())
     assert is_wrong(PLUGIN, "onnxruntime", index, list(results.to_tuple()))
+
+
+def test_every_row_has_a_proof():
+    assert all(row.proof is not None or row.suite_case for row in FAULTS)
+
+
+@pytest.mark.slow  # onnx generates its suite
+@pytest.mark.parametrize("row", CASES, ids=[row.description for row in CASES])
+def test_suite_case_is_refused(core, row):
+    support = core.query_model(suite_case(row.suite_case).model(), "HETERO:ORT,CPU")
+    messages = [r.message for of in support.refusals.values() for r in of.values()]
+    assert any(message.endswith(row.description) for message in messages), messages
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not onnxruntime.__version__.startswith(TESTED_VERSION),
+    reason=f"faults are those of ONNX Runtime {TESTED_VERSION}",
+)
+@pytest.mark.parametrize("row", CASES, ids=[row.description for row in CASES])
+def test_suite_case_is_still_wrong(row):
+    """If this fails, the runtime has fixed the fault: remove its row."""
+    assert case_is_wrong(PLUGIN, suite_case(row.suite_case))

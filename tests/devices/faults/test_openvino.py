@@ -10,12 +10,13 @@ from onnx.reference import ReferenceEvaluator
 import hetero
 from hetero.devices.faults.openvino import FAULTS
 from tests.support.comparison import assert_close
-from tests.support.fault_proofs import is_wrong, proofs
+from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, suite_case
 
 openvino = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
 PLUGIN = "hetero.devices.openvino.plugin:OpenVinoPlugin"
 ROWS = [fault for fault in FAULTS.faults if fault.proof is not None]
+CASES = [fault for fault in FAULTS.faults if fault.suite_case]
 #: The version that the proofs were tested on; others may have fewer faults.
 TESTED_VERSION = "2026.4"
 
@@ -86,3 +87,28 @@ def test_proof_is_still_wrong(core, index):
     proof = proofs("openvino")[index]
     results = core.compile_model(proof.model(), "CPU")(proof.inputs())
     assert is_wrong(PLUGIN, "openvino", index, list(results.to_tuple()))
+
+
+def test_every_row_has_a_proof():
+    without = [row for row in FAULTS.faults if row.proof is None and not row.suite_case]
+    operators = {operator for row in without for operator in row.operators.split()}
+    assert operators - {"Gemm"} == set(PROCESSOR_DEPENDENT.values())
+
+
+@pytest.mark.slow  # onnx generates its suite
+@pytest.mark.parametrize("row", CASES, ids=[row.description for row in CASES])
+def test_suite_case_is_refused(core, row):
+    support = core.query_model(suite_case(row.suite_case).model(), "HETERO:OV,ORT,CPU")
+    messages = [r.message for of in support.refusals.values() for r in of.values()]
+    assert any(message.endswith(row.description) for message in messages), messages
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not openvino.__version__.startswith(TESTED_VERSION),
+    reason=f"faults are those of OpenVINO {TESTED_VERSION}",
+)
+@pytest.mark.parametrize("row", CASES, ids=[row.description for row in CASES])
+def test_suite_case_is_still_wrong(row):
+    """If this fails, the runtime has fixed the fault: remove its row."""
+    assert case_is_wrong(PLUGIN, suite_case(row.suite_case))
