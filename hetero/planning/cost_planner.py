@@ -110,14 +110,13 @@ class CostPlanner:
         `refusals`: nodes that devices refused in their part of the model.
         """
         options = request.hetero_config
-        policy = request.policy
+        policy, fits = request.policy, options["FIT_MEMORY"]
         supports = self._supports(model, request, refusals)
-        if policy == "PRIORITY":
+        if policy == "PRIORITY" and not fits:
             priority = place_by_priority(model, request, self._queries.querier(request), refusals)
         else:
             # For comparison only, so the queries about the whole model are precise enough.
             priority = place_by_priority(model, request, lambda d, _: supports[d], {})
-        fits = options["FIT_MEMORY"]
         if fits and options["REPLICAS"] not in (1, PLAN, {}):
             raise PropertyError(
                 f"model {model.name!r}: a plan with FIT_MEMORY has one copy of the model, got "

@@ -79,8 +79,8 @@ class FitSearch:
         self._unit_ends = np.cumsum(sizes)
         self._unit_order = order
         self._allowed = allowed_devices(unit_problem)
-        #: By the number of the device, and whether it uses its compact options.
-        self._profiles: dict[tuple[int, bool], _Profile] = {}
+        #: Different traits of devices, and their profiles.
+        self._profiles: list[tuple[MemoryTraits, _Profile]] = []
 
     @property
     def slots(self) -> list[_Slot]:
@@ -171,11 +171,13 @@ class FitSearch:
         return begin + count
 
     def _profile(self, slot: _Slot, *, compact: bool) -> _Profile:
-        key = (slot.device, compact)
-        if key not in self._profiles:
-            traits = slot.traits.compact if compact else slot.traits
-            self._profiles[key] = _Profile.measure(self._task_problem, self._nodes, traits)
-        return self._profiles[key]
+        traits = slot.traits.compact if compact else slot.traits
+        for other, profile in self._profiles:
+            if other == traits:
+                return profile
+        profile = _Profile.measure(self._task_problem, self._nodes, traits)
+        self._profiles.append((traits, profile))
+        return profile
 
     def constrained_problem(self) -> Problem:
         """Return the problem with the memory that each device has for weights.
