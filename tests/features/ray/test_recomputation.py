@@ -138,7 +138,8 @@ def test_generation_recomputes_stages_of_two_lost_devices(
     assert set(log.sizes) == {1}
 
 
-@pytest.mark.parametrize("joined_before_loss", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("joined_before_loss", [False, True])
 def test_batched_sequences_recompute_their_caches(
     core: hetero.Core,
     compiled: hetero.CompiledModel,
