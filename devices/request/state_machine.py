@@ -101,6 +101,9 @@ class RequestStateMachine:
         """Keep the request idle within this block; raise RequestBusyError if it is busy."""
         with self._lock:
             self._require_idle(action)
+            run = self.run
+            if run is not None and run.outputs is not None and run.error is None:
+                self.settle(run, True)  # the run has ended, and nobody has waited for it yet
             yield
 
     def started_run(self, attribute: str) -> Run:

@@ -1,6 +1,7 @@
 """Memory of a request's tensors, and inputs of wrong kinds: equal with openvino and hetero."""
 
 import importlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,32 @@ def test_batched_tensors_are_read_at_each_run(cores: Any) -> None:
             request.get_tensor("x")
         columns.append(sums)
     assert columns[0] == columns[1] == [8, 16, 24]
+
+
+@pytest.mark.parametrize("place", ["callback", "after the end"])
+def test_output_tensor_has_the_results_without_a_wait(cores: Any, place: str) -> None:
+    columns = []
+    for _, core in cores:
+        model = core.read_model(onnx.parser.parse_model(ADD).SerializeToString())
+        request = core.compile_model(model, "CPU").create_infer_request()
+        ended = threading.Event()
+        maxima: list[float] = []
+
+        def read(job: Any, maxima: list[float] = maxima, ended: Any = ended) -> None:
+            if place == "callback":
+                maxima.append(float(job.get_output_tensor(0).data.max()))
+            ended.set()
+
+        request.set_callback(read, request)
+        request.start_async(np.full((4, 2), 6, np.float32))
+        assert ended.wait(60)
+        if place != "callback":
+            while not request.wait_for(0):
+                pass
+            maxima.append(float(request.get_output_tensor(0).data.max()))
+        request.wait()
+        columns.append(maxima)
+    assert columns[0] == columns[1] == [7]
 
 
 @pytest.mark.parametrize("share_inputs", [True, False])
