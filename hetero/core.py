@@ -25,13 +25,14 @@ from hetero.cache.import_model import (
 )
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.compiler import Compiler, with_batch_axis
-from hetero.compile.replicas import with_devices_of_kind, with_replicas
+from hetero.compile.replicas import num_devices_for, with_devices_of_kind, with_replicas
 from hetero.core_devices import Devices, ExecutorKind
 from hetero.devices.errors import (
     ArgumentError,
     ArgumentTypeError,
     HeteroError,
     ModelNotFoundError,
+    UnknownDeviceError,
 )
 from hetero.devices.model.joining import Wires, join_models
 from hetero.devices.model.model import Model
@@ -914,16 +915,38 @@ class Core:
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> CompileRequest:
-        names = () if "DEVICE_ID" in config else parse_device(device).names
-        devices, config = self._settings.select_devices(device, config)
-        if self._settings.replicas(config) == AUTO:
-            devices = with_devices_of_kind(devices, names, self._devices.descriptors())
+        devices, config = self._select_devices(device, config)
         split = self._settings.split(config, devices)
         tables = self._settings.property_tables()
         configs = self._extensions.allow(model, split.device_configs_without_cache(), tables)
         hetero_config = {**split.hetero_config, "CACHE_DIR": cache_folder(split, config)}
         pins = collect_pins(model, devices, affinity)
         return CompileRequest(self._devices.describe(devices), hetero_config, configs, pins)
+
+    def _select_devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
+        """Return the devices of a device string and options, and the remaining options.
+
+        If the cluster has too few, its autoscaler is asked for nodes.
+        """
+        names = () if "DEVICE_ID" in config else parse_device(device).names
+        try:
+            devices, others = self._settings.select_devices(device, config)
+        except UnknownDeviceError as error:
+            family, _, number = str(error.data.get("device")).rpartition(".")
+            if not number.isdecimal() or not self._devices.add_of_family(family, int(number) + 1):
+                raise
+            devices, others = self._settings.select_devices(device, config)
+        replicas = self._settings.replicas(others)
+        num_needed = num_devices_for(replicas)
+        if replicas == AUTO or num_needed > len(devices):
+            devices = with_devices_of_kind(devices, names, self._devices.descriptors())
+        if (
+            num_needed > len(devices)
+            and names
+            and self._devices.add_of_family(names[0], num_needed)
+        ):
+            devices = with_devices_of_kind(devices, names, self._devices.descriptors())
+        return devices, others
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None

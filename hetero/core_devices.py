@@ -89,6 +89,17 @@ class Devices:
         """Return the names of the devices of a device string, in order of priority."""
         return select_devices(device, self.descriptors())
 
+    def add_of_family(self, family: str, count: int) -> bool:
+        """Request nodes until a family has so many devices; return whether it then has them."""
+
+        def num_devices() -> int:
+            return sum(d.family == family and d.error is None for d in self.descriptors())
+
+        missing = count - num_devices()
+        if missing <= 0:
+            return True
+        return self.get_executor().add_nodes(missing, lambda: num_devices() >= count)
+
     def describe(self, names: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
         """Return the descriptors of some devices."""
         by_name = {descriptor.name: descriptor for descriptor in self.descriptors()}

@@ -52,6 +52,13 @@ class Executor(Protocol):
     def start(self, devices: Collection[str]) -> None:
         """Start devices in parallel before they are used; return without waiting."""
 
+    def add_nodes(self, count: int, is_enough: Callable[[], bool]) -> bool:
+        """Request more nodes from the cluster's autoscaler, and wait until there are enough.
+
+        `is_enough`: returns whether the present devices are enough.
+        Returns False: the cluster has no autoscaler, or its nodes did not start in time.
+        """
+
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Query a device for the nodes of `model` that it supports.
 

@@ -353,6 +353,10 @@ class InProcessExecutor:
     def start(self, devices: Collection[str]) -> None:
         """Do nothing: devices of this process start on first use."""
 
+    def add_nodes(self, count: int, is_enough: Callable[[], bool]) -> bool:
+        """Return False: this process is the only node."""
+        return False
+
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Query a device for the nodes of `model` that it supports."""
         return self._device(device).host.query(model, config or {})

@@ -65,6 +65,13 @@ def with_devices_of_kind(
     return tuple(dict.fromkeys(listed))
 
 
+def num_devices_for(replicas: object) -> int:
+    """Return the number of devices that a value of REPLICAS needs at least; 0 for any."""
+    if bounds := range_of(replicas):
+        return bounds[1]
+    return replicas if isinstance(replicas, int) else 0
+
+
 def replica_devices(request: CompileRequest) -> ReplicaDevices:
     """Return the further devices that may run each device's subgraphs, by full device names."""
     option = request.hetero_config[_PROPERTY]

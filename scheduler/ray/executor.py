@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -37,6 +37,7 @@ from hetero.scheduler.processes.memory_use import MemoryUse
 from hetero.scheduler.ray.deployment import RayDeployment
 from hetero.scheduler.ray.devices import DeviceHandle, PoolTable, RayDevices
 from hetero.scheduler.ray.loading import StageLoader
+from hetero.scheduler.ray.node_requests import NODE_START_S, NodeRequests
 from hetero.scheduler.ray.pool import Pool, find_pool, pool_supervisor
 from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.ray.session import connect
@@ -140,6 +141,7 @@ class RayExecutor:
                 of_pool=pool is not None,
                 keeps=not is_client,
             )
+            self._node_requests = NodeRequests()
             self._lock = threading.Lock()
             #: Serializes replanning.
             self._replan_lock = threading.Lock()
@@ -184,6 +186,12 @@ class RayExecutor:
         """Start devices in parallel; see `hetero.scheduler.executor.Executor.start`."""
         for name in devices:
             self._devices.device(name)
+
+    def add_nodes(self, count: int, is_enough: Callable[[], bool]) -> bool:
+        """Request nodes from Ray's autoscaler; see `Executor.add_nodes`."""
+        if self._session.is_local:
+            return False
+        return self._node_requests.add(count, is_enough, NODE_START_S)
 
     def keep(self, devices: Collection[str]) -> None:
         """Start devices of a pool, wait for them, and supervise them."""
@@ -404,6 +412,8 @@ class RayExecutor:
             deployment.close()
         self._deployments.memory.close()
         self._clock.close()
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._node_requests.close()
         self._end_devices()
         self._receiver.close()
         self._channel.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,9 @@ from ray.experimental.internal_kv import (
 
 #: Environment variable with which a Ray that starts listens on 127.0.0.1 only, as on macOS.
 LOOPBACK_ONLY: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+#: Label of nodes that an autoscaler has started, and the key of its report in the cluster's store.
+_NODE_TYPE_LABEL: Final = "ray.io/node-group"
+_AUTOSCALER_STATUS: Final = b"__autoscaling_status"
 #: State of a node that is alive, in the table of Ray's head (gcs.proto, GcsNodeInfo).
 _ALIVE: Final = 0
 
@@ -45,6 +49,19 @@ def alive_hosts(address: str, timeout_s: float) -> set[str]:
     raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
     nodes = raylet.GcsClient(address=address).get_all_node_info(timeout=timeout_s).values()
     return {node.node_manager_address for node in nodes if node.state == _ALIVE}
+
+
+def is_autoscaled() -> bool:
+    """Return whether the cluster has an autoscaler that starts nodes.
+
+    `ray up` and KubeRay label their nodes. Otherwise the autoscaler's report has the nodes' types:
+    the monitor of a cluster of fixed size names each of them after its node, ``node_ID``.
+    """
+    if any(_NODE_TYPE_LABEL in (row.get("Labels") or {}) for row in ray.nodes()):  # type: ignore[no-untyped-call]  # Ray's gap
+        return True
+    status = json.loads(_internal_kv_get(_AUTOSCALER_STATUS) or b"{}")
+    types = (status.get("autoscaler_report") or {}).get("node_type_mapping") or {}
+    return any(not node_type.startswith("node_") for node_type in types.values())
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 import hetero
 from hetero.compile.autoscaling import ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.errors import PropertyError
+from hetero.devices.errors import PropertyError, UnknownDeviceError
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
 from tests.support.stateful_models import running_sum
@@ -180,3 +180,41 @@ def test_auto_gives_a_model_with_states_one_replica(core: hetero.Core) -> None:
     with core.compile_model(model, "GATED", {"REPLICAS": "auto", "VERIFY": "NO"}) as compiled:
         assert compiled.target.autoscaler is None
         assert compiled.num_replicas == 1
+
+
+# Devices that a cluster's autoscaler has to start.
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "count"),
+    [
+        ("HETERO:GATED.0,GATED.4", {}, 2),
+        ("GATED", {"REPLICAS": 5}, 2),
+        ("GATED", {"REPLICAS": "1..4"}, 1),
+    ],
+)
+def test_missing_devices_are_requested(
+    core: hetero.Core,
+    device: str,
+    config: dict[str, object],
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[int] = []
+
+    def add_nodes(count: int, is_enough: Callable[[], bool]) -> bool:
+        requests.append(count)
+        return is_enough()
+
+    monkeypatch.setattr(core.executor, "add_nodes", add_nodes)
+    with pytest.raises((UnknownDeviceError, PropertyError)):
+        core.compile_model(branches(), device, config)
+    assert requests == [count]
+
+
+def test_replicas_of_a_name_without_id_use_all_its_devices(core: hetero.Core) -> None:
+    with core.compile_model(
+        branches(), "HETERO:GATED", {"REPLICAS": 3, "VERIFY": "NO"}
+    ) as compiled:
+        devices = {subgraph.device for subgraph in compiled.subgraphs}
+    assert devices == {"GATED.0", "GATED.1", "GATED.2"}
