@@ -80,7 +80,7 @@ class DecoderModel(Model):
         plans = [_plan([random.choice(history.names) for _ in range(LAYERS)]) for _ in range(2)]
         self.placement = share(plans, [1.0, 1.0]) if random.random() < 0.5 else alone(plans[0])
         self.mean_s = random.choice((0.0, 0.005, 0.05))
-        self.is_bursty = False
+        self.is_bursty, self.last_state = False, None
         self.deployment = client.deploy(self.placement, self.limits)
         self.runner = self.deployment._runner
         self.is_closed = False

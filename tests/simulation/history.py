@@ -317,6 +317,8 @@ class History:
                 if not np.array_equal(value, call.expected[name]):
                     self.report_violation(f"call {call.number}: a wrong {name!r}")
         call.remaining = None
+        if model.has_state and not isinstance(result, BaseException) and "r" in result:
+            model.last_state = call.expected["r"], result["r"]
         if model.has_state and remaining > 1 and not self.are_faults_over:
             state = None
             if not isinstance(result, BaseException):
@@ -325,6 +327,11 @@ class History:
             self.simulator.after(
                 next_call_delay_s, self._start_call, self._next(model), remaining - 1, state
             )
+
+    def _start_extra_call(self, model: Model) -> None:
+        """Make a call, which may read a state on other devices."""
+        state = self._next(model).last_state if model.has_state and model in self.models else None
+        self._start_call(model, 1, state)
 
     def _next(self, model: Model) -> Model:
         """Return a model that takes over a state, possibly on other devices."""
@@ -341,7 +348,7 @@ class History:
         self.num_losses += 1
         for _ in range(4):  # calls during the loss of a device, and when it returns
             delay_s = random.choice((0.0, for_s)) + 0.05 * random.random()
-            self.simulator.after(delay_s, self._start_call, random.choice(self.models), 1)
+            self.simulator.after(delay_s, self._start_extra_call, random.choice(self.models))
         if kind == "crash":
             if self._joint_crashes.random() < 0.3:  # several devices restart at the same time
                 for other in dict.fromkeys(used_names):
@@ -441,6 +448,8 @@ class History:
         if faults.stop_s:  # a device is suspended when its resident tensors are released
             self.cluster.stop(self.cluster.devices[random.choice(self.names)].process, 3.7)
             self.simulator.run(self.simulator.now + 2.3)
+        for model in self.models:
+            model.last_state = None
         for call in self.calls:
             if call.model in self.models:
                 call.results[:] = [None]

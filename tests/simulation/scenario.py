@@ -176,6 +176,8 @@ class Model:
         self.is_bursty = random.random() < 0.5
         self.deployment = client.deploy(self.placement, self.limits)
         self.runner: Any = self.deployment._runner
+        #: The expected value and the tensor of the last result's state.
+        self.last_state: Any = None
         self.is_closed = False
         self.records: dict[int, Any] = {}
         self.delivered: list[int] = []

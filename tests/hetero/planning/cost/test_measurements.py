@@ -157,7 +157,7 @@ def test_transfer_is_measured_in_equal_parts_of_the_time(
     executor: Any = "executor"
     transfer = transfer_times.measure_transfer(executor, "A", "B", {"A": {}}, 50.0 + seconds)
     affinity = {"make": "A", "take": "B"}
-    expected = [
+    expected: list[Any] = [
         (("executor", affinity, {"A": {}}), nbytes // 4, pytest.approx(run_s))
         for nbytes in (SMALL, SMALL, LARGE, LARGE)
     ]
