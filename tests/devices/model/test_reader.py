@@ -311,3 +311,29 @@ def test_weight_shape_overrides_declared_shape() -> None:
 def test_light_model_has_the_name_that_was_requested():
     """Its graph has another name, ``squeezenet_old``."""
     assert read_model("light:squeezenet").name == "squeezenet"
+
+
+def test_size_limit_is_the_largest_size(tmp_path, monkeypatch):
+    data = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }").SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    monkeypatch.setattr("hetero.devices.model.reader.PROTOBUF_NBYTES", len(data))
+    for source in (data, path):
+        assert read_model(source).node_names == ("y",)
+    monkeypatch.setattr("hetero.devices.model.reader.PROTOBUF_NBYTES", len(data) - 1)
+    for source in (data, path):
+        with pytest.raises(ModelError, match=str(len(data) - 1)):
+            read_model(source)
+
+
+@pytest.mark.parametrize("field", ["graph", "opset_import", "both"])
+def test_model_without_graph_or_without_opset_and_nodes_is_refused(field):
+    model = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    if field != "opset_import":
+        model.ClearField("graph")
+    else:
+        del model.graph.node[:]
+    if field != "graph":
+        model.ClearField("opset_import")
+    with pytest.raises(ModelError, match="not an ONNX model"):
+        read_model(model.SerializeToString() or b"\0")

@@ -126,3 +126,22 @@ def test_node_that_crashes_a_vendor_is_refused(device, monkeypatch):
     assert "The vendor crashed in a query of Tanh" in refusal.message
     assert "SIGSEGV" in refusal.message
     assert "asked on" in support.notes["a"]
+
+
+def test_response_of_many_parts_is_read_completely():
+    data = bytes(range(256)) * 2**13  # 2 MiB; a pipe has 64 KiB
+    reader, writer = os.pipe()
+    try:
+        with ThreadPoolExecutor(1) as pool, os.fdopen(writer, "wb") as file:
+            written = pool.submit(lambda: (file.write(data), file.flush()))
+            assert worker_process._read(reader, len(data), time.monotonic() + 60) == data
+            written.result()
+        assert worker_process._read(reader, 1, time.monotonic() + 60) is None
+    finally:
+        os.close(reader)
+
+
+def test_worker_has_a_session_of_its_own(worker):
+    """Ctrl-C in a terminal reaches only the processes of its session."""
+    worker.call(b"session", **LIMITS)
+    assert os.getsid(worker._process.pid) == worker._process.pid != os.getsid(0)
