@@ -435,7 +435,10 @@ class History:
             return (0.0,), True
         # The call is repeated during the first one or long after it.
         again = (random.choice((0.3, 1.5, 4.0)), 0.0), True
-        return random.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), again, again))
+        slow = (random.choice((0.3, 1.5)),), True
+        return random.choice(
+            (((), True), ((0.0,), False), ((0.0, 0.01), True), again, again, slow, slow)
+        )
 
     def report_violation(self, violation: str) -> None:
         self.violations.append(f"t={self.simulator.now:.4f}: {violation}")

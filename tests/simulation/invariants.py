@@ -35,6 +35,9 @@ _MAX_TURNS = 2
 #: Maximum virtual time until the program of a dropped task ends, which no usual program takes.
 _CANCEL_S = 0.1
 
+#: Maximum virtual time until a thread executes new orders, which may be preempted several times.
+_ORDERS_S = 0.2
+
 
 class Invariants:
     """Invariants of a history; violations are reported to it."""
@@ -58,6 +61,8 @@ class Invariants:
         #: Device's address -> tasks that it started, until they end, each with the time since when
         #: its program should have ended.
         self.started: dict[str, list[tuple[events.TaskRun | LaneTask, float]]] = {}
+        #: Outbox -> its first order if no thread executes it, and since when.
+        self.first_orders: dict[Any, tuple[Any, float]] = {}
         #: Condition that must not persist -> its start.
         self.condition_start_s: dict[tuple[str, Any], float] = {}
 
@@ -98,6 +103,8 @@ class Invariants:
 
     def check_always(self) -> None:
         """Check the invariants that hold at any time."""
+        for model in self.models:
+            self._check_outbox(model)
         if self.threads.num_preempted:
             self.condition_start_s.clear()
             return
@@ -119,7 +126,7 @@ class Invariants:
 
     def _check_pending_work(self, model: Model, runner: Any) -> None:
         """Check that no due work remains undone."""
-        machine, limits, outbox = runner._machine, runner._machine.limits, runner._outbox
+        machine, limits = runner._machine, runner._machine.limits
         if runner._lock.locked() or model.client.process.is_stopped or self._is_long:
             self.condition_start_s.clear()
             return
@@ -138,7 +145,6 @@ class Invariants:
         lasting = {
             "a batch is due": due_s is not None and due_s < self.simulator.now,
             "a request waits though there is room": has_room,
-            "orders are left in the outbox": outbox.orders and not outbox._turn.locked(),
         }
         for condition, is_so in lasting.items():
             if not is_so:
@@ -178,6 +184,19 @@ class Invariants:
         stages = [s.description for d in machine._deployments.values() for s in d.stages.values()]
         if waiting and machine.num_running < max(stage.num_streams for stage in stages):
             self._break(f"{device.address} is idle while tasks wait")
+
+    def _check_outbox(self, model: Model) -> None:
+        """Check that a thread executes the orders in the outbox soon."""
+        outbox, now_s = model.runner._outbox, self.simulator.now
+        is_stopped = model.client.process.is_stopped
+        # A thread that has appended orders executes them after it has left the machine.
+        is_stopped = is_stopped or outbox._turn.locked() or model.runner._lock.locked()
+        first = outbox.orders[0] if outbox.orders and not is_stopped else None
+        known, since_s = self.first_orders.get(outbox, (None, now_s))
+        if first is None or first is not known:
+            self.first_orders[outbox] = first, now_s
+        elif since_s < now_s - _ORDERS_S:
+            self._break("orders are left in the outbox")
 
     def _check_dropped(self, device: SimulatedDevice) -> None:
         """Check that the programs of dropped tasks end soon."""
