@@ -136,6 +136,13 @@ def test_streams_added_during_long_tasks_remain() -> None:
     workers.stop()
 
 
+def test_run_time_of_tasks_is_a_moving_average() -> None:
+    workers = Script().workers
+    for seconds in (0.0008, 0.0, 0.0004):
+        workers._note(seconds)
+    assert workers._ewma_s == pytest.approx(0.0008 / 8 * (7 / 8) ** 2 + 0.0004 / 8)
+
+
 def test_tasks_near_the_long_limit_start_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 

@@ -207,6 +207,11 @@ def test_error_of_vendor_reaches_the_requesting_client() -> None:
     assert isinstance(failure, Failure)
     assert isinstance(failure.error, DeviceError)
     assert "illegal memory access" in str(failure.error)
+    assert failure.error.data == {
+        "device": "TOY",
+        "node": "here",
+        "cause": "RuntimeError('an illegal memory access was encountered')",
+    }
     assert tensors.nbytes == 0
 
 
