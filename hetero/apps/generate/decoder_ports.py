@@ -50,8 +50,18 @@ _NEXT: Final = (
 )
 #: Operators that compute the length of each row from the mask, assuming padding at the end.
 _LENGTH_OPERATORS: Final = frozenset({"GroupQueryAttention"})
-#: Operators between a mask and a number derived from its length.
-_SHAPE_OPERATORS: Final = frozenset({"Shape", "Gather", "Squeeze", "Reshape", "Cast", "Identity"})
+#: Operators between a mask, or positions, and a number derived from their length.
+_SHAPE_OPERATORS: Final = frozenset(
+    {"Shape", "Gather", "Squeeze", "Reshape", "Cast", "Identity", "ReduceMax", "ReduceSum"}
+)
+#: Comparisons -> whether the result for the limit itself is that for smaller numbers of tokens, if
+#: the number of tokens is the first operand, and if it is the second.
+_COMPARISONS: Final = {
+    "Greater": (True, False),
+    "GreaterOrEqual": (False, True),
+    "Less": (False, True),
+    "LessOrEqual": (True, False),
+}
 #: Operators whose output has the elements of their input.
 _ELEMENT_PRESERVING: Final = frozenset(
     {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
@@ -192,17 +202,50 @@ def find_ports(
 
 
 def _changes_at(model: Model, port_of_role: Mapping[str, str]) -> int | None:
-    """Return the length of the mask at which an `If` of the model changes its branch."""
-    tests = [model.producer(node.inputs[0]) for node in model.nodes if node.op_type == "If"]
-    for test in tests:
-        if test is None or test.op_type != "Greater":
+    """Return the number of tokens beyond which an `If` or `Where` of the model chooses otherwise.
+
+    Examples are the rotary factors of decoders with a long context.
+    """
+    for node in model.nodes:
+        if node.op_type not in ("If", "Where"):
             continue
-        value, (lower, upper) = test.inputs[0], model.integer_ranges.get(test.inputs[1], (0, 1))
-        while (node := model.producer(value)) is not None and node.op_type in _SHAPE_OPERATORS:
-            value = node.inputs[0]
-        if value == port_of_role.get("mask") and lower == upper:
-            return lower
+        test = model.producer(node.inputs[0])
+        while test is not None and (test.op_type in _ELEMENT_PRESERVING or test.op_type == "Not"):
+            test = model.producer(test.inputs[0])
+        if test is None or test.op_type not in _COMPARISONS:
+            continue
+        for position, includes_limit in enumerate(_COMPARISONS[test.op_type]):
+            limit = _constant(model, test.inputs[1 - position])
+            offset = _length_offset(model, test.inputs[position], port_of_role)
+            if limit is not None and offset is not None:
+                return limit - offset - (not includes_limit)
     return None
+
+
+def _length_offset(model: Model, value: str, port_of_role: Mapping[str, str]) -> int | None:
+    """Return by how much a value exceeds the number of tokens; None if it is another number."""
+    offset = 0
+    while (node := model.producer(value)) is not None:
+        value = node.inputs[0]
+        if node.op_type in ("Add", "Sub"):
+            number = _constant(model, node.inputs[1])
+            if number is None:
+                return None
+            offset += number if node.op_type == "Add" else -number
+        elif node.op_type not in _SHAPE_OPERATORS:
+            return None
+    if value == port_of_role.get("mask"):
+        return offset
+    return offset - 1 if value == port_of_role.get("positions") else None
+
+
+def _constant(model: Model, value: str) -> int | None:
+    """Return the integer that a value always is, if it is known."""
+    lower, upper = model.integer_ranges.get(value, (0, 1))
+    if lower == upper:
+        return lower
+    constant = model.constants.get(value)
+    return int(constant.array.item()) if constant is not None and constant.array.size == 1 else None
 
 
 def _pads(model: Model, port_of_role: Mapping[str, str]) -> bool:

@@ -73,10 +73,10 @@ def test_wrong_device_is_excluded_from_the_running_model(local_ray: None) -> Non
         core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled,
     ):
         requests = [compiled.create_infer_request() for _ in range(8)]
-        compiled(X)
         end_s = time.monotonic() + PATIENCE_S
         while set(compiled.affinity.values()) != {"CPU"}:  # requests run all the time
             assert time.monotonic() < end_s
+            compiled(X)  # wrong as long as the device is used
             for request in requests:
                 request.start_async(np.abs(X))
             for request in requests:
