@@ -52,7 +52,7 @@ _NEXT: Final = (
 _LENGTH_OPERATORS: Final = frozenset({"GroupQueryAttention"})
 #: Operators between a mask, or positions, and a number derived from their length.
 _SHAPE_OPERATORS: Final = frozenset(
-    {"Shape", "Gather", "Squeeze", "Reshape", "Cast", "Identity", "ReduceMax", "ReduceSum"}
+    "Cast Gather Identity ReduceMax ReduceSum Reshape Shape Squeeze Unsqueeze".split()  # noqa: SIM905
 )
 #: Comparisons -> whether the result for the limit itself is that for smaller numbers of tokens, if
 #: the number of tokens is the first operand, and if it is the second.

@@ -46,10 +46,20 @@ def test_lower_precision_is_judged_by_its_unit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "number", "expected"), [(True, 1, True), (False, 1, False), (True, 5, False)]
+    ("dtype", "rounds", "number", "expected"),
+    [
+        (np.int8, True, 1, True),
+        (np.int8, False, 1, False),
+        (np.int8, True, 5, True),  # tables of quantised kernels
+        (np.int8, True, 6, False),
+        (np.int32, True, 2, True),
+        (np.int32, True, 3, False),
+    ],
 )
-def test_few_integers_next_to_a_tie_are_noise(rounds: bool, number: int, expected: bool) -> None:
-    values = np.arange(100, dtype=np.int8)
+def test_few_integers_next_to_a_tie_are_noise(
+    dtype: type, rounds: bool, number: int, expected: bool
+) -> None:
+    values = np.arange(100, dtype=dtype)
     off = values.copy()
     off[:number] += 1
     assert is_noise(values, off, rounds=rounds) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,11 @@ from onnx import numpy_helper
 from onnx.parser import parse_model
 
 import hetero
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.types.isolation import RunResult
+from hetero.verify.part_check import PartCheck, PartDraw
 from hetero.verify.verdict import refusals_of
 from tests.hetero.verify.faulty_vendor import (
     FAILURES,
@@ -345,6 +350,28 @@ def test_random_operators_are_not_verified(core: hetero.Core) -> None:
         (verdict,) = compiled.verification.verdicts
         assert verdict.status == "not verified"
         assert verdict.reason == "RandomNormalLike 'noise' draws random numbers"
+
+
+def test_noise_of_a_rounding_part_is_measured_in_several_runs() -> None:
+    """A value next to a tie changes in some runs with noise only."""
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            steps (float[4] x) => (float[4] y) { y = Round(x) }"""
+        )
+    )
+    x = np.full(4, 0.5, np.float32)
+    expected, other = np.zeros(4, np.float32), np.ones(4, np.float32)
+
+    def shaken(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [{"y": other if number == 5 else expected} for number in range(len(inputs))]
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        raise AssertionError("the outputs are known")
+
+    check = PartCheck(model, [PartDraw("typical", {"x": x})], run, shaken, run, 2.0**-23)
+    assert check.is_noise({"x": x}, {"y": expected}, {"y": other})
+    assert not check.is_noise({"x": x}, {"y": expected}, {"y": other + np.float32(99)})
 
 
 def test_number_of_iterations_is_small(core: hetero.Core) -> None:
