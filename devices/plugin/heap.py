@@ -22,8 +22,14 @@ def releases_free_memory() -> Iterator[None]:
     """
     before_nbytes = _resident_nbytes()
     yield
+    if _resident_nbytes() - before_nbytes >= MIN_GROWTH_NBYTES:
+        release_free_memory()
+
+
+def release_free_memory() -> None:
+    """Return free heap memory of this process to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
-    if trim is not None and _resident_nbytes() - before_nbytes >= MIN_GROWTH_NBYTES:
+    if trim is not None:
         trim(0)
 
 
