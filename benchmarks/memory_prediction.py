@@ -3,7 +3,8 @@
 ``python -m benchmarks.memory_prediction [--models NAMES] [--devices NAMES] [--json]``. Each model
 runs whole, in two halves and in three thirds. A new process loads the part of one device and runs
 it; its peak is the largest resident memory (VmHWM). The process without a model is measured in the
-same process and replaces the runtime of the prediction. `ratio` is the predicted peak divided by
+same process and replaces the runtime of the prediction. The summary reports the models to which the
+prediction was fitted, and others that check it. `ratio` is the predicted peak divided by
 the measured one; `model_ratio` leaves out the process without a model.
 """
 
@@ -45,7 +46,8 @@ DEVICES: Final = ("ORT", "OV", "CPU")
 RUNS: Final = 3
 #: The largest relative error that counts as a correct prediction.
 TOLERANCE: Final = 0.1
-SOURCES: Final[Mapping[str, Callable[[], onnx.ModelProto | str]]] = {
+#: Models to which the constants of the prediction were fitted.
+FITTED: Final[Mapping[str, Callable[[], onnx.ModelProto | str]]] = {
     **{f"light:{name}": partial(str, f"light:{name}") for name in light_model_names()},
     "bert": networks.bert,
     "bert-12-layers": partial(networks.bert, layers=12, width=768),
@@ -61,6 +63,19 @@ SOURCES: Final[Mapping[str, Callable[[], onnx.ModelProto | str]]] = {
     "bert-quantized": small_networks.bert_qdq,
     "mobilenet-quantized": small_networks.mobilenet_qdq,
 }
+#: Models that check the prediction; no constant was fitted to them.
+CHECKS: Final[Mapping[str, Callable[[], onnx.ModelProto | str]]] = {
+    "mobilenet-image-128": partial(small_networks.mobilenet, image=128),
+    "mobilenet-float16": partial(small_networks.mobilenet, image=160, dtype=np.float16),
+    "unet-width-32": partial(small_networks.unet, image=128, width=32),
+    "unet-levels-2": partial(small_networks.unet, image=192, width=24, levels=2),
+    "vit-image-384": partial(networks.vit, layers=3, width=256, image=384),
+    "bert-width-768": partial(networks.bert, layers=2, width=768, length=256),
+    "lstm-width-512": partial(networks.lstm, width=512, length=100),
+    "lstm-small": small_networks.lstm,
+    "gpt-width-384": partial(small_networks.gpt, layers=3, width=384, heads=6),
+}
+SOURCES: Final = {**FITTED, **CHECKS}
 
 
 def compare(name: str, devices: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -166,7 +181,15 @@ def measure(device: str, paths: Sequence[Path]) -> tuple[int, int]:
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the share of correct predictions, and the worst ones."""
+    """Return the share of correct predictions and the worst ones, for both groups of models."""
+    return {
+        f"{group}, {name}": value
+        for group, models in (("fitted models", FITTED), ("check models", CHECKS))
+        for name, value in _group_summary([r for r in rows if r["model"] in models]).items()
+    }
+
+
+def _group_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     measured = [row for row in rows if "ratio" in row]
     if not measured:
         return {}

@@ -89,6 +89,6 @@ class MemoryTraits:
             self,
             copied_operators=self.compact_copied_operators,
             values_factor=self.compact_values_factor or self.values_factor,
-            compile_copies=replace(self.compile_copies, stored=0.0),
+            compile_copies=Copies(),
             compact_options={},
         )
