@@ -53,14 +53,15 @@ class OpenVinoPlugin(Plugin):
     rank: ClassVar[int] = 45
     #: Measured with OpenVINO 2026.4: an idle process on Ray (161 MB) with its channels, the first
     #: model, and 30 models of 0.1 to 350 MB. The model and the plugin's layouts keep a copy of the
-    #: weights each; two more exist while it compiles. Each node has generated code.
+    #: weights each; two to four more exist while it compiles. Each node has generated code.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
         runtime_nbytes=165_000_000,
         library_nbytes=19_000_000,
         copied_operators=None,
         weight_copies=Copies(2.1, 1.0),
-        compile_copies=Copies(1.9, 0.0),
-        convolution_compile_copies=Copies(2.2, 1.0),
+        compile_copies=Copies(2.2, 0.0),
+        convolution_compile_copies=Copies(4.0, 0.3),
+        values_factor=2.0,
         node_nbytes=60_000,
         keeps_values=True,
         overwrites_inputs=True,
