@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 import random
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -97,7 +97,7 @@ def run_within(models: list[Model], nbytes: int) -> str:
 @pytest.mark.parametrize("make", [convolutions, products])
 @pytest.mark.parametrize("seed", range(10))
 def test_stages_run_within_random_budgets(
-    worker: ProcessPoolExecutor, make: type[Model], seed: int
+    worker: ProcessPoolExecutor, make: Callable[[random.Random], Model], seed: int
 ) -> None:
     dice = random.Random(seed)
     model = make(dice)
