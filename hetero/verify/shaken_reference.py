@@ -35,15 +35,20 @@ class Shaker:
         #: Integers up to this are results of counting, which every device computes exactly.
         self._largest_count = 1 / unit / 8
 
-    def __call__(self, value: Value) -> Value:
-        """Return a value with moved floats; values inside sequences stay."""
+    def __call__(self, value: Value, *, moves_counts: bool = False) -> Value:
+        """Return a value with moved floats; values inside sequences stay.
+
+        `moves_counts`: whether to move small integers too.
+        """
         if not is_float(value) or not value.size:
             return value
         wide = np.asarray(value, np.float64)
         start = int(self._rng.integers(_NUM_SIGNS))
-        factors = np.resize(np.roll(self._factors, start), wide.shape)
-        is_count = (wide == np.rint(wide)) & (np.abs(wide) < self._largest_count)
-        return np.asarray(np.where(is_count, wide, wide * factors)).astype(value.dtype)
+        moved = wide * np.resize(np.roll(self._factors, start), wide.shape)
+        if not moves_counts:
+            is_count = (wide == np.rint(wide)) & (np.abs(wide) < self._largest_count)
+            moved = np.where(is_count, wide, moved)
+        return np.asarray(moved).astype(value.dtype)
 
 
 class _ShakenBackend(ArrayBackend):
@@ -56,8 +61,11 @@ class _ShakenBackend(ArrayBackend):
     ) -> Callable[..., Any]:
         """Return the kernel as a function that shakes its results."""
         plain, shaker = super().function(kernel, keywords, on_host), self.shaker
+        quantises = kernel.op_type == "QuantizeLinear"
 
         def shaken(*arguments: Any) -> Any:
+            if quantises:  # a value halfway between two steps may round to either
+                arguments = (shaker(arguments[0], moves_counts=True), *arguments[1:])
             result = plain(*arguments)
             return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
 

@@ -32,3 +32,18 @@ def test_shaken_reference_tells_equal_channels_apart() -> None:
     assert len(set(plain.ravel().tolist())) == 1
     assert len(set(shaken.ravel().tolist())) > 1
     np.testing.assert_allclose(shaken, plain, rtol=1e-5)
+
+
+def test_ties_of_quantisation_round_to_either_side() -> None:
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        ties (float[4] x) => (uint8[4] y) <float s = {2}, uint8 z = {0}> {
+            y = QuantizeLinear(x, s, z)
+        }"""
+    )
+    x = np.array([1, 3, 5, 8], np.float32)  # three ties
+    compiled = ShakenReference().compile_model(model, {UNIT: 2.0**-23})
+    results = [tuple(compiled({"x": x})["y"].tolist()) for _ in range(16)]
+    assert {y[0] for y in results} == {0, 1}
+    assert {y[1] for y in results} == {1, 2}
+    assert {y[3] for y in results} == {4}
