@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from onnx.parser import parse_model
 
 import hetero
 from hetero.devices.cpu.plugin import CPUPlugin
@@ -86,3 +87,36 @@ def test_requests_in_flight_are_limited_by_memory() -> None:
     ):
         assert compiled.get_property("MAX_REQUESTS_IN_FLIGHT") == 4
         assert compiled.deployment.limits.requests == 4
+
+
+def test_device_of_unknown_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hetero.scheduler.device.discovery._node_memory_nbytes", lambda: None)
+    with (
+        hetero.Core("inprocess") as core,
+        pytest.raises(PlanError, match="set it with --memory CPU=2GB") as caught,
+    ):
+        core.compile_model(products(2), "CPU", {"FIT_MEMORY": True})
+    assert caught.value.data["unknown_devices"] == ("CPU",)
+
+
+def test_budget_below_the_smallest_stage_is_an_error() -> None:
+    config = {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": {"PACKING": 1000}}
+    with (
+        hetero.Core("inprocess", plugins=[PackingPlugin]) as core,
+        pytest.raises(PlanError, match="does not fit PACKING") as caught,
+    ):
+        core.compile_model(products(2), "PACKING", config)
+    assert caught.value.data["smallest_stage_nbytes"] > WEIGHT
+
+
+def test_open_sizes_are_requested() -> None:
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[rows, 4] x) => (float[rows, 4] y) { y = Relu(x) }
+    """
+    with (
+        hetero.Core("inprocess") as core,
+        pytest.raises(PlanError, match="--shape x=1,4") as caught,
+    ):
+        core.compile_model(parse_model(text), "CPU", {"FIT_MEMORY": True})
+    assert caught.value.data["open_dimensions"] == {"x": ("rows",)}
