@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,8 @@ from ray.experimental.internal_kv import (
     _internal_kv_list,
     _internal_kv_put,
 )
+
+from hetero.devices.file_reader import parse_json
 
 #: Environment variable with which a Ray that starts listens on 127.0.0.1 only, as on macOS.
 LOOPBACK_ONLY: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -59,7 +60,7 @@ def is_autoscaled() -> bool:
     """
     if any(_NODE_TYPE_LABEL in (row.get("Labels") or {}) for row in ray.nodes()):  # type: ignore[no-untyped-call]  # Ray's gap
         return True
-    status = json.loads(_internal_kv_get(_AUTOSCALER_STATUS) or b"{}")
+    status = parse_json((_internal_kv_get(_AUTOSCALER_STATUS) or b"{}").decode())
     types = (status.get("autoscaler_report") or {}).get("node_type_mapping") or {}
     return any(not node_type.startswith("node_") for node_type in types.values())
 
