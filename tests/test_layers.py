@@ -222,6 +222,7 @@ ALLOWED_NEIGHBOURS: dict[str, set[str]] = {
         "affinity",
         "batching",
         "cache",
+        "formatting",
         "partition",
         "planning",
         "properties",

@@ -16,7 +16,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
 from hetero.devices.plugin.program import Payload, Program
 from hetero.devices.plugin.properties import Config, Property, PropertyTable
-from tests.hetero.compile.test_memory_corrections import WIDTH, products
+from tests.support.products import WIDTH, products
 
 #: Bytes of a product's weights.
 WEIGHT = WIDTH * WIDTH * 4

@@ -6,19 +6,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
 
 import hetero
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import DeviceMemoryError
 from hetero.devices.model.model import Model
-from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import Program
 from hetero.devices.plugin.properties import Config
-from tests.support.graphs import proto
-
-WIDTH = 100
+from tests.support.products import WIDTH, products
 
 
 class SmallPlugin(CPUPlugin):
@@ -39,17 +35,6 @@ class FullPlugin(SmallPlugin):
 
     name: ClassVar[str] = "FULL"
     room_nbytes: ClassVar[int] = 0
-
-
-def products(count: int) -> Model:
-    """Return a chain of matrix products."""
-    ports = [helper.make_tensor_value_info(n, 1, [1, WIDTH]) for n in ("v0", f"v{count}")]
-    weight = np.eye(WIDTH, dtype=np.float32)
-    weights = [numpy_helper.from_array(weight, f"w{i}") for i in range(count)]
-    nodes = [
-        helper.make_node("MatMul", [f"v{i}", f"w{i}"], [f"v{i + 1}"], f"n{i}") for i in range(count)
-    ]
-    return read_model(proto(nodes, ports[:1], ports[1:], weights))
 
 
 def options(device: str) -> dict[str, object]:
