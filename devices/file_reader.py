@@ -124,7 +124,7 @@ class FileReader:
         try:
             return parse_json(text, pairs)
         except DocumentError as error:
-            raise self._malformed(path, "JSON", error) from error
+            raise self._syntax_error(path, "JSON", error) from error
 
     def read_yaml(self, path: str | Path) -> Any:
         """Return the document of a YAML file, of plain types."""
@@ -139,9 +139,9 @@ class FileReader:
         try:
             return _parse_yaml(text, method)
         except DocumentError as error:
-            raise self._malformed(path, "YAML", error) from error
+            raise self._syntax_error(path, "YAML", error) from error
 
-    def _malformed(self, path: str | Path, language: str, error: DocumentError) -> HeteroError:
+    def _syntax_error(self, path: str | Path, language: str, error: DocumentError) -> HeteroError:
         return self.problem(path, f"not {language}: {error}", error.line, error.column)
 
 
@@ -235,16 +235,18 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
             event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             count, self._count, self._depth = self._count, self._count + 1, self._depth + 1
             if self._depth > MAX_DEPTH:
-                raise _malformed(f"{_too_deep()}", event)
+                raise _syntax_error(f"{_too_deep()}", event)
             node = super().compose_node(parent, index)
             if isinstance(event, yaml.AliasEvent):
                 if id(node) not in self._sizes:
-                    raise _malformed(f"alias {event.anchor!r} refers to a node around it", event)
+                    raise _syntax_error(f"alias {event.anchor!r} refers to a node around it", event)
                 self._count += self._sizes[id(node)]
             else:
                 self._sizes[id(node)] = self._count - count
             if self._count > MAX_YAML_NODES:
-                raise _malformed(f"more than {MAX_YAML_NODES} nodes with aliases expanded", event)
+                raise _syntax_error(
+                    f"more than {MAX_YAML_NODES} nodes with aliases expanded", event
+                )
             self._depth -= 1
             return node
 
@@ -253,12 +255,12 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
             try:
                 return super().construct_object(node, deep)
             except (ValueError, ArithmeticError) as error:
-                raise _malformed(f"{error}", node) from error
+                raise _syntax_error(f"{error}", node) from error
 
     return BoundedLoader
 
 
-def _malformed(problem: str, place: Any) -> Exception:
+def _syntax_error(problem: str, place: Any) -> Exception:
     """Return PyYAML's error at an event or node."""
     import yaml
 

@@ -83,7 +83,7 @@ class OperatorCase:
     ill: bool = field(default=False)
 
     def __str__(self) -> str:
-        inputs_text = ", ".join(_describe(x) for x in self.inputs)
+        inputs_text = ", ".join(_describe_value(x) for x in self.inputs)
         plain = {k: v for k, v in sorted(self.attributes.items()) if np.size(v) < 20}
         changes = "; ".join(self.changes)
         return f"{self.op_type}-{self.opset}({inputs_text}) {plain} [{changes}]"
@@ -219,7 +219,7 @@ def result_difference(actual: Any, expected: Any) -> str:
         return "" if type(actual) is type(expected) else f"{actual!r}, not {expected!r}"
     actual = np.asarray(actual)
     if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
-        return f"{_describe(actual)}, not {_describe(expected)}"
+        return f"{_describe_value(actual)}, not {_describe_value(expected)}"
     if expected.dtype.kind in "iubOUS":
         num_wrong = int(np.sum(actual != expected))
         return f"{num_wrong} of {expected.size} elements differ" if num_wrong else ""
@@ -232,7 +232,7 @@ def result_difference(actual: Any, expected: Any) -> str:
     return f"it differs by up to {difference:.3g}; the largest value is {scale - 1:.3g}"
 
 
-def _formals(case: OperatorCase, schema: OpSchema) -> list[OpSchema.FormalParameter]:
+def _formal_parameters(case: OperatorCase, schema: OpSchema) -> list[OpSchema.FormalParameter]:
     return [schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(len(case.inputs))]
 
 
@@ -253,7 +253,7 @@ def _dtype(name: str) -> Any:
 
 def _change_type(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
     """Change the element type of one type parameter."""
-    formals = _formals(case, schema)
+    formals = _formal_parameters(case, schema)
     choices = sorted({f.type_str for f in formals if len(_allowed_types(schema, f.type_str)) > 1})
     if not choices:
         return case
@@ -291,7 +291,9 @@ def _change_numbers(
 ) -> OperatorCase:
     """Change the numbers of data inputs, but not of sizes, axes and indices."""
     inputs, special = list(case.inputs), bool(random.random() < 0.12)
-    for i, (formal, x) in enumerate(zip(_formals(case, schema), case.inputs, strict=True)):
+    for i, (formal, x) in enumerate(
+        zip(_formal_parameters(case, schema), case.inputs, strict=True)
+    ):
         if not isinstance(x, np.ndarray) or not x.size or x.dtype.kind in "OU":
             continue
         if x.dtype.kind in "iu" and not any(
@@ -344,7 +346,7 @@ def _remove_optional(
     case: OperatorCase, schema: OpSchema, random: np.random.Generator
 ) -> OperatorCase:
     """Remove the last optional input or output."""
-    formals = _formals(case, schema)
+    formals = _formal_parameters(case, schema)
     if len(case.inputs) > 1 and formals[-1].option == _Option.Optional and random.random() < 0.5:
         inputs = case.inputs[:-1]
         return replace(case, inputs=inputs, changes=(*case.changes, f"no {formals[-1].name}"))
@@ -379,7 +381,7 @@ def _set_invalid_type(
     i = int(random.integers(len(case.inputs))) if case.inputs else 0
     if not case.inputs or not isinstance(case.inputs[i], np.ndarray):
         return None
-    type_str = _formals(case, schema)[i].type_str
+    type_str = _formal_parameters(case, schema)[i].type_str
     allowed = set(_allowed_types(schema, type_str)) or {type_str}
     ill = [
         n
@@ -446,7 +448,7 @@ def _info(name: str, value: Any) -> onnx.ValueInfoProto:
     )
 
 
-def _describe(x: Any) -> str:
+def _describe_value(x: Any) -> str:
     if x is None:
         return "-"
     return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__

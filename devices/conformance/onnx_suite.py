@@ -55,7 +55,7 @@ class Case:
         """Return sets of inputs and expected outputs, in the order of the ports."""
         if self.case.data_sets is not None:
             return [
-                ([_plain(x) for x in inputs], [_plain(y) for y in outputs])
+                ([_to_array(x) for x in inputs], [_to_array(y) for y in outputs])
                 for inputs, outputs in self.case.data_sets
             ]
         if self.kind == "real":
@@ -127,7 +127,7 @@ def outcome(plugin: Plugin, case: Case, config: Mapping[str, Any]) -> str:
     return "passed"
 
 
-def _plain(value: Any) -> Any:
+def _to_array(value: Any) -> Any:
     """Convert a tensor or a numpy scalar to an array."""
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)

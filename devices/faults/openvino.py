@@ -31,7 +31,7 @@ from hetero.devices.faults.openvino_conditions import (
     slopes_may_fit_channels,
     splits_open_axis,
 )
-from hetero.devices.faults.openvino_integers import INT32, fits, integer_refusal
+from hetero.devices.faults.openvino_integers import INT32, integer_refusal, is_within
 from hetero.devices.model.integer_ranges import Range, by_operator
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.support import Refusal
@@ -467,7 +467,7 @@ FAULTS: Final = FaultTable(
             lambda v: any(
                 v.is_runtime_value(name)
                 and v.element_type(name) == "int64"
-                and not fits(name, v.ranges, INT32.max)
+                and not is_within(name, v.ranges, INT32.max)
                 for name in v.node.inputs[1:3]
             ),
             proof=Proof(

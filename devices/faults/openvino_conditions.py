@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from hetero.devices.faults.fault import NodeView
-from hetero.devices.faults.openvino_integers import FLOATS, INT32, NARROWED, fits
+from hetero.devices.faults.openvino_integers import FLOATS, INT32, NARROWED, is_within
 from hetero.devices.model.model import Model, Node
 
 #: Operators that move elements without computing.
@@ -49,7 +49,7 @@ def casts_floats_to_narrowed_integers(view: NodeView) -> bool:
     output = view.node.outputs[0]
     if view.narrow or view.element_type(output) not in NARROWED:
         return False
-    if fits(output, view.ranges, INT32.max):
+    if is_within(output, view.ranges, INT32.max):
         return False
     return view.element_type(view.node.inputs[0]) in FLOATS
 

@@ -24,23 +24,25 @@ _SUPPORTED_TYPES: Final = NARROWED | _NATIVE_TYPES
 _NO_TYPES: Final = frozenset[str]()
 
 
-def fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
+def is_within(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
     """Return whether a value's magnitude is proven to be at most `limit`."""
     return value in ranges and -limit <= ranges[value][0] and ranges[value][1] <= limit
 
 
-def _never(node: Node, ranges: Mapping[str, Range]) -> bool:
+def _is_never_exact(node: Node, ranges: Mapping[str, Range]) -> bool:
     return False
 
 
 def _all_fit_floats(node: Node, ranges: Mapping[str, Range]) -> bool:
     """Return whether floats hold all integers that a node reads and writes."""
-    return all(fits(v, ranges, EXACT_FLOAT) for v in (*node.inputs, *node.outputs) if v in ranges)
+    return all(
+        is_within(v, ranges, EXACT_FLOAT) for v in (*node.inputs, *node.outputs) if v in ranges
+    )
 
 
 def _one_fits_floats(node: Node, ranges: Mapping[str, Range]) -> bool:
     """Return whether floats hold one side of a comparison: no larger integer rounds to it."""
-    return any(fits(value, ranges, EXACT_FLOAT) for value in node.inputs)
+    return any(is_within(value, ranges, EXACT_FLOAT) for value in node.inputs)
 
 
 class _Exactness(NamedTuple):
@@ -49,7 +51,7 @@ class _Exactness(NamedTuple):
     #: Types that are exact for every value.
     types: frozenset[str]
     #: Returns whether a node is exact for the other types.
-    condition: Callable[[Node, Mapping[str, Range]], bool] = _never
+    condition: Callable[[Node, Mapping[str, Range]], bool] = _is_never_exact
 
 
 #: Operators -> the integers that they compute exactly; other operators compute none.
@@ -130,7 +132,7 @@ def _inexactness(
     if kind in NARROWED:
         if narrow:
             return None
-        if not fits(value, ranges, INT32.max):
+        if not is_within(value, ranges, INT32.max):
             return f"OpenVINO computes {kind} in 32 bits"
     exactness = _EXACTNESS.get(node.op_type, _Exactness(_NO_TYPES))
     if kind in exactness.types or exactness.condition(node, ranges):

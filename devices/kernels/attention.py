@@ -13,7 +13,7 @@ from operator import and_
 from typing import Any
 
 from hetero.devices.kernels.axes import are_within
-from hetero.devices.kernels.element_types import Array, Xp, element_type, in_float32, widen
+from hetero.devices.kernels.element_types import Array, Xp, element_type, in_float32, to_float32
 from hetero.devices.kernels.reduction import reduce_max, reduce_sum
 from hetero.devices.kernels.registry import op
 
@@ -79,7 +79,7 @@ def allowed_keys(
 
 def key_bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int) -> Array | None:
     """Return the term added to the scores: 0 or the float mask, -inf for keys not `allowed`."""
-    (mask,) = widen(xp, mask)
+    (mask,) = to_float32(xp, mask)
     if mask is not None:
         missing = t - mask.shape[-1]
         if missing < 0:
@@ -117,7 +117,7 @@ def attend(
     one more score in it.
     """
     dtype, t = q.dtype, k.shape[2]
-    q, k, v, bias, sink = widen(xp, q, k, v, bias, sink)
+    q, k, v, bias, sink = to_float32(xp, q, k, v, bias, sink)
     scores = _scores(xp, q, k, scale)
     output = scores.copy() if scores_mode == 0 else None
     if softcap > 0:
@@ -240,11 +240,11 @@ def flex_attention_1(
     """Return attention; subgraphs of the model may modify its scores and probabilities."""
     dtype = q.dtype
     softmax_type = element_type(softmax_precision or (11 if dtype.itemsize == 8 else 1))
-    q, k, v = widen(xp, q, k, v)
+    q, k, v = to_float32(xp, q, k, v)
     scores = _scores(xp, q, k, scale).astype(softmax_type, copy=False)
     if score_mod is not None:
         (scores,) = score_mod(scores)
-    (wider,) = widen(xp, scores)
+    (wider,) = to_float32(xp, scores)
     weights, total = _exponentials(xp, wider.copy(), None)
     weights = (weights / total).astype(softmax_type, copy=False)
     if prob_mod is not None:

@@ -51,7 +51,7 @@ def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str
     if is_string(x):
         return _parse(xp, x, to, saturate, round_mode)
     if to.kind in "OUS":
-        return _spell(xp, x)
+        return _to_strings(xp, x)
     if x.dtype == to:
         return x
     if to.name == "float8_e8m0fnu":
@@ -98,7 +98,7 @@ def _parse(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:
     return convert(xp, doubles, to, saturate=saturate, round_mode=round_mode)
 
 
-def _spell(xp: Xp, x: Array) -> Array:
+def _to_strings(xp: Xp, x: Array) -> Array:
     if _is_extension(x.dtype):
         x = x.astype(xp.float32 if is_float(x) else xp.int32)
     return x.astype(str).astype(object)

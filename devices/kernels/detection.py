@@ -6,7 +6,7 @@ from hetero.devices.kernels.element_types import Array, Xp
 from hetero.devices.kernels.registry import ALL, op
 
 
-def _corners(xp: Xp, boxes: Array, center_point_box: int) -> tuple[Array, Array]:
+def _to_corners(xp: Xp, boxes: Array, center_point_box: int) -> tuple[Array, Array]:
     """Return each box's least and greatest corner, (N, 2) each."""
     if center_point_box:
         centre, half = boxes[:, :2], boxes[:, 2:] / 2
@@ -69,7 +69,7 @@ def non_max_suppression_10(
         raise ValueError(f"iou_threshold: expected a number from 0 to 1, got {iou}")
     rows = []
     for batch in range(boxes.shape[0]):
-        low, high = _corners(xp, boxes[batch], center_point_box)
+        low, high = _to_corners(xp, boxes[batch], center_point_box)
         for category in range(scores.shape[1]):
             boxes_of_class = _suppress(
                 xp, low, high, scores[batch, category], int(limit or 0), iou, floor

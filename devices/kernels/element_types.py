@@ -1,8 +1,8 @@
 """Element types: conversions for computing, checks, and ONNX's type numbers.
 
 16-bit floats are rounded once per operator, not once per step: kernels of several steps compute in
-float32, by the decorator `in_float32` or by `widen`. bfloat16, float8 and types narrower than a
-byte are numpy extension types, whose kind is ``"V"``.
+float32, by the decorator `in_float32` or by `to_float32`. bfloat16, float8 and types narrower than
+a byte are numpy extension types, whose kind is ``"V"``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def in_float32(kernel: Kernel) -> Kernel:
     """
 
     @wraps(kernel)
-    def widened(xp: Xp, x: Array, *inputs: Any, **keywords: Any) -> Any:
+    def kernel_in_float32(xp: Xp, x: Array, *inputs: Any, **keywords: Any) -> Any:
         if not is_narrow_float(x):
             return kernel(xp, x, *inputs, **keywords)
         narrow = x.dtype
@@ -83,15 +83,15 @@ def in_float32(kernel: Kernel) -> Kernel:
             return tuple(r.astype(narrow) if r.dtype == xp.float32 else r for r in result)
         return result.astype(narrow) if result.dtype == xp.float32 else result
 
-    return widened
+    return kernel_in_float32
 
 
-def widen(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
+def to_float32(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
     """Return the arrays with floats of less than 32 bits as float32; None stays None."""
     return tuple(a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays)
 
 
-def stash(xp: Xp, array: Array, stash_type: int) -> Array:
+def to_stash_type(xp: Xp, array: Array, stash_type: int) -> Array:
     """Return the array in the type in which a normalisation computes.
 
     `stash_type` 11 is float64; 1 (float32), 10 and 16 (16-bit floats) compute in float32.

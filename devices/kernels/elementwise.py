@@ -66,14 +66,14 @@ _BINARY = (
 _CONNECTIVES = (("And", 7, "logical_and"), ("Or", 7, "logical_or"), ("Xor", 7, "logical_xor"))
 
 
-def _unary(name: str) -> Kernel:
+def _unary_kernel(name: str) -> Kernel:
     def kernel(xp: Xp, x: Array) -> Array:
         return getattr(xp, name)(x)
 
     return kernel
 
 
-def _binary(name: str) -> Kernel:
+def _binary_kernel(name: str) -> Kernel:
     def kernel(xp: Xp, a: Array, b: Array) -> Array:
         # Strings are Python objects or numpy's own string types, which can be compared.
         if a.dtype != b.dtype and "O" not in (a.dtype.kind, b.dtype.kind):
@@ -98,9 +98,9 @@ def _check_booleans(name: str, *inputs: Array) -> None:
 
 
 for _op, _since, _name in _UNARY:
-    op(_op, since=_since)(_unary(_name))
+    op(_op, since=_since)(_unary_kernel(_name))
 for _op, _since, _name in _BINARY:
-    op(_op, since=_since)(_binary(_name))
+    op(_op, since=_since)(_binary_kernel(_name))
 for _op, _since, _name in _CONNECTIVES:
     op(_op, since=_since)(_connective(_name))
 
@@ -191,17 +191,17 @@ def power(xp: Xp, x: Array, y: Array) -> Array:
 
 
 def _with_axis(kernel: Kernel) -> Kernel:
-    def aligned(
+    def kernel_with_axis(
         xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0
     ) -> Array:
         return kernel(xp, a, _align(a, b, axis, broadcast))
 
-    return aligned
+    return kernel_with_axis
 
 
-op("Add", since=6)(_with_axis(_binary("add")))
-op("Sub", since=6)(_with_axis(_binary("subtract")))
-op("Mul", since=6)(_with_axis(_binary("multiply")))
+op("Add", since=6)(_with_axis(_binary_kernel("add")))
+op("Sub", since=6)(_with_axis(_binary_kernel("subtract")))
+op("Mul", since=6)(_with_axis(_binary_kernel("multiply")))
 op("Div", since=6)(_with_axis(divide))
 op("Pow", since=1)(_with_axis(power))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from hetero.devices.kernels.element_types import Array, Xp, widen
+from hetero.devices.kernels.element_types import Array, Xp, to_float32
 from hetero.devices.kernels.registry import op
 
 
@@ -50,7 +50,7 @@ def linear_attention_27(
             )
     dtype = query.dtype
     state_dtype = dtype if past_state is None else past_state.dtype
-    query, key, value, past_state, decay, beta = widen(
+    query, key, value, past_state, decay, beta = to_float32(
         xp, query, key, value, past_state, decay, beta
     )
     q = _by_head(query, q_num_heads, "query")
@@ -103,7 +103,7 @@ def causal_conv_with_state_27(
     if past.shape != shape:
         raise ValueError(f"past_state: expected shape {shape}, got {past.shape}")
     padded = xp.concatenate((past, x), axis=2)
-    signal, taps, offset = widen(xp, padded, weight, bias)
+    signal, taps, offset = to_float32(xp, padded, weight, bias)
     y = sum(signal[:, :, i : i + length] * taps[:, :, i] for i in range(k))
     if offset is not None:
         y = y + offset[:, None]

@@ -8,7 +8,7 @@ from hetero.devices.kernels.element_types import (
     check_same_type,
     in_float32,
     is_on_host,
-    widen,
+    to_float32,
 )
 from hetero.devices.kernels.registry import op
 
@@ -20,7 +20,7 @@ def _product(xp: Xp, a: Array, b: Array) -> Array:
         raise ValueError(f"expected equal inner sizes, got shapes {a.shape} and {b.shape}")
     check_same_type(a, b)
     if is_on_host(a):  # GPUs multiply float16 by themselves: they add in float32 and round once
-        a, b = widen(xp, a, b)
+        a, b = to_float32(xp, a, b)
     if a.ndim > 2 and b.ndim == 2 and a.size:
         # One product of all rows is faster than one per matrix, even if it copies a.
         return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
@@ -70,7 +70,7 @@ def gemm_7(
         raise ValueError(f"Gemm: expected matrices, got shapes {a.shape} and {b.shape}")
     dtype = a.dtype
     y = _product(xp, a.T if transA else a, b.T if transB else b)
-    y, c = widen(xp, y, c)
+    y, c = to_float32(xp, y, c)
     if alpha != 1:
         y = _scale(xp, y, alpha)
     if c is not None and beta != 0:
@@ -91,7 +91,7 @@ def einsum_12(xp: Xp, *inputs: Array, equation: str) -> Array:
     """Return the sum of products given by `equation`; `...` are broadcast axes."""
     dtype = inputs[0].dtype
     check_same_type(*inputs)
-    y = xp.einsum(equation.replace(" ", ""), *widen(xp, *inputs), optimize=len(inputs) > 1)
+    y = xp.einsum(equation.replace(" ", ""), *to_float32(xp, *inputs), optimize=len(inputs) > 1)
     return xp.asarray(y).astype(dtype, copy=False)
 
 

@@ -64,7 +64,7 @@ class Trees(NamedTuple):
     members: dict[int, Array]
 
 
-def _leaves(xp: Xp, x: Array, trees: Trees) -> Array:
+def _find_leaves(xp: Xp, x: Array, trees: Trees) -> Array:
     """Return the leaf that each row reaches in each tree, (N, trees)."""
     rows = xp.arange(x.shape[0])[:, None]
     at = xp.broadcast_to(trees.roots, (x.shape[0], trees.roots.size)).copy()
@@ -97,7 +97,7 @@ def _aggregate(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, A
     step = max(1, _BLOCK // max(1, targets * trees.roots.size))
     for first in range(0, x.shape[0], step):
         part = slice(first, first + step)
-        leaves = _leaves(xp, x[part], trees)
+        leaves = _find_leaves(xp, x[part], trees)
         weights, adds = trees.weights[leaves], trees.adds[leaves]
         scored[part] = adds.any(axis=1)
         if aggregate in ("MIN", "MAX"):
@@ -112,7 +112,7 @@ def _aggregate(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, A
     return scores, scored
 
 
-def _once(memo: Memo, build: Callable[..., Trees], *inputs: Any, **attributes: Any) -> Trees:
+def _build_once(memo: Memo, build: Callable[..., Trees], *inputs: Any, **attributes: Any) -> Trees:
     """Return the ensemble that `build` makes: built in the node's first run, then reused."""
     if "trees" not in memo:
         memo["trees"] = build(*inputs, **attributes)
@@ -142,7 +142,7 @@ def _number_nodes(
     nodes_values_as_tensor: Array | None = None,
 ) -> Trees:
     """Build an ensemble from attributes that identify nodes by tree and node id."""
-    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
+    values = _numbers_or_tensor("nodes_values", nodes_values, nodes_values_as_tensor)
     if isinstance(values, tuple):
         values = xp.asarray(values, dtype=xp.float32)  # an attribute's floats have 32 bits
     place = {pair: i for i, pair in enumerate(zip(nodes_treeids, nodes_nodeids, strict=True))}
@@ -160,7 +160,7 @@ def _number_nodes(
     roots: dict[int, int] = {}
     for i, tree in enumerate(nodes_treeids):
         roots.setdefault(tree, i)
-    values_of_leaves = _either("weights", weights, tensor)
+    values_of_leaves = _numbers_or_tensor("weights", weights, tensor)
     sums = xp.zeros((mode.size, n_targets), xp.float32 if tensor is None else tensor.dtype)
     adds = xp.zeros(sums.shape, bool)
     at = (leaf, list(targets))
@@ -181,7 +181,7 @@ def _number_nodes(
     )
 
 
-def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
+def _numbers_or_tensor(name: str, values: Floats | None, tensor: Array | None) -> Any:
     if values and tensor is not None:
         raise ValueError(f"{name}: expected numbers or a tensor, got both")
     return values if tensor is None else tensor
@@ -213,8 +213,8 @@ def tree_ensemble_regressor_1(
     **nodes: Any,
 ) -> Array:
     """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
-    base_values = _either("base_values", base_values, base_values_as_tensor)
-    trees = _once(
+    base_values = _numbers_or_tensor("base_values", base_values, base_values_as_tensor)
+    trees = _build_once(
         memo,
         _number_nodes,
         xp,
@@ -263,8 +263,8 @@ def tree_ensemble_classifier_1(
     That class is chosen if the score exceeds 0.5, or 0 if any weight is negative.
     """
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
-    base_values = _either("base_values", base_values, base_values_as_tensor)
-    trees = _once(
+    base_values = _numbers_or_tensor("base_values", base_values, base_values_as_tensor)
+    trees = _build_once(
         memo,
         _number_nodes,
         xp,
@@ -384,7 +384,7 @@ def tree_ensemble(
     memo: Memo,
 ) -> Array:
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
-    trees = _once(
+    trees = _build_once(
         memo,
         _number_leaves,
         xp,

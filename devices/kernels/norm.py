@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from hetero.devices.kernels.axes import axis_of
-from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, widen
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, to_float32, to_stash_type
 from hetero.devices.kernels.reduction import reduce_mean
 from hetero.devices.kernels.registry import op
 
@@ -29,7 +29,7 @@ def _batch_norm(
 ) -> Array:
     """Return ``(x - mean) / sqrt(var + epsilon) * scale + b`` in two passes over x."""
     dtype = x.dtype
-    x, scale, b, mean, var = widen(xp, x, scale, b, mean, var)
+    x, scale, b, mean, var = to_float32(xp, x, scale, b, mean, var)
     factor = scale / xp.sqrt(var + epsilon)
     offset = b - mean * factor
     factor, offset = (v.astype(x.dtype, copy=False) for v in (factor, offset))
@@ -78,7 +78,7 @@ def batch_normalization(
         return _batch_norm(xp, x, scale, b, mean, var, epsilon=epsilon)
     if not in_training:
         return _batch_norm(xp, x, *_per_channel(x, scale, b, mean, var), epsilon=epsilon)
-    (wider,), axes = widen(xp, x), (0, *range(2, x.ndim))
+    (wider,), axes = to_float32(xp, x), (0, *range(2, x.ndim))
     batch_mean, batch_var = xp.mean(wider, axis=axes), xp.var(wider, axis=axes)
     y = _batch_norm(xp, x, *_per_channel(x, scale, b, batch_mean, batch_var), epsilon=epsilon)
     if version < 14:
@@ -133,20 +133,20 @@ def layer_normalization_17(
 ) -> Array | tuple[Array, ...]:
     """Normalise over the axes from `axis` on; also mean and 1 / deviation, in the stash type."""
     flat, statistics = _trailing(x, axis)
-    y, mean, variance = _centre(xp, stash(xp, x, stash_type).reshape(flat))
+    y, mean, variance = _centre(xp, to_stash_type(xp, x, stash_type).reshape(flat))
     inverse = 1 / xp.sqrt(variance + epsilon)
     y *= inverse
     y = y.reshape(x.shape).astype(x.dtype, copy=False)
-    y = _affine(xp, y, scale, b)
+    y = _scale_and_shift(xp, y, scale, b)
     if n_outputs == 1:
         return y
     return y, mean.reshape(statistics), inverse.reshape(statistics)
 
 
-def _affine(xp: Xp, y: Array, scale: Array, b: Array | None) -> Array:
+def _scale_and_shift(xp: Xp, y: Array, scale: Array, b: Array | None) -> Array:
     """Return ``y * scale + b`` in y's type; overwrites y."""
     dtype = y.dtype
-    y, scale, b = widen(xp, y, scale, b)
+    y, scale, b = to_float32(xp, y, scale, b)
     xp.multiply(y, scale, out=y)
     if b is not None:
         xp.add(y, b, out=y)
@@ -159,10 +159,10 @@ def rms_normalization_23(
 ) -> Array:
     """Divide by the root mean square over the axes from `axis` on, then scale."""
     flat, _ = _trailing(x, axis)
-    y = stash(xp, x, stash_type).reshape(flat)
+    y = to_stash_type(xp, x, stash_type).reshape(flat)
     y = y / xp.sqrt(_mean_square(xp, y) + epsilon)
     y = y.reshape(x.shape).astype(x.dtype, copy=False)
-    return _affine(xp, y, scale, None).astype(scale.dtype, copy=False)
+    return _scale_and_shift(xp, y, scale, None).astype(scale.dtype, copy=False)
 
 
 @op("GroupNormalization", since=(18, 21), additions={"stash_type": 21})
@@ -181,7 +181,7 @@ def group_normalization(
     if num_groups < 1 or x.shape[1] % num_groups:
         raise ValueError(f"num_groups: expected a divisor of {x.shape[1]}, got {num_groups}")
     size = x.shape[1] // num_groups
-    (wider,) = (stash(xp, x, stash_type),) if version >= 21 else widen(xp, x)
+    (wider,) = (to_stash_type(xp, x, stash_type),) if version >= 21 else to_float32(xp, x)
     y, _, variance = _centre(xp, wider.reshape(x.shape[0], num_groups, -1))
     y /= xp.sqrt(variance + epsilon)
     if version < 21:
@@ -192,7 +192,7 @@ def group_normalization(
             )
         scale, bias = xp.repeat(scale, size), xp.repeat(bias, size)
     y = y.reshape(x.shape).astype(x.dtype if version >= 21 else y.dtype, copy=False)
-    return _affine(xp, y, *_per_channel(x, scale, bias)).astype(x.dtype, copy=False)
+    return _scale_and_shift(xp, y, *_per_channel(x, scale, bias)).astype(x.dtype, copy=False)
 
 
 @op("LRN", since=1)

@@ -50,7 +50,7 @@ def _reduce_windows(
     return x
 
 
-def _lowest(xp: Xp, x: Array) -> object:
+def _lowest_value(xp: Xp, x: Array) -> object:
     return xp.iinfo(x.dtype).min if x.dtype.kind in "iu" else -float("inf")
 
 
@@ -63,7 +63,7 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
         order = order.reshape(spatial[::-1]).T
     order = order.reshape(spatial)
     planes = xp.arange(n * c, dtype=xp.int64).reshape(n, c, *(1,) * len(spatial)) * prod(spatial)
-    y = xp.full((n, c, *window.output), _lowest(xp, x), dtype=x.dtype)
+    y = xp.full((n, c, *window.output), _lowest_value(xp, x), dtype=x.dtype)
     index = xp.full(y.shape, -1, dtype=xp.int64)
     for position in window.positions():
         ranges = [window.valid(axis, k) for axis, k in enumerate(position)]
@@ -92,7 +92,7 @@ def max_pool_1(
     window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if n_outputs > 1:
         return _max_pool_indices(xp, x, window, storage_order)
-    return _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
+    return _reduce_windows(xp, x, window, xp.maximum, _lowest_value(xp, x))
 
 
 @op("AveragePool", since=1, additions={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})

@@ -68,7 +68,7 @@ def _normal(
     return _generator(xp, seed).normal(mean, scale, tuple(shape)).astype(dtype)
 
 
-def _uniform(
+def _draw_uniform(
     xp: Xp,
     shape: Sequence[int],
     dtype: Any,
@@ -95,7 +95,7 @@ def _register(op_type: str, draw: Kernel) -> None:
 
 
 _register("RandomNormal", _normal)
-_register("RandomUniform", _uniform)
+_register("RandomUniform", _draw_uniform)
 
 
 @op("Bernoulli", since=15)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hetero.devices.kernels.axes import are_within
-from hetero.devices.kernels.element_types import Array, Xp, widen
+from hetero.devices.kernels.element_types import Array, Xp, to_float32
 from hetero.devices.kernels.registry import op, with_attributes_of
 
 Floats = Sequence[float]
@@ -122,7 +122,7 @@ def _layer(
     directions = 2 if direction == "bidirectional" else 1
     hidden = r.shape[-1]
     dtype = x.dtype
-    x, w, r, b, initial_h = widen(xp, x, w, r, b, initial_h)
+    x, w, r, b, initial_h = to_float32(xp, x, w, r, b, initial_h)
     x = x.swapaxes(0, 1) if layout else x
     steps, batch, size = x.shape
     shapes = {
@@ -351,7 +351,7 @@ def long_short_term_memory(
     """Return the outputs of LSTM; `recurrent_input` maps h before the recurrent product."""
     layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
     n, clip, directions = layer.hidden, layer.clip, w.shape[0]
-    initial_c, p = widen(xp, initial_c, p)
+    initial_c, p = to_float32(xp, initial_c, p)
     start = _initial(xp, layer.x, initial_c, directions, n, layer.layout, "initial_c")
     if p is not None and p.shape != (directions, 3 * n):
         raise ValueError(f"P: expected shape {(directions, 3 * n)}, got {p.shape}")
@@ -360,16 +360,18 @@ def long_short_term_memory(
         (f, g, h_of), recurrent = layer.activations[d], layer.r[d].T
         peep_i, peep_o, peep_f = (None,) * 3 if p is None else p[d].reshape(3, n)
 
-        def peep(gate: Array, weights: Array | None, c: Array) -> Array:
+        def add_peephole(gate: Array, weights: Array | None, c: Array) -> Array:
             return gate if weights is None else gate + weights * c
 
         def step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
             gates = gates + xp.matmul(recurrent_input(h), recurrent)
             gate_i, gate_o, gate_f, gate_c = (gates[:, k * n : (k + 1) * n] for k in range(4))
-            i = f(_clip_gates(xp, peep(gate_i, peep_i, c), clip))
-            forget = 1 - i if input_forget else f(_clip_gates(xp, peep(gate_f, peep_f, c), clip))
+            i = f(_clip_gates(xp, add_peephole(gate_i, peep_i, c), clip))
+            forget = (
+                1 - i if input_forget else f(_clip_gates(xp, add_peephole(gate_f, peep_f, c), clip))
+            )
             new_c = forget * c + i * g(_clip_gates(xp, gate_c, clip))
-            o = f(_clip_gates(xp, peep(gate_o, peep_o, new_c), clip))
+            o = f(_clip_gates(xp, add_peephole(gate_o, peep_o, new_c), clip))
             return o * h_of(new_c), new_c
 
         return step

@@ -106,7 +106,7 @@ def _extremes(xp: Xp, data: Array) -> tuple[Any, Any]:
     return limits.min, limits.max
 
 
-def _real(xp: Xp, data: Array) -> Array:
+def _to_float(xp: Xp, data: Array) -> Array:
     return data if is_float(data) else data.astype(xp.float64)
 
 
@@ -121,15 +121,15 @@ def _sum_of(op_type: str, term: Callable[[Xp, Array], Array], name: str | None =
 
 _sum_of("ReduceL1", lambda xp, data: xp.absolute(data))
 _sum_of("ReduceSumSquare", lambda xp, data: xp.square(data))
-_sum_of("ReduceL2", lambda xp, data: xp.square(_real(xp, data)), "sqrt")
+_sum_of("ReduceL2", lambda xp, data: xp.square(_to_float(xp, data)), "sqrt")
 # The result for no elements is minus infinity.
-_sum_of("ReduceLogSum", _real, "log")
+_sum_of("ReduceLogSum", _to_float, "log")
 
 
 @_reduction("ReduceLogSumExp")
 def reduce_log_sum_exp(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the logarithm of the sum of exponentials; minus infinity if there are none."""
-    real = _real(xp, data)
+    real = _to_float(xp, data)
     # The greatest element, if finite, is subtracted so that no exponential overflows.
     top = reduce_max(xp, real, axes, True)
     top = xp.where(xp.isfinite(top), top, top.dtype.type(0))

@@ -13,7 +13,7 @@ from math import floor
 from typing import Any, NamedTuple
 
 from hetero.devices.kernels.axes import axis_of
-from hetero.devices.kernels.element_types import Array, Xp, to_integers, widen
+from hetero.devices.kernels.element_types import Array, Xp, to_float32, to_integers
 from hetero.devices.kernels.registry import as_inputs, op, with_attributes_of
 
 Ints = Sequence[int]
@@ -77,7 +77,7 @@ def _source(xp: Xp, a: Axis, mode: str) -> Array:
     return a.start * (a.size - 1) + x * xp.float32(step)
 
 
-def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
+def _nearest_indices(xp: Xp, x: Array, mode: str, scale: float) -> Array:
     """Round coordinates to input indices."""
     if mode == "round_prefer_floor":
         return xp.ceil(x - 0.5)
@@ -120,7 +120,7 @@ def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
     return xp.clip(index, 0, a.size - 1), weights
 
 
-def _along(x: Array, axis: int, values: Array) -> Array:
+def _broadcast_along(x: Array, axis: int, values: Array) -> Array:
     """Reshape a vector to broadcast along an axis of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
@@ -128,20 +128,20 @@ def _along(x: Array, axis: int, values: Array) -> Array:
 def _resample(xp: Xp, x: Array, a: Axis, rules: Rules) -> Array:
     source = _source(xp, a, rules.coordinates)
     if rules.mode == "nearest":
-        index = _nearest(xp, source, rules.nearest, a.scale)
+        index = _nearest_indices(xp, source, rules.nearest, a.scale)
         y = xp.take(x, xp.clip(index, 0, a.size - 1).astype(xp.int64), axis=a.axis)
     else:
         index, weights = _taps(xp, a, source, rules)
         weights = weights.astype(x.dtype, copy=False)
         y = xp.take(x, index[0], axis=a.axis)
-        y *= _along(x, a.axis, weights[0])
+        y *= _broadcast_along(x, a.axis, weights[0])
         for i, w in zip(index[1:], weights[1:], strict=True):
             part = xp.take(x, i, axis=a.axis)
-            part *= _along(x, a.axis, w)
+            part *= _broadcast_along(x, a.axis, w)
             y += part
     if rules.coordinates == "tf_crop_and_resize":
         outside = (source < 0) | (source > a.size - 1)
-        y = xp.where(_along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
+        y = xp.where(_broadcast_along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
     return y
 
 
@@ -153,7 +153,7 @@ def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
             )
     dtype, y = x.dtype, x
     if rules.mode != "nearest":
-        (y,) = widen(xp, x)
+        (y,) = to_float32(xp, x)
         if y.dtype.kind not in "f":
             y = y.astype(xp.float32 if y.dtype.itemsize < 4 else xp.float64)
     has_region = rules.coordinates == "tf_crop_and_resize"

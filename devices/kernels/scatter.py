@@ -33,7 +33,7 @@ def scatter_elements_11(
     indices = flat_indices(xp, data, indices, axis)
     if updates.shape != indices.shape:
         raise ValueError(f"updates: expected shape {indices.shape}, got {updates.shape}")
-    flat = _place(xp, data.reshape(-1), indices.reshape(-1), updates.reshape(-1), reduction)
+    flat = _write_rows(xp, data.reshape(-1), indices.reshape(-1), updates.reshape(-1), reduction)
     return flat.reshape(data.shape)
 
 
@@ -55,10 +55,10 @@ def scatter_nd_11(
     rows = flat_row_indices(xp, indices, rows_shape).reshape(-1)
     width = math.prod(rest)
     table, updates = data.reshape(math.prod(rows_shape), width), updates.reshape(rows.size, width)
-    return _place(xp, table, rows, updates, reduction).reshape(data.shape)
+    return _write_rows(xp, table, rows, updates, reduction).reshape(data.shape)
 
 
-def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> Array:
+def _write_rows(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> Array:
     """Return a copy of the data with the updates written or reduced into these rows."""
     check_same_type(data, updates)
     if reduction == "none":

@@ -7,7 +7,7 @@ from typing import Any
 from hetero.devices.kernels.axes import axis_of
 from hetero.devices.kernels.element_types import Array, Xp, check_same_type
 from hetero.devices.kernels.registry import op
-from hetero.devices.kernels.slicing import cut
+from hetero.devices.kernels.slicing import split_axis
 
 
 @op("SequenceEmpty", since=11)
@@ -73,14 +73,14 @@ def split_to_sequence(
     """
     length = x.shape[axis_of(axis, x.ndim)]
     if split is None:
-        parts = cut(x, axis, [1] * length)
+        parts = split_axis(x, axis, [1] * length)
         return [*parts] if keepdims else [part.squeeze(axis) for part in parts]
     if split.ndim:
-        return [*cut(x, axis, split.tolist())]
+        return [*split_axis(x, axis, split.tolist())]
     size = int(split)
     if size < 1:
         raise ValueError(f"split: expected a positive size, got {size}")
-    return [*cut(x, axis, [min(size, length - i) for i in range(0, length, size)])]
+    return [*split_axis(x, axis, [min(size, length - i) for i in range(0, length, size)])]
 
 
 @op("ConcatFromSequence", since=11)

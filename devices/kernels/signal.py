@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import log10
 
-from hetero.devices.kernels.element_types import Array, Xp, element_type, widen
+from hetero.devices.kernels.element_types import Array, Xp, element_type, to_float32
 from hetero.devices.kernels.registry import op
 
 
@@ -44,7 +44,7 @@ def dft_17(
         raise ValueError(f"axis: expected an axis before the last of rank {x.ndim}, got {axis}")
     axis %= x.ndim
     dtype = x.dtype
-    (x,) = widen(xp, x)
+    (x,) = to_float32(xp, x)
     z = _complex(x)
     if dft_length is not None:
         n = int(dft_length.reshape(()))
@@ -89,7 +89,7 @@ def stft_17(
 ) -> Array:
     """Return the Fourier transform of each windowed frame, (batch, frames, bins, 2)."""
     dtype, step = signal.dtype, int(frame_step.reshape(()))
-    signal, window = widen(xp, signal, window)
+    signal, window = to_float32(xp, signal, window)
     # [batch, length] is not in ONNX's definition, but exporters write it and ONNX Runtime runs it.
     z = _complex(signal[..., None] if signal.ndim == 2 else signal)
     if frame_length is not None:

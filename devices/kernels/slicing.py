@@ -30,7 +30,7 @@ def split_2(
                 f"expected a multiple of {n_outputs} (outputs) on axis {axis}, got {length}"
             )
         split = [length // n_outputs] * n_outputs
-    return cut(x, axis, split)
+    return split_axis(x, axis, split)
 
 
 op("Split", since=13, host=(1,))(as_inputs(split_2, "split"))
@@ -47,7 +47,7 @@ def split_18(
     if (split is None) == (num_outputs is None):
         raise ValueError("expected exactly one of the input split and the attribute num_outputs")
     if split is not None:
-        return cut(x, axis, split.tolist())
+        return split_axis(x, axis, split.tolist())
     assert num_outputs is not None
     if num_outputs < 1:
         raise ValueError(f"num_outputs: expected at least 1, got {num_outputs}")
@@ -59,10 +59,10 @@ def split_18(
             f"num_outputs: {num_outputs} parts of {part} exceed the {length} elements on axis "
             f"{axis}"
         )
-    return cut(x, axis, [part] * (num_outputs - 1) + [last])
+    return split_axis(x, axis, [part] * (num_outputs - 1) + [last])
 
 
-def cut(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
+def split_axis(x: Array, axis: int, sizes: Sequence[int]) -> tuple[Array, ...]:
     """Return the parts of these sizes along an axis."""
     axis = axis_of(axis, x.ndim)
     if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:

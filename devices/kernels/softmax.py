@@ -34,17 +34,17 @@ def _hardmax(xp: Xp, x: Array, axis: int) -> Array:
 def _register(op_type: str, function: Kernel) -> None:
     """Register a function along one axis since opset 13, before over all axes from `axis` on."""
 
-    def flattened(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    def kernel_over_trailing_axes(xp: Xp, x: Array, *, axis: int = 1) -> Array:
         axis = axis_of(axis, x.ndim)
         rows = x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
         return function(xp, rows, 1).reshape(x.shape) if x.size else xp.empty_like(x)
 
-    def along(xp: Xp, x: Array, *, axis: int = -1) -> Array:
+    def kernel_along_axis(xp: Xp, x: Array, *, axis: int = -1) -> Array:
         axis = axis_of(axis, x.ndim)
         return function(xp, x, axis) if x.size else xp.empty_like(x)
 
-    op(op_type, since=(1, 11))(in_float32(flattened))
-    op(op_type, since=13)(in_float32(along))
+    op(op_type, since=(1, 11))(in_float32(kernel_over_trailing_axes))
+    op(op_type, since=13)(in_float32(kernel_along_axis))
 
 
 _register("Softmax", softmax)

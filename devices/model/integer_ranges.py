@@ -124,7 +124,7 @@ def _forward(model: Model, bounds: Mapping[str, Range], longest: int) -> dict[st
     """Return the ranges that follow from the inputs; `bounds` are ranges that hold anyway."""
     ranges: dict[str, Range] = {}
 
-    def put(value: str, proven_range: Range | None) -> None:
+    def set_range(value: str, proven_range: Range | None) -> None:
         type_range = _type_range(model, value)
         if type_range is None:
             return
@@ -135,15 +135,15 @@ def _forward(model: Model, bounds: Mapping[str, Range], longest: int) -> dict[st
         ranges[value] = max(low, bound[0]), min(high, bound[1])
 
     for name, constant in model.constants.items():
-        put(name, _of_array(constant.array))
+        set_range(name, _of_array(constant.array))
     for port in model.inputs:
-        put(port.name, None)
+        set_range(port.name, None)
     for node in model.nodes:
         shapes = [model.spec(v).shape if v else None for v in node.inputs]
         step = _Step(node, [ranges.get(value) for value in node.inputs], shapes, longest)
         for i, value in enumerate(node.outputs):
             if value:
-                put(value, step.output(i))
+                set_range(value, step.output(i))
     return ranges
 
 
@@ -218,7 +218,7 @@ def _hull(*ranges: Any) -> Range:
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def _corners(function: Callable[[int, int], int]) -> Rule:
+def _extremes_rule(function: Callable[[int, int], int]) -> Rule:
     """Return the rule of a function whose extremes are at the ends of the input ranges."""
 
     def rule(step: _Step, a: Range, b: Range) -> Range:
@@ -228,7 +228,7 @@ def _corners(function: Callable[[int, int], int]) -> Rule:
     return rule
 
 
-def _within(position: int) -> Rule:
+def _within_rule(position: int) -> Rule:
     """Return the rule of a result that is not larger in magnitude than one of the two inputs."""
 
     def rule(step: _Step, *inputs: Range) -> Range:
@@ -258,20 +258,20 @@ def _clip(
 #: Operator -> rule for the range of its first output; absent inputs are None.
 _RULES: Final[Mapping[str, Rule]] = {
     "Abs": lambda step, x: (0, max(map(abs, x))),
-    "Add": _corners(operator.add),
+    "Add": _extremes_rule(operator.add),
     "Clip": _clip,
     "CumSum": _sum,
-    "Div": _within(0),
+    "Div": _within_rule(0),
     "Max": lambda step, *xs: (max(low for low, _ in xs), max(high for _, high in xs)),
     "Min": lambda step, *xs: (min(low for low, _ in xs), min(high for _, high in xs)),
-    "Mod": _within(1),
-    "Mul": _corners(operator.mul),
+    "Mod": _within_rule(1),
+    "Mul": _extremes_rule(operator.mul),
     "Neg": lambda step, x: (-x[1], -x[0]),
     "Pad": lambda step, x, pads=None, value=None, axes=None: _hull(x, value or (0, 0)),
     "Range": lambda step, start, limit, delta: _hull(start, limit),
     "ReduceSum": _sum,
     "Sign": lambda step, x: (-1, 1),
-    "Sub": _corners(operator.sub),
+    "Sub": _extremes_rule(operator.sub),
     "Trilu": lambda step, x, k=None: _hull(x, (0, 0)),
 }
 

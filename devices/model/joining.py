@@ -174,20 +174,20 @@ def _merge(
     """Return the models as one, with all inner names prefixed."""
     ir_version = max(model.header.ir_version for model in models)
 
-    def renamed(i: int) -> onnx.ModelProto:
+    def prefixed_model(i: int) -> onnx.ModelProto:
         ports = {name: new_name for (model, name), new_name in port_names.items() if model == i}
-        proto = _prefixed(models[i], names[i], ports)
+        proto = _add_prefix(models[i], names[i], ports)
         proto.ir_version = ir_version
         return proto
 
-    joined = renamed(0)
+    joined = prefixed_model(0)
     for i in range(1, len(models)):
         io_map = [
             (port_names[source.model, source.spec.name], port_names[i, input_name])
             for (target, input_name), source in sources.items()
             if target == i
         ]
-        next_model = renamed(i)
+        next_model = prefixed_model(i)
         # Outputs that later models read must stay until then.
         needed = {
             port_names[source.model, source.spec.name]
@@ -204,7 +204,7 @@ def _merge(
     return joined
 
 
-def _prefixed(model: Model, name: str, ports: Mapping[str, str]) -> onnx.ModelProto:
+def _add_prefix(model: Model, name: str, ports: Mapping[str, str]) -> onnx.ModelProto:
     """Return a model with other names of its ports, and a prefix before all other names."""
     proto = model.to_proto()
     del proto.metadata_props[:]

@@ -135,7 +135,7 @@ class ModelNode:
 
     def input(self, input_index: int) -> TensorSpec:
         """Return an input by position."""
-        return self._at(self.inputs(), input_index, "input")
+        return self._port_at(self.inputs(), input_index, "input")
 
     def input_value(self, index: int) -> TensorSpec:
         """Return an input by position: in ONNX, the value that the node reads."""
@@ -145,7 +145,7 @@ class ModelNode:
 
     def output(self, output_index: int = 0) -> TensorSpec:
         """Return an output by position."""
-        return self._at(self.outputs(), output_index, "output")
+        return self._port_at(self.outputs(), output_index, "output")
 
     get_output_tensor = output
 
@@ -190,7 +190,7 @@ class ModelNode:
         """The shape of the first output; ArgumentError if a dimension is dynamic."""
         return self.get_output_shape(0)
 
-    def _at(self, ports: list[TensorSpec], index: int, role: str) -> TensorSpec:
+    def _port_at(self, ports: list[TensorSpec], index: int, role: str) -> TensorSpec:
         if not 0 <= index < len(ports):
             raise TensorNameError(
                 f"node {self.name!r} ({self.op_type}): expected an {role} from 0 to "

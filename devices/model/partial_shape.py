@@ -186,12 +186,14 @@ class Dimension:
         return str(self)
 
     @staticmethod
-    def _between(low: float, high: float) -> Dimension:
+    def _from_bounds(low: float, high: float) -> Dimension:
         return Dimension(int(low), _DYNAMIC if high == inf else int(high))
 
     def __add__(self, other: DimensionLike) -> Dimension:
         other_dimension = _dimension(other)
-        return self._between(self._low + other_dimension._low, self._high + other_dimension._high)
+        return self._from_bounds(
+            self._low + other_dimension._low, self._high + other_dimension._high
+        )
 
     __radd__ = __add__
 
@@ -201,7 +203,7 @@ class Dimension:
             max(0, self._low - other_dimension._high),
             max(0, self._high - other_dimension._low),
         )
-        return self._between(low, high)
+        return self._from_bounds(low, high)
 
     def __mul__(self, other: DimensionLike) -> Dimension:
         other_dimension = _dimension(other)
@@ -210,13 +212,13 @@ class Dimension:
             if inf in (self._high, other_dimension._high)
             else self._high * other_dimension._high
         )
-        return self._between(self._low * other_dimension._low, high)
+        return self._from_bounds(self._low * other_dimension._low, high)
 
     __rmul__ = __mul__
 
     def __and__(self, other: DimensionLike) -> Dimension:
         other_dimension = _dimension(other)
-        return self._between(
+        return self._from_bounds(
             max(self._low, other_dimension._low), min(self._high, other_dimension._high)
         )
 
@@ -371,21 +373,23 @@ class PartialShape:
 
     def same_scheme(self, shape: PartialShape) -> bool:
         """Return whether the ranks and static lengths are equal in both shapes."""
-        return self._all(shape, Dimension.same_scheme, dynamic_rank=self.rank == shape.rank)
+        return self._all_dimensions(
+            shape, Dimension.same_scheme, dynamic_rank=self.rank == shape.rank
+        )
 
     def compatible(self, shape: PartialShape) -> bool:
         """Return whether some tensor shape matches both shapes."""
-        return self._all(shape, Dimension.compatible, dynamic_rank=True)
+        return self._all_dimensions(shape, Dimension.compatible, dynamic_rank=True)
 
     def relaxes(self, shape: PartialShape) -> bool:
         """Return whether this shape allows every tensor shape that the other allows."""
-        return self._all(shape, Dimension.relaxes, dynamic_rank=self._dimensions is None)
+        return self._all_dimensions(shape, Dimension.relaxes, dynamic_rank=self._dimensions is None)
 
     def refines(self, shape: PartialShape) -> bool:
         """Return whether the other shape allows every tensor shape that this one allows."""
         return shape.relaxes(self)
 
-    def _all(self, other: PartialShape, rule: Any, *, dynamic_rank: bool) -> bool:
+    def _all_dimensions(self, other: PartialShape, rule: Any, *, dynamic_rank: bool) -> bool:
         """Return whether a rule holds for all dimensions; `dynamic_rank` if a rank is dynamic."""
         if self._dimensions is None or other._dimensions is None:
             return dynamic_rank

@@ -131,7 +131,7 @@ def _divide(size: Size, divisor: Size) -> Size:
     return size // divisor if isinstance(size, int) and isinstance(divisor, int) else None
 
 
-def _transposed(shape: Shape, matrix: int, batch: int = 0) -> Shape:
+def _transpose_shape(shape: Shape, matrix: int, batch: int = 0) -> Shape:
     if shape is None or len(shape) < 2:
         return shape
     if batch:
@@ -218,7 +218,7 @@ def _group_query_attention(call: _NodeContext) -> None:
 
 def _fused_matmul(call: _NodeContext) -> None:
     a, b = (
-        _transposed(
+        _transpose_shape(
             call.shape(i), call.attribute(f"trans{side}", 0), call.attribute(f"transBatch{side}", 0)
         )
         for i, side in enumerate("AB")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hetero.devices.faults.openvino import refusal
-from hetero.devices.faults.openvino_integers import EXACT_FLOAT, INT32, NARROWED, fits
+from hetero.devices.faults.openvino_integers import EXACT_FLOAT, INT32, NARROWED, is_within
 from hetero.devices.model.integer_ranges import LONGEST_DYNAMIC_AXIS, Range, value_ranges
 from hetero.devices.model.model import Model
 
@@ -57,7 +57,7 @@ def find_limits(model: Model) -> InputLimits:
     unproven_inputs = [
         port.name
         for port in model.inputs
-        if port.element_type in NARROWED and not fits(port.name, ranges, _MAGNITUDES[0])
+        if port.element_type in NARROWED and not is_within(port.name, ranges, _MAGNITUDES[0])
     ]
     best, fewest = InputLimits(), InputLimits().count_refusals(model)
     for longest_axis in _LENGTHS:

@@ -163,16 +163,16 @@ class LibraryPlugin(ProviderPlugin):
             if program.nodes_elsewhere():
                 program = LibraryProgram(model, config, provider, level="ORT_DISABLE_ALL")
         except DeviceError as error:
-            raise self._unsupported(model, model.nodes, str(error)) from error
+            raise self._unsupported_error(model, model.nodes, str(error)) from error
         names = set(program.nodes_elsewhere())
         if names:
             nodes = [node for node in model.nodes if node.name in names] or model.nodes
-            raise self._unsupported(
+            raise self._unsupported_error(
                 model, nodes, f"{provider.name} does not take the node together with its neighbours"
             )
         return program
 
-    def _unsupported(
+    def _unsupported_error(
         self, model: Model, nodes: Sequence[Node], reason: str
     ) -> UnsupportedNodesError:
         refusal = Refusal("no_kernel", reason)

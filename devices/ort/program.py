@@ -125,7 +125,7 @@ class OrtProgram(Program):
 
             with NativeCall(stop), context.on_cancel(stop):
                 try:
-                    feeds = values if self._has_all_ports else self._feeds(values)
+                    feeds = values if self._has_all_ports else self._select_inputs(values)
                     if caches and caches.past_length(feeds):
                         outputs = caches.run(self._session, feeds, self._session_outputs, options)
                     else:
@@ -226,7 +226,7 @@ class OrtProgram(Program):
         names = [port.name for port in self._model.outputs]
         return [values[n] if n in values else self._source.constants[n].array for n in names]
 
-    def _feeds(self, values: Mapping[str, Value]) -> dict[str, Value]:
+    def _select_inputs(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Return the values that are inputs of the session."""
         return {name: value for name, value in values.items() if name in self._session_inputs}
 
@@ -282,7 +282,7 @@ class OrtProgram(Program):
         end_s = time.monotonic() + _PROFILE_TIME_S
         while runs < 2 or (runs <= _PROFILED_RUNS and time.monotonic() < end_s):
             with NativeCall():
-                session.run(self._session_outputs, self._feeds(values))
+                session.run(self._session_outputs, self._select_inputs(values))
             runs += 1
         profile = read_regular(Path(session.end_profiling()), 2**31)
         events: list[dict[str, Any]] = parse_json(profile.decode())

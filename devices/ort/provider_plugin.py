@@ -58,7 +58,7 @@ class ProviderProgram(OrtProgram):
         if self._session and any(isinstance(value, OrtRemoteTensor) for value in inputs):
             values = dict(zip(self._input_names, inputs, strict=True))
             names = self._session_outputs
-            arrays = run_with_binding(self._session, self._feeds(values), names)
+            arrays = run_with_binding(self._session, self._select_inputs(values), names)
             return self._outputs(values, dict(zip(names, arrays, strict=True)))
         return super().run(inputs, context)
 

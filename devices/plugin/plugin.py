@@ -314,7 +314,7 @@ class Plugin(ABC):
         """Query all nodes; return the support of the original nodes, and the transformed model."""
         device = f"{self.name}.{config['DEVICE_ID']}"
         refusals = schema_violations(model)
-        transformed_model = self.transform_model(_without(model, refusals), config)
+        transformed_model = self.transform_model(_remove_nodes(model, refusals), config)
         verdicts = self.prepare_query(transformed_model, config)
         notes: dict[str, str] = {}
         for node in transformed_model.nodes:
@@ -349,7 +349,7 @@ class Plugin(ABC):
         return support, transformed_model
 
 
-def _without(model: Model, names: Collection[str]) -> Model:
+def _remove_nodes(model: Model, names: Collection[str]) -> Model:
     """Return the model without the named nodes; its outputs include the values that they read."""
     if not names:
         return model

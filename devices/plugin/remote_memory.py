@@ -48,7 +48,7 @@ class RemoteTensor(_DeviceObject):
     dtype: np.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
-        raise self._unreadable()
+        raise self._unreadable_error()
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +58,7 @@ class RemoteTensor(_DeviceObject):
     @property
     def data(self) -> NoReturn:
         """Raise UnsupportedOperationError: the host cannot read device memory directly."""
-        raise self._unreadable()
+        raise self._unreadable_error()
 
     str_data = bytes_data = data
 
@@ -80,7 +80,7 @@ class RemoteTensor(_DeviceObject):
                 f"{list(array.shape)}. Create a tensor of that shape."
             )
 
-    def _unreadable(self) -> UnsupportedOperationError:
+    def _unreadable_error(self) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"the host cannot read a tensor of {self.device} directly; copy it with to_host()."
         )

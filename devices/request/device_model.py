@@ -156,7 +156,7 @@ class DeviceModel:
     def __call__(self, inputs: Any = None) -> Results:
         """Run once in the calling thread; accepts the inputs of `InferRequest.infer`."""
         values = RequestTensors(self.inputs, self.outputs).collect(inputs, copy=False)
-        outputs = self.run([self.readable(values[port.name]) for port in self.inputs])
+        outputs = self.run([self.to_host(values[port.name]) for port in self.inputs])
         return Results(self.outputs, dict(zip(self.output_names, outputs, strict=True)))
 
     def check_open(self) -> None:
@@ -167,7 +167,7 @@ class DeviceModel:
                 device=self.device,
             )
 
-    def readable(self, value: Value) -> Value:
+    def to_host(self, value: Value) -> Value:
         """Return a value that the program can read; copy it to the host if necessary."""
         if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
             return value.to_host()

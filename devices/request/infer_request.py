@@ -261,7 +261,7 @@ class InferRequest:
         RequestNotStartedError
             The request has never run.
         """
-        return self._machine.settle(self._machine.ended_run("results"), True)
+        return self._machine.collect(self._machine.ended_run("results"), True)
 
     @property
     def latency(self) -> float:

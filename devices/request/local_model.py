@@ -73,7 +73,7 @@ class LocalModel(BaseCompiledModel):
         context = RunContext(request.profile or self.profiles)
         if request.timeout_s is not None:
             context.set_timeout(request.timeout_s)
-        inputs = [self._compiled.readable(values[port.name]) for port in self.inputs]
+        inputs = [self._compiled.to_host(values[port.name]) for port in self.inputs]
         future = self._runs.submit(self._run, inputs, context)
         return _Submission(future, context, next(self._request_ids))
 

@@ -110,7 +110,7 @@ def check_outputs(
             results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value
-        if dtype is not None and not _fits(tensor, dtype, port):
+        if dtype is not None and not _is_compatible(tensor, dtype, port):
             raise _mismatch(tensor, port, model, device)
         results.append(_without_aliases(tensor, owners))
     return results
@@ -131,7 +131,7 @@ def _mismatch(
     )
 
 
-def _fits(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
+def _is_compatible(value: Value, dtype: np.dtype, port: TensorSpec) -> bool:
     if not (isinstance(value, np.ndarray) or is_remote(type(value))):
         return False
     has_dtype = value.dtype == dtype or (dtype.kind == "O" and value.dtype.kind in "UST")
@@ -144,7 +144,7 @@ def _without_aliases(value: Value, owners: set[int]) -> Value:
         if isinstance(value, list):
             return [_without_aliases(item, owners) for item in value]
         return value
-    owner = id(_owner(value))
+    owner = id(_memory_owner(value))
     if not value.flags.writeable or owner in owners:
         return value.copy()
     owners.add(owner)
@@ -154,12 +154,12 @@ def _without_aliases(value: Value, owners: set[int]) -> Value:
 def _add_owners(values: Sequence[Value], owners: set[int]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
-            owners.add(id(_owner(value)))
+            owners.add(id(_memory_owner(value)))
         elif isinstance(value, list):
             _add_owners(value, owners)
 
 
-def _owner(array: np.ndarray) -> Any:
+def _memory_owner(array: np.ndarray) -> Any:
     """Return the object that owns the memory of an array."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:

@@ -60,7 +60,7 @@ class RequestTensors:
         #: Whether some outputs may stay on their device; faster than `resident_outputs`.
         self.may_have_resident_outputs = False
 
-    def fresh(self) -> RequestTensors:
+    def new_tensors(self) -> RequestTensors:
         """Return new tensors for the same ports."""
         return RequestTensors(self._inputs, self._outputs, tuple(self._optional.values()))
 

@@ -67,7 +67,7 @@ class Results(Mapping[TensorSpec, Value]):
 
     def with_bytes(self) -> Results:
         """Return results with text encoded as UTF-8 bytes."""
-        return Results(self._ports, {name: _encoded(v) for name, v in self._values.items()})
+        return Results(self._ports, {name: _encode_strings(v) for name, v in self._values.items()})
 
     def by_name(self) -> dict[str, Value]:
         """Return the values by name."""
@@ -94,7 +94,7 @@ def _preview(value: Value) -> str:
     return f"{first}, …" if value.size > _PREVIEW_SIZE else first
 
 
-def _encoded(value: Value) -> Value:
+def _encode_strings(value: Value) -> Value:
     is_text = isinstance(value, np.ndarray) and value.dtype == object
     return np.char.encode(value.astype(str), "utf-8") if is_text else value
 

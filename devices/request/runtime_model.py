@@ -44,7 +44,7 @@ def runtime_model(
 def _nodes(
     model: Model, executed: Sequence[ExecutedNode], times_s: Mapping[str, float]
 ) -> Iterator[Node]:
-    covers = _covers(model, executed)
+    covers = _covered_names(model, executed)
     owner = {name: i for i, names in enumerate(covers) for name in names}
     inputs = {port.name for port in model.inputs}
     owners = {v: owner.get(n.name) for n in model.nodes if not n.is_constant for v in n.writes}
@@ -76,7 +76,7 @@ def _nodes(
         yield Node.from_proto(proto, covers=names)
 
 
-def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
+def _covered_names(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
     """Return the original names of each executed node, with the folded nodes that it reads."""
     owner: dict[str, int] = {}
     for i, row in enumerate(executed):

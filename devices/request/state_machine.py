@@ -103,7 +103,7 @@ class RequestStateMachine:
             self._require_idle(action)
             run = self.run
             if run is not None and run.outputs is not None and run.error is None:
-                self.settle(run, True)  # the run has ended, and nobody has waited for it yet
+                self.collect(run, True)  # the run has ended, and nobody has waited for it yet
             yield
 
     def started_run(self, attribute: str) -> Run:
@@ -152,7 +152,7 @@ class RequestStateMachine:
         except KeyboardInterrupt:
             self.cancel()  # nobody waits for the run any more
             raise
-        return self.settle(run, share_outputs)
+        return self.collect(run, share_outputs)
 
     def start(
         self,
@@ -386,7 +386,7 @@ class RequestStateMachine:
             if run.callback_error is not None:
                 raise run.callback_error
             if run is self.run:
-                self.settle(run, True)
+                self.collect(run, True)
                 return
 
     def wait_for(self, timeout_s: float) -> bool:
@@ -397,10 +397,10 @@ class RequestStateMachine:
         if not run.end.wait(timeout_s):
             return False
         if run.error is None:
-            self.settle(run, True)
+            self.collect(run, True)
         return True
 
-    def settle(self, run: Run, share: bool) -> Results:
+    def collect(self, run: Run, share: bool) -> Results:
         """Return the results of a run, or raise its error; the first call stores the outputs.
 
         The outputs of the last run are stored in the request's tensors, those of an earlier run in
@@ -413,7 +413,7 @@ class RequestStateMachine:
         with self._lock:
             if run.results is None:
                 start = time.perf_counter()
-                tensors = self.tensors if run is self.run else self.tensors.fresh()
+                tensors = self.tensors if run is self.run else self.tensors.new_tensors()
                 values = tensors.store(run.outputs or {}, copy=not share)
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
@@ -464,7 +464,7 @@ class RequestStateMachine:
                 if run.callback_error is not None:
                     raise run.callback_error
                 with self._lock:  # prevents the start of the next run
-                    results = self.settle(run, True)
+                    results = self.collect(run, True)
                 future.set_result(results)
             except BaseException as error:  # the waiting thread raises it
                 future.set_exception(error)

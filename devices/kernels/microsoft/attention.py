@@ -18,7 +18,7 @@ from hetero.devices.kernels.attention import (
     rotary_embedding_23,
     split_heads,
 )
-from hetero.devices.kernels.element_types import Array, Xp, widen
+from hetero.devices.kernels.element_types import Array, Xp, to_float32
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.norm import rms_normalization_23
 from hetero.devices.kernels.registry import op
@@ -58,7 +58,7 @@ def _attention(
         lowest = xp.float32(xp.finfo(xp.float32).min)
         bias = xp.where(earlier, xp.float32(0) if bias is None else bias, lowest)
     if attention_bias is not None:
-        (attention_bias,) = widen(xp, attention_bias)
+        (attention_bias,) = to_float32(xp, attention_bias)
         bias = attention_bias if bias is None else bias + attention_bias
     y, scores = attend(
         xp, q, k, v, scale=scale or None, bias=bias, scores_mode=2 if wants_scores else None
@@ -129,7 +129,7 @@ def attention(
 ) -> tuple[Array, ...]:
     """Return attention of query, key and value from one projection of x, and the cache (2, ...)."""
     dtype = x.dtype
-    x, weights, bias = widen(xp, x, weights, bias)
+    x, weights, bias = to_float32(xp, x, weights, bias)
     projection = xp.matmul(x, weights)
     if bias is not None:
         projection = projection + bias

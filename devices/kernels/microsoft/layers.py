@@ -7,7 +7,7 @@ from typing import Any
 
 from hetero.devices.kernels.activation import gelu, hard_swish, swish
 from hetero.devices.kernels.conv import conv_1
-from hetero.devices.kernels.element_types import Array, Xp, in_float32, stash, widen
+from hetero.devices.kernels.element_types import Array, Xp, in_float32, to_float32, to_stash_type
 from hetero.devices.kernels.linear_attention import causal_conv_with_state_27
 from hetero.devices.kernels.matmul import gemm_7, matmul_1
 from hetero.devices.kernels.microsoft import MICROSOFT
@@ -50,7 +50,7 @@ def bias_add(xp: Xp, x: Array, bias: Array, skip: Array) -> Array:
 
 def _inverse_rms(xp: Xp, x: Array, epsilon: float, axis: int = -1) -> Array:
     axes = tuple(range(axis % x.ndim, x.ndim))
-    x = stash(xp, x, 1)
+    x = to_stash_type(xp, x, 1)
     return 1 / xp.sqrt(xp.mean(x * x, axis=axes, keepdims=True) + epsilon)
 
 
@@ -215,7 +215,7 @@ def _activate(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array
     if not name:
         return y
     dtype = y.dtype
-    (y,) = widen(xp, y)
+    (y,) = to_float32(xp, y)
     if name == "Clip":
         y = xp.clip(y, *parameters)
     elif name == "HardSwish":

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetero.devices.kernels.activation import leaky_relu, sigmoid
 from hetero.devices.kernels.cast import convert
-from hetero.devices.kernels.element_types import Array, Kernel, Xp, widen
+from hetero.devices.kernels.element_types import Array, Kernel, Xp, to_float32
 from hetero.devices.kernels.microsoft import MICROSOFT
 from hetero.devices.kernels.microsoft.attention import attention
 from hetero.devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
@@ -66,7 +66,9 @@ def _pool(kernel: Kernel) -> Kernel:
 
     @with_attributes_of(kernel)
     def pool(xp: Xp, x: Array, *, channels_last: int = 0, **pooling: Any) -> Array:
-        return _last(xp, kernel(xp, _first(xp, x, channels_last), **pooling), channels_last)
+        return _to_channels_last(
+            xp, kernel(xp, _to_channels_first(xp, x, channels_last), **pooling), channels_last
+        )
 
     return pool
 
@@ -120,14 +122,14 @@ def qlinear_concat(xp: Xp, y_scale: Array, y_zero_point: Array, *inputs: Array, 
 @with_attributes_of(max_pool_1, exclude=("n_outputs", "storage_order"))
 def nhwc_max_pool(xp: Xp, x: Array, **pooling: Any) -> Array:
     """Return MaxPool of x in channels-last layout."""
-    return _last(xp, max_pool_1(xp, _first(xp, x, 1), **pooling), 1)
+    return _to_channels_last(xp, max_pool_1(xp, _to_channels_first(xp, x, 1), **pooling), 1)
 
 
-def _first(xp: Xp, x: Array, channels_last: int) -> Array:
+def _to_channels_first(xp: Xp, x: Array, channels_last: int) -> Array:
     return xp.ascontiguousarray(xp.moveaxis(x, -1, 1)) if channels_last else x
 
 
-def _last(xp: Xp, y: Array, channels_last: int) -> Array:
+def _to_channels_last(xp: Xp, y: Array, channels_last: int) -> Array:
     return xp.moveaxis(y, 1, -1) if channels_last else y
 
 
@@ -314,7 +316,7 @@ def matmul_nbits(
     `g_idx` is the block of each of the K columns; `accuracy_level` is a hint.
     """
     dtype, blocks = a.dtype, ceil(K / block_size)
-    a, scales, bias = widen(xp, a, scales, bias)
+    a, scales, bias = to_float32(xp, a, scales, bias)
     weights = _unpack(xp, b.reshape(N, -1), bits)[:, :K].astype(a.dtype)
     scales = scales.reshape(N, blocks)
     if zero_points is None:

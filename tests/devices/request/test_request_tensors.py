@@ -343,7 +343,7 @@ def test_port_that_is_input_and_output() -> None:
 def test_fresh_tensors_have_the_ports_and_no_values() -> None:
     tensors = RequestTensors((X,), (Y,), (OPTIONAL,))
     tensors.set("x", array(1))
-    fresh = tensors.fresh()
+    fresh = tensors.new_tensors()
     with pytest.raises(TensorNameError):
         fresh.collect(None, copy=True)
     values = fresh.collect({"x": array(2), "o": np.zeros(2, np.float32)}, copy=True)
