@@ -30,7 +30,7 @@ from hetero.scheduler.inprocess import InProcessExecutor
 from hetero.scheduler.observe.load import DeviceLoad, Load
 from hetero.scheduler.observe.metrics import Metrics
 from hetero.scheduler.simulation.client import SimulatedClient
-from hetero.scheduler.simulation.device import SimulatedCluster, Work
+from hetero.scheduler.simulation.device import SimulatedCluster, Workload
 from hetero.scheduler.simulation.network import Link, Network
 from hetero.scheduler.simulation.simulator import Simulator
 from hetero.scheduler.types.events import DeviceLost
@@ -53,7 +53,7 @@ def processor_us(work: Callable[[], object]) -> float:
     return (time.process_time() - start_s) * 1e6
 
 
-class _Nothing(Work):
+class _Nothing(Workload):
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
         return 1e-3
 

@@ -88,7 +88,7 @@ class Clock:
             heapq.heappush(self._due, (due_s, next(self._count), timer))
             if due_s < self._wakes_s:
                 self._wakes_s = due_s
-                self._put(None)
+                self._enqueue(None)
 
     def forget(self, timer: Timer) -> None:
         """Remove a timer for good; otherwise it could outlive its owner."""
@@ -99,12 +99,12 @@ class Clock:
 
     def later(self, order: Callable[[], None]) -> None:
         """Call `order` in the clock's thread, as soon as possible; also safe in finalizers."""
-        self._put(order)
+        self._enqueue(order)
 
     def close(self) -> None:
         """Run the remaining calls and stop; idempotent."""
         self._closed = True
-        self._put(None)
+        self._enqueue(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=_JOIN_S)
 
@@ -123,7 +123,7 @@ class Clock:
             except Exception:  # later timers and calls still have to run
                 _log.exception("%s: a timer or call failed", self._name)
 
-    def _put(self, order: Callable[[], None] | None) -> None:
+    def _enqueue(self, order: Callable[[], None] | None) -> None:
         """Queue a call for the clock's thread; None: compute the next wake-up again."""
         self._orders.put(order)
 
@@ -136,7 +136,7 @@ class Clock:
     def look(self) -> None:
         """Run all timers that are due."""
         now_s = self.now_s()
-        while timer := self._take(now_s):
+        while timer := self._next_due_timer(now_s):
             try:
                 due_s = timer.look()
             except Exception:  # the other timers still have to run
@@ -145,7 +145,7 @@ class Clock:
             if due_s is not None:
                 timer.by(due_s)
 
-    def _take(self, now_s: float) -> Timer | None:
+    def _next_due_timer(self, now_s: float) -> Timer | None:
         """Remove and return a timer that is due; None without one."""
         with self._lock:
             while self._due and self._due[0][0] <= now_s:

@@ -122,12 +122,12 @@ class InProcessDeployment(Deployment):
             self._num_streams[index] = self._load_stage(
                 host, index, source, num_threads[stage.device]
             )
-            if self.known.includes(self.placement, index, source.model):
-                self.known.make(index, partial(host.make, self.key, index))
+            if self.constant_stages.includes(self.placement, index, source.model):
+                self.constant_stages.make(index, partial(host.make, self.key, index))
 
     def _open(self, stages: Iterable[Stage]) -> None:
         """Make devices accept tasks of loaded stages, and compile the routes."""
-        self.take()
+        self.switch_to()
         for stage in stages:
             stage_message = self.stage_description(stage.index, self._num_streams[stage.index])
             self._devices[stage.device].open_stage(stage_message)
@@ -167,7 +167,7 @@ class InProcessDeployment(Deployment):
             used = {number for r in whole.routes[len(before.routes) :] for number in r.stages}
             self._open(whole.stages[number] for number in sorted(used))
         except BaseException:
-            self.take(before)
+            self.switch_to(before)
             self._program = self._compile_program()
             raise
         routes = whole.routes[len(before.routes) :]
@@ -177,7 +177,7 @@ class InProcessDeployment(Deployment):
         """Compile the routes to a request program; None if requests need the state machine."""
         placement = self.placement
         plans = [route.plan for route in placement.routes]
-        if self._is_ordered or self.known.outputs or not self._help_with:
+        if self._is_ordered or self.constant_stages.outputs or not self._help_with:
             return None
         if any(p.passthrough or p.constant_outputs or not p.stages for p in plans):
             return None
@@ -234,7 +234,7 @@ class InProcessDeployment(Deployment):
         """Import or compile a stage; return the number of requests that it runs in parallel."""
         constant_inputs = {
             name: constant.array
-            for name, constant in self.known.given(self.placement, stage).items()
+            for name, constant in self.constant_stages.inputs_of(self.placement, stage).items()
         }
         load = partial(
             host.load_stage, self.key, stage, num_threads=num_threads, given=constant_inputs

@@ -48,7 +48,7 @@ class _Connection:
     @property
     def endpoint(self) -> str:
         """Normalized url."""
-        return _normalized(self.url)
+        return _normalize_url(self.url)
 
 
 class Connections:
@@ -86,7 +86,7 @@ class Connections:
         """
         self.disconnect(identity)
         # A peer with the same endpoint has ended, and its port was assigned again.
-        if previous := self._by_endpoint.get(_normalized(url)):
+        if previous := self._by_endpoint.get(_normalize_url(url)):
             self.disconnect(previous.identity)
             self._replaced.append(previous.identity)
         self._connect(_Connection(identity, url, key))
@@ -156,7 +156,7 @@ class Connections:
         with contextlib.suppress(zmq.Again):
             while True:
                 event: Any = parse_monitor_message(self.monitor.recv_multipart(zmq.DONTWAIT))
-                connection = self._by_endpoint.get(_normalized(event["endpoint"].decode()))
+                connection = self._by_endpoint.get(_normalize_url(event["endpoint"].decode()))
                 is_up = event["event"] == _UP
                 if connection is not None and connection.is_up != is_up:
                     connection.is_up = is_up
@@ -173,7 +173,7 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1e3))
 
 
-def _normalized(url: str) -> str:
+def _normalize_url(url: str) -> str:
     """Normalize a url: libzmq's events sometimes write an IPv4 address as IPv6."""
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")

@@ -124,28 +124,28 @@ class Control:
         while not self._closed:
             wait_s = max(0.0, min((next_s, *self._suspicions.values())) - time.monotonic())
             self._poller.poll(int(wait_s * 1e3) + 1)
-            self._guarded(self._poll_local)
-            self._guarded(self._receive)
-            self._guarded(self._connect_peers)
-            self._guarded(self._send_dropped_requests)
+            self._call_and_log(self._poll_local)
+            self._call_and_log(self._receive)
+            self._call_and_log(self._connect_peers)
+            self._call_and_log(self._send_dropped_requests)
             now_s = time.monotonic()
-            self._guarded(self._raise_suspicions, now_s)
+            self._call_and_log(self._raise_suspicions, now_s)
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._report_damaged_messages)
-            self._guarded(self._clean_up_processes)
+            self._call_and_log(self._report_damaged_messages)
+            self._call_and_log(self._clean_up_processes)
             is_status_due = not num_heartbeats % _STATUS_HEARTBEATS
             for peer in self._peers:
-                self._guarded(self._check_peer, peer, now_s, is_status_due)
+                self._call_and_log(self._check_peer, peer, now_s, is_status_due)
             if now_s >= tidy_s:
-                self._guarded(self._pool.remove_unused)
-                self._guarded(self._slots.unmap_removed)
+                self._call_and_log(self._pool.remove_unused)
+                self._call_and_log(self._slots.unmap_removed)
                 tidy_s = now_s + _TIDY_S
             next_s = now_s + self._heartbeat_s
             num_heartbeats += 1
 
     @staticmethod
-    def _guarded(action: Callable[..., None], *arguments: Any) -> None:
+    def _call_and_log(action: Callable[..., None], *arguments: Any) -> None:
         """Call a function and log its errors: they must not end the thread."""
         try:
             action(*arguments)
@@ -160,17 +160,17 @@ class Control:
         for data, reply in self._sockets.receive():
             if self._closed:
                 return
-            self._guarded(self._handle_message, data, reply)
+            self._call_and_log(self._handle_message, data, reply)
         for connections in self._sockets.connections:
             for identity, data in connections.receive():
-                self._guarded(self._handle_reply, identity, data)
+                self._call_and_log(self._handle_reply, identity, data)
             for identity, is_up in connections.changes():
-                self._guarded(self._handle_connection, identity, is_up)
+                self._call_and_log(self._handle_connection, identity, is_up)
         if self._peers.remote is not None:
             for identity, is_up in self._peers.remote.changes():
                 if not is_up:
-                    self._guarded(self._handle_data_loss, identity)
-        self._guarded(self._sockets.authenticate)
+                    self._call_and_log(self._handle_data_loss, identity)
+        self._call_and_log(self._sockets.authenticate)
 
     def _handle_message(self, data: bytes, reply: Callable[[bytes], object]) -> None:
         """Handle a message of a peer that connected to this channel."""
@@ -188,7 +188,7 @@ class Control:
             raise BlobError("control message that is addressed to another peer.")
         elif isinstance(message, protocol.Drop):
             for request in message.requests:
-                self._guarded(self._deliver_dropped, request)
+                self._call_and_log(self._deliver_dropped, request)
 
     def _deliver_dropped(self, request: bytes) -> None:
         message = envelope.from_frames([request])
@@ -291,7 +291,7 @@ class Control:
             if connections is not None:
                 connections.connect(endpoint.identity, endpoint.control_url, endpoint.key)
             if peer.is_local:
-                self._guarded(peer.connect)
+                self._call_and_log(peer.connect)
 
     def _handle_connection(self, identity: bytes, is_up: bool) -> None:
         """Handle the start (`is_up`) or end of a control connection."""
@@ -310,7 +310,7 @@ class Control:
         """Suspect the local peers whose delay is over."""
         for peer in [peer for peer, due_s in self._suspicions.items() if due_s <= now_s]:
             del self._suspicions[peer]
-            self._guarded(self._suspect, peer)
+            self._call_and_log(self._suspect, peer)
 
     def _check_peer(self, peer: Peer, now_s: float, is_status_due: bool) -> None:
         """Check a peer; called at each heartbeat."""
@@ -374,15 +374,15 @@ class Control:
         while self._peers.disconnected:
             peer = self._peers.disconnected.popleft()
             self._ending_processes.add(peer.endpoint.process)
-            self._guarded(self._end, peer)
+            self._call_and_log(self._end, peer)
 
     def _clean_up_processes(self) -> None:
         """Release the resources of local processes that have ended."""
         for process in [process for process in self._ending_processes if process.is_gone]:
             self._ending_processes.discard(process)
-            self._guarded(self._pool.free_all_of, process)
-            self._guarded(self._slots.unmap_process, process)
-            self._guarded(sweep, self._folder)
+            self._call_and_log(self._pool.free_all_of, process)
+            self._call_and_log(self._slots.unmap_process, process)
+            self._call_and_log(sweep, self._folder)
 
     def _end(self, peer: Peer) -> None:
         """Handle the end of a peer's channel."""

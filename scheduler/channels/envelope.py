@@ -61,7 +61,7 @@ class MessageWriter:
 
     def __init__(self, inline_nbytes: int = INLINE_NBYTES) -> None:
         self._inline_nbytes = inline_nbytes
-        self._pack = Encoder(enc_hook=_plain).encode
+        self._pack = Encoder(enc_hook=_to_msgpack_type).encode
         self._put: Put | None = None
         self._segments: list[Segment] = []
 
@@ -205,6 +205,6 @@ def _identifiers(task: Task) -> tuple[tuple[Any, ...], int]:
     return (*DEFAULT_REQUEST[:4], *task.request[4:8]), task.stage
 
 
-def _plain(value: Any) -> Any:
+def _to_msgpack_type(value: Any) -> Any:
     """Convert a numpy number, or a mapping that is not a dict, to a type of msgpack."""
     return value.item() if isinstance(value, np.generic) else dict(value)

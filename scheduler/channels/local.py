@@ -152,7 +152,7 @@ class LocalLink:
         if len(frames) == 1 and len(frames[0]) <= MAX_PACKET_NBYTES - HEADER.size:
             self._send([(_MESSAGE_HEADER, frames[0])])
         else:
-            self._send(_packets(frames))
+            self._send(_split_message(frames))
 
     def send_together(self, messages: Sequence[bytes]) -> None:
         """Send small messages in one packet."""
@@ -235,7 +235,7 @@ class LocalLink:
         self._socket.close()
 
 
-def _packets(frames: Sequence[Any]) -> list[Sequence[Any]]:
+def _split_message(frames: Sequence[Any]) -> list[Sequence[Any]]:
     """Return the packets of a large message."""
     max_nbytes = MAX_PACKET_NBYTES - HEADER.size
     packets: list[Sequence[Any]] = [

@@ -166,14 +166,14 @@ class SlotPool:
     def free_untaken(self, channel: bytes) -> None:
         """Free the slots that a closed channel has not taken."""
         with self._lock:
-            for slot in self._filled():
+            for slot in self._filled_slots():
                 if slot.channel == channel and not slot.is_taken:
                     slot.free()
 
     def free_all_of(self, reader: Process) -> None:
         """Free the slots of a process that has ended, and remove its files."""
         with self._lock:
-            for slot in self._filled():
+            for slot in self._filled_slots():
                 if slot.reader == reader:
                     slot.free()
         sweep(FOLDER, PREFIX)
@@ -188,7 +188,7 @@ class SlotPool:
             self._files.clear()
             self._max_nbytes = 0
 
-    def _filled(self) -> list[Slot]:
+    def _filled_slots(self) -> list[Slot]:
         slots = (slot for files in self._files.values() for file in files for slot in file.slots)
         return [slot for slot in slots if not slot.is_free]
 

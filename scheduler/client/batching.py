@@ -19,7 +19,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.client.batch_rows import split_rows
-from hetero.scheduler.client.error_messages import copied
+from hetero.scheduler.client.error_messages import copy_error
 from hetero.scheduler.types.events import AttemptFailed, CancelRequested, PartArrived
 from hetero.scheduler.types.limits import Batching
 from hetero.scheduler.types.request_record import RequestRecord
@@ -70,17 +70,17 @@ class Batcher:
         #: Batches in flight, by key.
         self.in_flight: dict[tuple[int, int], _Batch] = {}
 
-    def put(self, request: RequestRecord, now_s: float) -> float:
+    def enqueue(self, request: RequestRecord, now_s: float) -> float:
         """Queue a request for a batch of its group; return the end of its wait."""
         since_s = now_s if request.admitted_s is None else request.admitted_s
-        group = self._groups.setdefault(_name(request), _Group())
+        group = self._groups.setdefault(_group_key(request), _Group())
         group.waiting[request.id] = request, since_s
         group.rows += request.submitted.rows
         return since_s + self._batching.timeout_s
 
-    def leave(self, request: RequestRecord) -> None:
+    def remove(self, request: RequestRecord) -> None:
         """Remove a request from the queue, if it waits there."""
-        name = _name(request)
+        name = _group_key(request)
         group = self._groups.get(name)
         if group is not None and request.id in group.waiting:
             del group.waiting[request.id]
@@ -88,9 +88,9 @@ class Batcher:
             if not group.waiting:
                 del self._groups[name]
 
-    def fire(self, now_s: float) -> list[RequestRecord]:
+    def take_batch(self, now_s: float) -> list[RequestRecord]:
         """Remove and return the requests of the batch that starts now; empty if none does."""
-        group = self._ready(now_s) if self._has_room else None
+        group = self._next_group(now_s) if self._has_room else None
         if group is None:
             return []
         batch: list[RequestRecord] = []
@@ -100,14 +100,14 @@ class Batcher:
                 break
             free_rows -= request.submitted.rows
             batch.append(request)
-            self.leave(request)
+            self.remove(request)
         return batch
 
     @property
     def _has_room(self) -> bool:
         return len(self.in_flight) < self._batching.most
 
-    def _ready(self, now_s: float) -> _Group | None:
+    def _next_group(self, now_s: float) -> _Group | None:
         """Return the group whose batch starts next: the one with the oldest request."""
         batching = self._batching
         is_busy = len(self.in_flight) >= batching.busy
@@ -141,12 +141,12 @@ class Batcher:
         del self.in_flight[batch.key]
         return True
 
-    def may_be_others(self, request: RequestRecord, error: BaseException) -> bool:
+    def may_be_of_others(self, request: RequestRecord, error: BaseException) -> bool:
         """Return whether another request of the batch may have caused a request's error."""
         is_joined = request.batch is not None and len(request.batch.requests) > 1
         return is_joined and not isinstance(error, _NOT_OF_THE_INPUTS)
 
-    def share(
+    def split_event(
         self,
         event: PartArrived | AttemptFailed | CancelRequested,
         is_whole: Callable[[int, int, int], bool],
@@ -180,10 +180,12 @@ class Batcher:
                     (r, PartArrived(now_s, r.id, r.attempt, parts[i], runs, nbytes))
                     for i, r in waiting
                 ]
-        return [(r, AttemptFailed(now_s, r.id, r.attempt, copied(event.error))) for _, r in waiting]
+        return [
+            (r, AttemptFailed(now_s, r.id, r.attempt, copy_error(event.error))) for _, r in waiting
+        ]
 
 
-def _name(request: RequestRecord) -> Hashable:
+def _group_key(request: RequestRecord) -> Hashable:
     """Return the key of a request's group."""
     group = request.submitted.group
     return (request.id,) if request.is_alone or group is None else group

@@ -29,7 +29,7 @@ class ConstantStages:
         #: By stage, the outputs by name.
         self.outputs: dict[int, dict[str, Constant]] = {}
 
-    def given(self, placement: Placement, stage: int) -> dict[str, Constant]:
+    def inputs_of(self, placement: Placement, stage: int) -> dict[str, Constant]:
         """Return a stage's constant inputs by name; of several routes, those of the last one."""
         if not self.outputs:
             return {}
@@ -45,7 +45,7 @@ class ConstantStages:
 
     def includes(self, placement: Placement, stage: int, model: Model) -> bool:
         """Return whether all inputs of a stage are constant and its operators deterministic."""
-        constants = self.given(placement, stage)
+        constants = self.inputs_of(placement, stage)
         return (
             # The inputs come first: checking them does not read the model's nodes.
             all(spec.name in constants for spec in model.inputs)

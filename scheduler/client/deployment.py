@@ -42,8 +42,8 @@ from hetero.scheduler.client.device_tensors import (
 )
 from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.lanes import ClientLanes, PartialResult
-from hetero.scheduler.client.lineage import MOST_NBYTES, copied, lineage_nbytes
-from hetero.scheduler.client.recompute import StateRecomputer, Way
+from hetero.scheduler.client.lineage import MOST_NBYTES, copy_value, lineage_nbytes
+from hetero.scheduler.client.recompute import RecomputationTarget, StateRecomputer
 from hetero.scheduler.client.request_runner import RequestRunner, Submission
 from hetero.scheduler.observe.load import DeploymentLoad
 from hetero.scheduler.observe.observer import ObservedRequest
@@ -107,12 +107,12 @@ class Deployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
         #: Constant stages; requests run them only for profiling.
-        self.known = ConstantStages()
+        self.constant_stages = ConstantStages()
         #: Guards the placement, which may be extended while stages are loaded.
-        self._taking = threading.Lock()
+        self._placement_lock = threading.Lock()
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self.placement = placement
-        self.take()
+        self.switch_to()
         self._restores = restores
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
@@ -130,7 +130,7 @@ class Deployment(ABC):
             limits,
             self,
             routes=placement.routes,
-            ended=self._ended,
+            ended=self._notify_observers,
             observers=deployments.observers,
             name=name,
             deployment=key,
@@ -143,7 +143,7 @@ class Deployment(ABC):
             deployments.memory,
             deployments.clock,
             deployments.request_ids,
-            way=self._way,
+            target=self._recomputation_target,
             live_route=self._runner.live_route,
         )
         #: Executor of request callbacks, so that no thread of a device runs them; its threads start
@@ -332,7 +332,7 @@ class Deployment(ABC):
             closing = threading.Thread(target=self.close, name=name, daemon=True)
             self._deployments.clock.later(closing.start)
 
-    def move(self, device: str, address: str) -> None:
+    def set_address(self, device: str, address: str) -> None:
         """Replace the address of a device."""
         self._addresses[device] = address
 
@@ -348,21 +348,22 @@ class Deployment(ABC):
         """
         self._constants |= constants
         self._addresses |= addresses
-        self.take(self.placement.extended(placement))
+        self.switch_to(self.placement.extended(placement))
         return self.placement
 
-    def take(self, placement: Placement | None = None) -> None:
+    def switch_to(self, placement: Placement | None = None) -> None:
         """Switch requests to a placement (default: the present one), with its constant inputs."""
-        with self._taking:
+        with self._placement_lock:
             placement = self.placement if placement is None else placement
-            self.known.keep(len(placement.stages))
+            self.constant_stages.keep(len(placement.stages))
             #: By route, the stages that read inputs of the model, or no inputs, with those inputs.
             self._firsts = tuple(
                 tuple(
                     (stage, tuple(dict.fromkeys(n for n in stage.inputs if n in self._inputs)))
                     for stage in (placement.stages[number] for number in route.stages)
                     if not self._inputs.isdisjoint(stage.inputs)
-                    or self.known.given(placement, stage.index).keys() >= set(stage.inputs)
+                    or self.constant_stages.inputs_of(placement, stage.index).keys()
+                    >= set(stage.inputs)
                 )
                 for route in placement.routes
             )
@@ -372,7 +373,7 @@ class Deployment(ABC):
 
     def _received_inputs(self, stage: int) -> tuple[str, ...]:
         """Return the inputs that a stage receives with each request: those that vary."""
-        given = self.known.given(self.placement, stage)
+        given = self.constant_stages.inputs_of(self.placement, stage)
         return tuple(name for name in self.placement.stages[stage].inputs if name not in given)
 
     def stage_description(self, stage: int, num_streams: int) -> events.StageOpened:
@@ -423,12 +424,14 @@ class Deployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
-        constant_stages = () if request.profile or request.resident_outputs else self.known.outputs
+        stored_stages = (
+            () if request.profile or request.resident_outputs else self.constant_stages.outputs
+        )
         is_used = memory.is_used
         lanes = self._lanes if request.is_plain else None
         for stage, names in self._firsts[request.route]:
-            if stage.index in constant_stages:
-                self._known(request, stage)
+            if stage.index in stored_stages:
+                self._report_constant_stage(request, stage)
                 continue
             address = self._addresses[stage.device]
             if lanes is not None and lanes.send(address, request, stage, names, inputs):
@@ -442,9 +445,9 @@ class Deployment(ABC):
             if values is not None:
                 self._channel.send(address, Values(task, values))
 
-    def _known(self, request: Request, stage: Stage) -> None:
+    def _report_constant_stage(self, request: Request, stage: Stage) -> None:
         """Report the stored outputs of a constant stage, with a run time of zero."""
-        constants = self.known.outputs[stage.index]
+        constants = self.constant_stages.outputs[stage.index]
         now_s = self._runner.now_s()
         if self._clock_offset_s:  # the time by its device's clock
             now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0
@@ -486,24 +489,24 @@ class Deployment(ABC):
             or not lost_bundles
             or any(bundle.lineage is None for bundle in lost_bundles)
         ):
-            self._failed(request, error)
+            self._report_failure(request, error)
             return
         self._restorer.begin(
             lost_bundles,
             request,
             is_wanted=lambda: not self._runner.has_ended(request),
             then=partial(self.start, request, inputs),
-            failed=partial(self._failed, request),
+            failed=partial(self._report_failure, request),
         )
 
-    def _way(self, route: int) -> Way:
+    def _recomputation_target(self, route: int) -> RecomputationTarget:
         """Return the target of recomputation for a route."""
-        return Way(
+        return RecomputationTarget(
             self.placement,
             self.placement.routes[route],
             self._channel,
             self._addresses,
-            lambda stage, name: name in self.known.given(self.placement, stage),
+            lambda stage, name: name in self.constant_stages.inputs_of(self.placement, stage),
         )
 
     def _receive(self, message: Message) -> None:
@@ -523,7 +526,7 @@ class Deployment(ABC):
         elif error is None:
             self._part_arrived(request, outputs, runs)
         else:
-            self._failed(request, error)
+            self._report_failure(request, error)
 
     def _with_devices(self, runs: Sequence[StageTiming]) -> Sequence[StageTiming]:
         """Return timings with their devices, which packed messages omit."""
@@ -582,7 +585,7 @@ class Deployment(ABC):
             elif type(inputs[name]) is ResidentTensor:
                 outputs[name] = inputs[name]
             else:  # a copy: the caller may overwrite its input after the response
-                outputs[name] = copied(inputs[name])
+                outputs[name] = copy_value(inputs[name])
         return Response(outputs, runs)
 
     def _learn(self, took_s: float, nbytes: int) -> None:
@@ -601,7 +604,7 @@ class Deployment(ABC):
         """Input bytes up to which requests are reliably faster than waking a thread, or -1."""
         return self._tiny_nbytes if self._num_tiny >= _STEADY else -1
 
-    def _ended(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:
+    def _notify_observers(self, record: RequestRecord, runs: Sequence[StageTiming]) -> None:
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
             request = ObservedRequest(self.key, route, record, tuple(runs))
@@ -610,6 +613,6 @@ class Deployment(ABC):
                 if record.is_first:
                     observer.ran(request)
 
-    def _failed(self, request: Request, error: BaseException) -> None:
+    def _report_failure(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))

@@ -27,7 +27,7 @@ def observer_errors_logged(observer: Observer) -> Iterator[None]:
         _log.exception("observer %s failed", type(observer).__name__)
 
 
-class Held(Protocol):
+class RegisteredDeployment(Protocol):
     """Interface of a registered deployment."""
 
     key: str
@@ -42,7 +42,7 @@ class Held(Protocol):
         """Return the numbers of waiting and running requests."""
 
 
-D = TypeVar("D", bound=Held)
+D = TypeVar("D", bound=RegisteredDeployment)
 
 
 class Deployments(Generic[D]):

@@ -13,7 +13,7 @@ from hetero.scheduler.types import events
 from hetero.scheduler.types.request_record import RequestRecord
 
 
-def failed(request: RequestRecord, error: BaseException) -> events.Fail:
+def failure_event(request: RequestRecord, error: BaseException) -> events.Fail:
     """Return the failure of a request; errors of losses and deadlines carry its history."""
     if isinstance(error, DeviceLostError | ClusterError | DeadlineError):
         cause, data = error.__cause__, error.data | {"story": request.lines()}
@@ -57,7 +57,7 @@ def overload(request: RequestRecord, why: str) -> OverloadedError:
     )
 
 
-def copied(error: BaseException) -> BaseException:
+def copy_error(error: BaseException) -> BaseException:
     """Copy an error, because each caller raises its copy in a thread of its own."""
     if not isinstance(error, HeteroError):
         return error

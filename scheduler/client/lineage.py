@@ -121,15 +121,15 @@ class Step(NamedTuple):
     stages: tuple[int, ...] = ()
 
 
-def copied(value: Value) -> Value:
+def copy_value(value: Value) -> Value:
     """Return a value whose arrays are read-only copies."""
     if isinstance(value, np.ndarray):
         copy = value.copy(order="K")
         copy.flags.writeable = False
         return copy
     if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
-    return [copied(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: copy_value(item) for key, item in value.items()}
+    return [copy_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def lineage_nbytes(inputs: Mapping[str, Value]) -> int | None:

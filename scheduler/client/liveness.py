@@ -141,7 +141,7 @@ class Liveness:
         """Return the event of a device's return as of now; None unless it is live."""
         if self.state(device) is not _S.LIVE:
             return None
-        return self._back(self._devices[device], now_s)
+        return self._return_event(self._devices[device], now_s)
 
     # Observations; each method returns the orders to carry out, in order.
 
@@ -162,7 +162,7 @@ class Liveness:
         device = self._devices.get(name)
         if device is None or device.state is not _S.RESTARTING:
             return []
-        return self._again(device, now_s)
+        return self._schedule_restart(device, now_s)
 
     def suspected(self, now_s: float, address: str, silent_s: float) -> list[Order]:
         """Observe that an address cannot be reached, and last could `silent_s` ago."""
@@ -172,11 +172,13 @@ class Liveness:
         cause = f"it cannot be reached, and last could {silent_s:.1f} s ago"
         device.state, device.cause = _S.SUSPECTED, cause
         if self._restarts:
-            device.restart_s = self._by(now_s + self._device_timeout_s)
+            device.restart_s = self._schedule_tick(now_s + self._device_timeout_s)
         else:
-            device.exclude_s = self._by(now_s + self._device_timeout_s + _EXCLUDED_AFTER_S)
+            device.exclude_s = self._schedule_tick(
+                now_s + self._device_timeout_s + _EXCLUDED_AFTER_S
+            )
         device.heard_s = now_s - silent_s
-        loss = self._lost(device, now_s, cause, may_live=True)
+        loss = self._loss_event(device, now_s, cause, may_live=True)
         if device.steady_s == inf:
             return [loss]
         device.steady_s = inf
@@ -190,8 +192,8 @@ class Liveness:
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, inf
         device.exclude_s = inf
         probation_s = min(_PROBATION * (now_s - device.heard_s), _LONGEST_PROBATION_S)
-        device.steady_s = self._by(now_s + probation_s)
-        return [self._back(device, now_s)]
+        device.steady_s = self._schedule_tick(now_s + probation_s)
+        return [self._return_event(device, now_s)]
 
     def overdue(self, now_s: float, address: str, overdue_s: float) -> list[Order]:
         """Observe that a stage has run for `overdue_s` at an address, longer than it may."""
@@ -199,7 +201,7 @@ class Liveness:
         if device is None or overdue_s <= self._least_overdue_s:
             return []
         cause = f"a stage has run for {overdue_s:.1f} s, longer than its STAGE_TIMEOUT_S"
-        return self._end(device, now_s, cause)
+        return self._replace_process(device, now_s, cause)
 
     def messages_lost(self, now_s: float, address: str) -> list[Order]:
         """Observe that messages from or to an address were lost."""
@@ -208,17 +210,17 @@ class Liveness:
             return []
         cause = "messages were lost on their way"
         loss = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
-        return [loss, self._back(device, now_s)]
+        return [loss, self._return_event(device, now_s)]
 
     def ended(self, now_s: float, address: str, cause: str) -> list[Order]:
         """Observe that the process at an address has ended."""
         device = self._at.get(address)
-        return self._end(device, now_s, cause) if device else []
+        return self._replace_process(device, now_s, cause) if device else []
 
     def unloaded(self, now_s: float, address: str) -> list[Order]:
         """Observe that a device has unloaded our stages, as it could not reach us for long."""
         device, cause = self._at.get(address), "it could not reach this client for long"
-        return self._end(device, now_s, cause, keep=True) if device else []
+        return self._replace_process(device, now_s, cause, keep=True) if device else []
 
     def cut_off(self, now_s: float, address: str) -> list[Order]:
         """Observe that a suspected device's node is cut off; the device may survive there."""
@@ -226,7 +228,7 @@ class Liveness:
         if device is None or device.state is not _S.SUSPECTED:
             return []
         if self._restarts:
-            device.restart_s = self._by(now_s + self._device_timeout_s)
+            device.restart_s = self._schedule_tick(now_s + self._device_timeout_s)
         return [Exclude(now_s, device.name, device.node, device.cause)]
 
     def removed(self, now_s: float, name: str, cause: str) -> list[Order]:
@@ -244,21 +246,23 @@ class Liveness:
         if now_s < self.next_time_s:
             return []
         devices = self._devices.values()
-        orders = [order for device in devices for order in self._wait(device, now_s)]
+        orders = [order for device in devices for order in self._apply_due_changes(device, now_s)]
         times = (min(d.restart_s, d.exclude_s, d.steady_s) for d in devices)
         self.next_time_s = min(times, default=inf)
         return orders
 
-    def _by(self, time_s: float) -> float:
+    def _schedule_tick(self, time_s: float) -> float:
         """Schedule a call of `tick` by a time; return the time."""
         self.next_time_s = min(self.next_time_s, time_s)
         return time_s
 
-    def _end(self, device: _Device, now_s: float, cause: str, *, keep: bool = False) -> list[Order]:
+    def _replace_process(
+        self, device: _Device, now_s: float, cause: str, *, keep: bool = False
+    ) -> list[Order]:
         """Replace a process, at once if it is the first time of late."""
         orders: list[Order] = []
         if device.state is _S.LIVE:
-            orders.append(self._lost(device, now_s, cause, may_live=keep))
+            orders.append(self._loss_event(device, now_s, cause, may_live=keep))
             if now_s - device.since_s >= _STEADY_S:
                 device.num_starts = 0
         elif device.state is _S.SUSPECTED:
@@ -267,17 +271,17 @@ class Liveness:
         self.given_up.add(device.address)
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
         device.steady_s = inf
-        device.exclude_s = self._by(now_s + _EXCLUDED_AFTER_S)
-        return orders + self._again(device, now_s)
+        device.exclude_s = self._schedule_tick(now_s + _EXCLUDED_AFTER_S)
+        return orders + self._schedule_restart(device, now_s)
 
-    def _again(self, device: _Device, now_s: float) -> list[Order]:
+    def _schedule_restart(self, device: _Device, now_s: float) -> list[Order]:
         """Restart a device now, or after a pause that grows with each restart in a row."""
         pause_s = _PAUSE_S * 2 ** min(device.num_starts - 1, 10) if device.num_starts else 0.0
         device.num_starts += 1
-        device.restart_s = self._by(now_s + min(pause_s, _LONGEST_PAUSE_S))
+        device.restart_s = self._schedule_tick(now_s + min(pause_s, _LONGEST_PAUSE_S))
         return self._restart(device, now_s)
 
-    def _wait(self, device: _Device, now_s: float) -> list[Order]:
+    def _apply_due_changes(self, device: _Device, now_s: float) -> list[Order]:
         orders = self._restart(device, now_s)
         if now_s >= device.exclude_s:
             device.exclude_s = inf
@@ -291,15 +295,15 @@ class Liveness:
         if now_s < device.restart_s:
             return []
         if device.state is _S.SUSPECTED:
-            return self._end(device, now_s, device.cause)
+            return self._replace_process(device, now_s, device.cause)
         device.restart_s = inf
         keep, device.keep = device.keep, False
         return [Restart(device.name, device.address, device.cause, keep)]
 
-    def _back(self, device: _Device, now_s: float) -> DeviceReturned:
+    def _return_event(self, device: _Device, now_s: float) -> DeviceReturned:
         return DeviceReturned(now_s, device.name, is_steady=device.steady_s == inf)
 
-    def _lost(
+    def _loss_event(
         self, device: _Device, now_s: float, cause: str, *, may_live: bool = False
     ) -> DeviceLost:
         return DeviceLost(now_s, device.name, device.node, cause, may_live=may_live)

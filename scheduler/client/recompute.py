@@ -23,7 +23,7 @@ from hetero.devices.request.request import REPLAY, Request
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.channel import Channel
 from hetero.scheduler.client.device_tensors import DeviceBundle, lost_tensor
-from hetero.scheduler.client.lineage import JoinNode, Origin, RunNode, Step, copied, steps
+from hetero.scheduler.client.lineage import JoinNode, Origin, RunNode, Step, copy_value, steps
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.clock import Clock
 from hetero.scheduler.types.messages import Dropped, Task, Values
@@ -39,7 +39,7 @@ _LOOK_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RecomputationTarget:
     """Target of a recomputation: the route whose stages run again.
 
     `route`: a route of `placement` whose devices are all reachable.
@@ -57,7 +57,7 @@ class StateRecomputer:
     """Recomputation of a deployment's lost states.
 
     `ids`: yields ascending request ids, shared with the deployment's requests.
-    `way`: returns the target for a route's number.
+    `target`: returns the target for a route's number.
     `live_route`: returns the number of a route whose devices are all live, or None.
     """
 
@@ -68,10 +68,10 @@ class StateRecomputer:
         clock: Clock,
         ids: Iterator[int],
         *,
-        way: Callable[[int], Way],
+        target: Callable[[int], RecomputationTarget],
         live_route: Callable[[], int | None],
     ) -> None:
-        self._way = way
+        self._target = target
         self._live_route = live_route
         #: Requests whose states are being recomputed.
         self._active_requests: set[Request] = set()
@@ -107,7 +107,7 @@ class StateRecomputer:
         run_inputs: dict[str, Value | Origin] = {}
         for name, value in inputs.items():
             if type(value) is not ResidentTensor:
-                run_inputs[name] = copied(value)
+                run_inputs[name] = copy_value(value)
             elif value.name in value.bundle.copies:
                 run_inputs[name] = value.bundle.copies[value.name]
             elif value.bundle.lineage is not None:
@@ -143,7 +143,7 @@ class StateRecomputer:
             try:
                 try:
                     self._restore(
-                        lost_bundles, self._way(request.route), request.restore_s, is_wanted
+                        lost_bundles, self._target(request.route), request.restore_s, is_wanted
                     )
                 finally:
                     self._active_requests.discard(request)
@@ -167,7 +167,7 @@ class StateRecomputer:
             if self._closed or self._clock.now_s() > until_s:
                 raise lost_tensor("", lost_bundles[0])
             pause.wait(_LOOK_S)
-        self._restore(lost_bundles, self._way(route), most_s, lambda: not self._closed)
+        self._restore(lost_bundles, self._target(route), most_s, lambda: not self._closed)
 
     def close(self) -> None:
         """Stop the recomputations of idle states."""
@@ -176,7 +176,7 @@ class StateRecomputer:
     def _restore(
         self,
         lost_bundles: Sequence[DeviceBundle],
-        way: Way,
+        target: RecomputationTarget,
         most_s: float,
         is_wanted: Callable[[], bool],
     ) -> None:
@@ -185,12 +185,12 @@ class StateRecomputer:
         Raises TensorLostError: recomputation is impossible; RequestCancelledError: the caller no
             longer waits.
         """
-        plan, route = way.route.plan, way.route
+        plan, route = target.route.plan, target.route
         for retries in reversed(range(_TRIES)):
             replay_steps, uses = steps(
                 lost_bundles,
                 plan,
-                lambda i, n: way.is_given(route.stages[i], n),
+                lambda i, n: target.is_given(route.stages[i], n),
                 self._memory.is_lost,
                 most_s,
             )
@@ -202,7 +202,7 @@ class StateRecomputer:
                 num_runs,
             )
             try:
-                results = self._made(replay_steps, uses, way, is_wanted)
+                results = self._execute_steps(replay_steps, uses, target, is_wanted)
                 replacements = [_replacement(bundle, results) for bundle in lost_bundles]
             except RequestCancelledError:
                 raise
@@ -239,11 +239,11 @@ class StateRecomputer:
                 del self._awaited[number]
                 promise.set_exception(_device_lost(device))
 
-    def _made(
+    def _execute_steps(
         self,
         replay_steps: Sequence[Step],
         uses: dict[Origin, int],
-        way: Way,
+        target: RecomputationTarget,
         is_wanted: Callable[[], bool],
     ) -> dict[Origin, Value]:
         """Execute the steps; return the values that no later step has consumed."""
@@ -256,14 +256,14 @@ class StateRecomputer:
         for step in replay_steps:
             node = step.lineage
             if isinstance(node, JoinNode):
-                values = self._joined(node, step, take)
+                values = self._join_rows(node, step, take)
             else:
                 assert isinstance(node, RunNode)
-                values = self._run(node, step, take, way, is_wanted)
+                values = self._run(node, step, take, target, is_wanted)
             results.update((Origin(node, name), values[name]) for name in step.names)
         return results
 
-    def _joined(
+    def _join_rows(
         self, node: JoinNode, step: Step, take: Callable[[Origin], Value]
     ) -> Mapping[str, Value]:
         parts = {}
@@ -278,11 +278,11 @@ class StateRecomputer:
         node: RunNode,
         step: Step,
         take: Callable[[Origin], Value],
-        way: Way,
+        target: RecomputationTarget,
         is_wanted: Callable[[], bool],
     ) -> Mapping[str, Value]:
         """Rerun the stages of a step; return their outputs, which stay on their devices."""
-        plan, route = way.route.plan, way.route
+        plan, route = target.route.plan, target.route
         values: dict[str, Value] = {}
         wires = {wire.tensor for wire in plan.wires}
         crossing = {name for _, name in plan.crossing}
@@ -290,7 +290,7 @@ class StateRecomputer:
             stage, place = plan.stages[number], route.stages[number]
             inputs: dict[str, Value] = {}
             for name in stage.inputs:
-                if way.is_given(place, name):
+                if target.is_given(place, name):
                     continue
                 if name not in values:
                     value = node.inputs[name] if name in node.inputs else node.transfers[name]
@@ -298,7 +298,7 @@ class StateRecomputer:
                 inputs[name] = values[name]
             keep = tuple(name for name in stage.outputs if name in step.names)
             try:
-                outputs, bundle = self._run_stage(place, inputs, keep, way, is_wanted)
+                outputs, bundle = self._run_stage(place, inputs, keep, target, is_wanted)
             except TensorError as error:  # the device has evicted the tensor
                 node.transfers.pop(error.data.get("port", ""), None)
                 raise
@@ -317,12 +317,12 @@ class StateRecomputer:
         number: int,
         inputs: Mapping[str, Value],
         keep: tuple[str, ...],
-        way: Way,
+        target: RecomputationTarget,
         is_wanted: Callable[[], bool],
     ) -> tuple[Mapping[str, Value], DeviceBundle]:
         """Rerun a stage; return its resident outputs, and the bundle of its transferred ones."""
-        stage = way.placement.stages[number]
-        address = way.addresses[stage.device]
+        stage = target.placement.stages[number]
+        address = target.addresses[stage.device]
         request = Request(
             deployment=self._key,
             id=next(self._ids),
@@ -341,9 +341,9 @@ class StateRecomputer:
         self._memory.recomputations.add(request.id)
         try:
             self._memory.expect()
-            others = self._memory.give(way.channel, task, address, inputs)
+            others = self._memory.give(target.channel, task, address, inputs)
             if others is not None:
-                way.channel.send(address, Values(task, others))
+                target.channel.send(address, Values(task, others))
             while not promise.done():
                 if not is_wanted():
                     raise RequestCancelledError("no request waits for these states any more.")
@@ -359,7 +359,7 @@ class StateRecomputer:
                 del promise, error
         except BaseException:
             self._awaited.pop(request.id, None)
-            way.channel.send(address, Dropped(request))
+            target.channel.send(address, Dropped(request))
             raise
         finally:
             self._memory.recomputations.discard(request.id)

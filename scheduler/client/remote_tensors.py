@@ -40,7 +40,7 @@ from hetero.scheduler.client.device_tensors import (
     LineageNode,
     lost_tensor,
 )
-from hetero.scheduler.client.lineage import JoinNode, copied
+from hetero.scheduler.client.lineage import JoinNode, copy_value
 from hetero.scheduler.clock import Clock, Timer
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.types.messages import (
@@ -134,7 +134,7 @@ class RemoteMemory:
         bundle = self._made_by(device, address, task)
         bundle.specs, bundle.is_awaited = specs, False
         if received:
-            bundle.copies = {n: copied(value) for n, value in received.items() if n in specs}
+            bundle.copies = {n: copy_value(value) for n, value in received.items() if n in specs}
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
     def pending_outputs(
@@ -152,7 +152,7 @@ class RemoteMemory:
 
     def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
         """Return the only bundle of a task's resident outputs."""
-        self._connected()  # freeing the bundle uses the channel
+        self._get_channel()  # freeing the bundle uses the channel
         key = bundle_key(*task)
         with self._lock:
             bundle = self._bundles.get(key)
@@ -170,7 +170,7 @@ class RemoteMemory:
 
         Raises DeviceMemoryError: the device is out of memory; DeviceLostError: it is lost.
         """
-        channel = self._connected()
+        channel = self._get_channel()
         key = f"{self._name}/{next(self._numbers)}"
         copy = np.array(array)
         message = partial(StoreTensors, client=channel.address, key=key, tensors={_TENSOR: copy})
@@ -183,7 +183,7 @@ class RemoteMemory:
 
         Raises DeviceLostError: the device is lost; TensorError: it does not hold the tensor.
         """
-        address, (bundle, name) = self._connected().address, tensor
+        address, (bundle, name) = self._get_channel().address, tensor
         nbytes = bundle.tensor(name).nbytes
 
         def ask() -> Mapping[str, Value]:  # recomputation may have moved the bundle
@@ -201,18 +201,24 @@ class RemoteMemory:
         Raises DeviceLostError, TensorLostError: a device is lost; DeviceMemoryError: it is out of
             memory; TensorError: it does not hold a tensor.
         """
-        sources = [self._kept(name, t) for name, (parts, _) in joins.items() for t, _ in parts]
+        sources = [
+            self._resident_reference(name, t)
+            for name, (parts, _) in joins.items()
+            for t, _ in parts
+        ]
         return self._with_recomputation(
             [source.bundle for source in sources], partial(self._join, joins)
         )
 
     def _join(self, joins: Joining) -> dict[str, Value]:
-        own = self._connected().address
+        own = self._get_channel().address
         tensors: dict[str, Value] = {}
         targets: dict[str, tuple[DeviceBundle, dict[str, RowsOf]]] = {}
         lineage: dict[str, Any] = {}
         for name, (parts, layout) in joins.items():
-            sources = [(self._kept(name, tensor), tuple(rows)) for tensor, rows in parts]
+            sources = [
+                (self._resident_reference(name, tensor), tuple(rows)) for tensor, rows in parts
+            ]
             for source, _ in sources:
                 self._check(name, source.bundle)
             first = sources[0][0].bundle
@@ -258,13 +264,13 @@ class RemoteMemory:
             if type(value) is not ResidentTensor:
                 if type(value) is np.ndarray or not isinstance(value, RemoteTensor):
                     continue
-                resolved[name] = value = self._kept(name, value)
+                resolved[name] = value = self._resident_reference(name, value)
             bundles[value.bundle] = name
         for bundle, name in bundles.items():
             self._check(name, bundle, may_be_lost=bundle.lineage is not None)
         return resolved, frozenset([bundle.device for bundle in bundles])
 
-    def _kept(self, port: str, tensor: RemoteTensor) -> ResidentTensor[DeviceBundle]:
+    def _resident_reference(self, port: str, tensor: RemoteTensor) -> ResidentTensor[DeviceBundle]:
         """Return the reference to a resident tensor.
 
         Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed.
@@ -364,7 +370,7 @@ class RemoteMemory:
         message: Callable[[Task], StoreTensors | FetchTensors | ConcatTensors],
     ) -> Mapping[str, Value]:
         """Send a request to a device; return its response. `nbytes` extends the time limit."""
-        channel = self._connected()
+        channel = self._get_channel()
         number = next(self._numbers)
         future: Promise[Mapping[str, Value]] = Promise()
         completion = self._clock.event()
@@ -414,7 +420,7 @@ class RemoteMemory:
         else:
             future.set_exception(message.error)
 
-    def _connected(self) -> Channel:
+    def _get_channel(self) -> Channel:
         self._home.require("remote tensors")
         with self._lock:
             if self._closed:
@@ -440,7 +446,7 @@ class RemoteMemory:
         for address, garbage in keys.items():
             if not self.is_lost(address):
                 with suppress(HeteroError):  # a lost device holds nothing
-                    self._connected().send(address, FreeTensors(tuple(garbage)))
+                    self._get_channel().send(address, FreeTensors(tuple(garbage)))
                 continue
             with self._lock:
                 self._retries.setdefault(address, (now_s + _LEASE_S, []))[1].extend(garbage)

@@ -31,7 +31,7 @@ _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 class Stage(Protocol):
     """Stage that the calling thread can run; see `hetero.scheduler.device.direct_stage`."""
 
-    def left(self, route: int) -> frozenset[str]:
+    def outputs_left(self, route: int) -> frozenset[str]:
         """Return the outputs that stay in the device's memory on a route."""
 
     def run(
@@ -39,10 +39,10 @@ class Stage(Protocol):
     ) -> tuple[Sequence[Value], StageTiming] | None:
         """Run the stage; return None if its device is busy."""
 
-    def leave(self, task: Any) -> None:
+    def release(self, task: Any) -> None:
         """Release the device's stream."""
 
-    def placed(self, error: Exception, request: Request) -> Exception:
+    def convert_error(self, error: Exception, request: Request) -> Exception:
         """Convert an exception of the stage into the error of a request."""
 
 
@@ -109,7 +109,7 @@ class RequestProgram:
                 tuple(numbers[name] for name in stage.inputs),
                 tuple((position, numbers[name]) for position, name in outputs if name in readers),
                 tuple((n, position) for position, n in outputs if n in plan.output_names),
-                stages[number].left(route),
+                stages[number].outputs_left(route),
             )
 
         #: Steps by route.
@@ -163,7 +163,7 @@ class RequestProgram:
         except BaseException as error:
             step = self._steps[run.route][min(len(timings), len(self._steps[run.route]) - 1)]
             if run.entered is not None:
-                step.stage.leave(run)
+                step.stage.release(run)
             if isinstance(error, Exception) and run.is_admitted:
                 return self._fail(run, inputs, timings, step, error)
             runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
@@ -211,7 +211,7 @@ class RequestProgram:
         """Hand a failed request over to the machine, which decides about a retry."""
         call = self._runner.adopt(run, inputs, {}, timings)
         if (attempt := call.attempt) is not None:
-            stage_error = step.stage.placed(error, attempt)
+            stage_error = step.stage.convert_error(error, attempt)
             self._runner.handle(
                 events.AttemptFailed(self._runner.now_s(), run.request_id, 1, stage_error)
             )

@@ -142,7 +142,7 @@ class Requests:
         if before is after:
             return
         if before is _S.JOINING and self.batcher is not None:
-            self.batcher.leave(request)
+            self.batcher.remove(request)
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         if request.is_quarantined:
             self._quarantine.update(request)

@@ -22,7 +22,7 @@ from hetero.scheduler.types.placement import Route
 
 
 @dataclass(slots=True)
-class _Way:
+class _RouteState:
     devices: frozenset[str]
     share: float
     #: Numbers of stage runs and model outputs that complete an attempt.
@@ -46,7 +46,7 @@ class Routes:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         #: The routes by number.
-        self.ways: list[_Way] = []
+        self.states: list[_RouteState] = []
         #: Unavailable devices with the event of the loss, oldest first.
         self._losses: dict[str, DeviceLost | DeviceRemoved] = {}
         #: Devices that have returned and may soon fail again.
@@ -62,88 +62,90 @@ class Routes:
             tensor_names = {name for stage in plan.stages for name in stage.outputs}
             num_outputs = len(tensor_names.intersection(plan.output_names)) if route.stages else 0
             devices, num_stages = frozenset(plan.devices), len(route.stages)
-            self.ways.append(_Way(devices, route.share, num_stages, num_outputs, self._now))
-        self.count = len(self.ways)
-        self.lay_out()
+            self.states.append(
+                _RouteState(devices, route.share, num_stages, num_outputs, self._now)
+            )
+        self.count = len(self.states)
+        self.rebuild_heap()
 
-    def lose(self, event: DeviceLost | DeviceRemoved) -> None:
+    def mark_lost(self, event: DeviceLost | DeviceRemoved) -> None:
         """Mark a device as unavailable."""
         self._losses[event.device] = event
         self._unsteady.discard(event.device)
-        self.lay_out()
+        self.rebuild_heap()
 
-    def regain(self, device: str, *, is_steady: bool = True) -> None:
+    def mark_available(self, device: str, *, is_steady: bool = True) -> None:
         """Mark a device as available; an unsteady one is used only if no other route is live."""
         self._losses.pop(device, None)
         if not is_steady:
             self._unsteady.add(device)
-        self.lay_out()
+        self.rebuild_heap()
 
-    def trust(self, device: str) -> None:
+    def mark_steady(self, device: str) -> None:
         """Mark a device as steady."""
         self._unsteady.discard(device)
-        self.lay_out()
+        self.rebuild_heap()
 
-    def lay_out(self) -> None:
+    def rebuild_heap(self) -> None:
         """Rebuild the heap of live routes."""
-        losses, ways = self._losses.keys(), enumerate(self.ways)
-        live = {number: way for number, way in ways if losses.isdisjoint(way.devices)}
-        steady = {n: way for n, way in live.items() if self._unsteady.isdisjoint(way.devices)}
+        losses, states = self._losses.keys(), enumerate(self.states)
+        live = {number: state for number, state in states if losses.isdisjoint(state.devices)}
+        steady = {n: state for n, state in live.items() if self._unsteady.isdisjoint(state.devices)}
         #: Routes whose devices are all available, by number; only steady ones if there are any.
         self.live = steady or live
-        self._share = sum(way.share for way in self.live.values())
+        self._share = sum(state.share for state in self.live.values())
         self._heap: list[tuple[float, int]] = []
         for number in self.live:
-            self._put(number)
+            self._push_route(number)
 
-    def _put(self, number: int) -> None:
-        way = self.ways[number]
-        way.due = way.due_at(self._now)
-        heapq.heappush(self._heap, (way.due, number))
+    def _push_route(self, number: int) -> None:
+        state = self.states[number]
+        state.due = state.due_at(self._now)
+        heapq.heappush(self._heap, (state.due, number))
 
     def uses(self, route: int, device: str) -> bool:
         """Return whether a route uses a device."""
-        return device in self.ways[route].devices
+        return device in self.states[route].devices
 
     def begin(self, route: int) -> None:
         """Add an attempt to a route."""
-        self.ways[route].num_running += 1
+        self.states[route].num_running += 1
 
     def end(self, route: int) -> None:
         """Remove an attempt from a route."""
-        self.ways[route].num_running -= 1
+        self.states[route].num_running -= 1
         self.advance(route)
 
     def advance(self, route: int) -> None:
         """Move a route forward in the heap, if the end of an attempt makes it due earlier."""
-        way = self.ways[route]
-        if self.count > 1 and route in self.live and way.due_at(self._now) < way.due:
-            self._put(route)
+        state = self.states[route]
+        if self.count > 1 and route in self.live and state.due_at(self._now) < state.due:
+            self._push_route(route)
 
     def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
         """Return whether the numbers of runs and outputs complete an attempt on a route."""
-        way = self.ways[route]
-        return num_runs >= way.num_stages and num_outputs >= way.num_outputs
+        state = self.states[route]
+        return num_runs >= state.num_stages and num_outputs >= state.num_outputs
 
     def is_any_live(self, exclusions: Collection[int] = ()) -> bool:
         """Return whether any route except `exclusions` is live."""
         return any(number not in exclusions for number in self.live)
 
-    def may_come(self, exclusions: Collection[int] = ()) -> bool:
+    def may_become_live(self, exclusions: Collection[int] = ()) -> bool:
         """Return whether any route except `exclusions` has no permanently removed device."""
         removed_devices = {
             d for d, event in self._losses.items() if isinstance(event, DeviceRemoved)
         }
         return any(
-            number not in exclusions and removed_devices.isdisjoint(way.devices)
-            for number, way in enumerate(self.ways)
+            number not in exclusions and removed_devices.isdisjoint(state.devices)
+            for number, state in enumerate(self.states)
         )
 
-    def why_away(self) -> DeviceLost | DeviceRemoved | None:
+    def unavailability(self) -> DeviceLost | DeviceRemoved | None:
         """Return the event that leaves no live route, preferably a removal; None if one is live."""
         if self.live:
             return None
-        needed = {device for way in self.ways for device in way.devices}
+        needed = {device for state in self.states for device in state.devices}
         causes = [event for device, event in self._losses.items() if device in needed]
         return next((e for e in causes if isinstance(e, DeviceRemoved)), causes[0])
 
@@ -159,34 +161,34 @@ class Routes:
         if self.count == 1:
             return 0
         self._now += 1 / self._share
-        number = self._nearest(exclusions, near) if near else self._first(exclusions)
-        way = self.ways[number]
+        number = self._choose_nearest(exclusions, near) if near else self._choose_first(exclusions)
+        state = self.states[number]
         # The route pays one request, and its debt is at most one request.
-        way.turn = min(max(way.turn + 1 / way.share, self._now), self._now + 1 / way.share)
-        self._put(number)
+        state.turn = min(max(state.turn + 1 / state.share, self._now), self._now + 1 / state.share)
+        self._push_route(number)
         return number
 
-    def _first(self, exclusions: Collection[int]) -> int:
+    def _choose_first(self, exclusions: Collection[int]) -> int:
         skipped: list[int] = []
         while True:
             due, number = heapq.heappop(self._heap)
-            way = self.ways[number]
-            if due != way.due:
+            state = self.states[number]
+            if due != state.due:
                 continue  # a newer entry of this route exists
             if number in exclusions:
                 skipped.append(number)
-            elif way.due_at(self._now) > due:
-                self._put(number)
+            elif state.due_at(self._now) > due:
+                self._push_route(number)
             else:
                 break
         for other in skipped:
-            self._put(other)
+            self._push_route(other)
         return number
 
-    def _nearest(self, exclusions: Collection[int], near: frozenset[str]) -> int:
+    def _choose_nearest(self, exclusions: Collection[int], near: frozenset[str]) -> int:
         def rank(number: int) -> tuple[int, int, float, int]:
-            way = self.ways[number]
-            num_missing, num_other = len(near - way.devices), len(way.devices - near)
-            return num_missing, num_other, way.due_at(self._now), number
+            state = self.states[number]
+            num_missing, num_other = len(near - state.devices), len(state.devices - near)
+            return num_missing, num_other, state.due_at(self._now), number
 
         return min((number for number in self.live if number not in exclusions), key=rank)

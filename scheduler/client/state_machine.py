@@ -29,7 +29,7 @@ from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.error_messages import (
     away_text,
     cluster_error,
-    failed,
+    failure_event,
     lost_error,
     overload,
 )
@@ -88,7 +88,7 @@ class ClientMachine(Requests):
 
     def recover(self) -> None:
         """Restore consistency after Ctrl-C interrupted a change."""
-        self._routes.lay_out()
+        self._routes.rebuild_heap()
 
     def begin_direct(self, run: DirectRun, ids: Iterator[int]) -> bool:
         """Admit a request without a record, if it can start at once.
@@ -110,7 +110,7 @@ class ClientMachine(Requests):
         run.route, run.names_route = route, routes.count > 1
         # No call between these lines: Ctrl-C comes before or after them.
         self._direct[run.request_id] = run
-        routes.ways[route].num_running += 1
+        routes.states[route].num_running += 1
         self.num_in_flight += 1
         run.is_admitted = True
         self._in_flight.begin_direct(run)
@@ -128,7 +128,7 @@ class ClientMachine(Requests):
         # No call between these lines: Ctrl-C comes before or after them.
         self._ended[run.request_id] = run
         del self._direct[run.request_id]
-        routes.ways[run.route].num_running -= 1
+        routes.states[run.route].num_running -= 1
         self.num_in_flight -= 1
         run.is_admitted = False
         self._in_flight.end_direct(run)
@@ -191,7 +191,7 @@ class ClientMachine(Requests):
         if isinstance(event, _OF_ONE):
             shared = None
             if self.batcher is not None:
-                shared = self.batcher.share(event, self._routes.is_whole)
+                shared = self.batcher.split_event(event, self._routes.is_whole)
             if shared is not None:
                 for request, own in shared:
                     done += self._step(request, own)
@@ -206,7 +206,7 @@ class ClientMachine(Requests):
         else:
             if self._direct:
                 done = self._adopt_sent(self._concerned_direct(event), event.now_s)
-            for request in self._concerned(event):
+            for request in self._apply_to_shared_state(event):
                 done += self._step(request, event)
         if self._quarantine.parked:
             done += self._try_quarantined(event.now_s)
@@ -218,7 +218,7 @@ class ClientMachine(Requests):
             done += self._start_batches(self.batcher, event.now_s)
         return done
 
-    def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
+    def _apply_to_shared_state(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Apply an event to the shared state; return the requests that it concerns."""
         match event:
             case events.Submitted():
@@ -233,14 +233,14 @@ class ClientMachine(Requests):
             case events.TimePassed():
                 return self._take_due(event.now_s)
             case events.DeviceLost() | events.DeviceRemoved():
-                self._routes.lose(event)
+                self._routes.mark_lost(event)
             case events.DeviceReturned():
-                self._routes.regain(event.device, is_steady=event.is_steady)
+                self._routes.mark_available(event.device, is_steady=event.is_steady)
                 for request in self._live.values():
                     if request.silent_on == event.device:
                         request.silent_on = ""
             case events.DeviceSteady():
-                self._routes.trust(event.device)
+                self._routes.mark_steady(event.device)
             case events.RoutesAdded():
                 self._routes.add(event.routes)
             case events.ClusterLost():
@@ -267,7 +267,7 @@ class ClientMachine(Requests):
 
     def _has_room(self, request: RequestRecord) -> bool:
         # A request that waits for a batch may also wait for a device.
-        awaits = self.batcher is not None and self._routes.may_come()
+        awaits = self.batcher is not None and self._routes.may_become_live()
         if self.num_in_flight >= self._most or not (self._routes.live or awaits):
             return False
         nbytes = request.submitted.nbytes
@@ -314,7 +314,7 @@ class ClientMachine(Requests):
             return _S.RUNNING, self._start(request, self._routes.choose(but, near), now_s)
         if request.admitted_s is None:
             self._joining.append(request)
-        self.due.push((self.batcher.put(request, now_s), request.id))
+        self.due.push((self.batcher.enqueue(request, now_s), request.id))
         return _S.JOINING, []
 
     def _start(
@@ -331,7 +331,7 @@ class ClientMachine(Requests):
     def _start_batches(self, batcher: Batcher, now_s: float) -> list[ClientInstruction]:
         """Start the batches that are ready; report the admitted requests that still wait."""
         done: list[ClientInstruction] = []
-        while self._routes.live and (requests := batcher.fire(now_s)):
+        while self._routes.live and (requests := batcher.take_batch(now_s)):
             first, is_joined = requests[0], len(requests) > 1
             tried_routes = {request.route for request in requests if request.attempt}
             but = tried_routes if self._routes.is_any_live(tried_routes) else ()
@@ -349,7 +349,7 @@ class ClientMachine(Requests):
         self._joining.clear()
         return done
 
-    def _leave(self, request: RequestRecord) -> bool:
+    def _withdraw_request(self, request: RequestRecord) -> bool:
         """Withdraw a request from its attempt; return whether no request needs the attempt."""
         if self.batcher is not None and not self.batcher.withdraw(request):
             return False
@@ -361,7 +361,7 @@ class ClientMachine(Requests):
         if request.state is _S.DIRECT:  # no device has received it
             self._routes.end(request.route)
             return []
-        if request.state is not _S.RUNNING or not self._leave(request):
+        if request.state is not _S.RUNNING or not self._withdraw_request(request):
             return []
         return [events.DropAttempt(request.id, request.attempt, request.route)]
 
@@ -377,7 +377,7 @@ class ClientMachine(Requests):
         is_final = not (is_lost or isinstance(error, MemoryError))
         has_failed = max(request.num_failed, self.limits.attempts == 1)
         if is_final or has_failed >= self.limits.attempts:
-            return _S.FAILED, [*drop, failed(request, error)]
+            return _S.FAILED, [*drop, failure_event(request, error)]
         if not is_lost:
             request.avoided |= {request.route}
         tried_routes = {*request.avoided, request.route}
@@ -385,9 +385,9 @@ class ClientMachine(Requests):
         if is_live and not request.is_quarantined:
             after, next_instructions = self._enter(request, now_s, tried_routes)
             return after, [*drop, *next_instructions]
-        if not is_live and not self._routes.may_come(request.avoided):
+        if not is_live and not self._routes.may_become_live(request.avoided):
             request.note(now_s, "no other route is left")
-            return _S.FAILED, [*drop, failed(request, error)]
+            return _S.FAILED, [*drop, failure_event(request, error)]
         if self._routes.is_any_live(request.avoided):
             request.resume_s += _PAUSE_S * 2 ** (request.attempt - 1)
             self.due.push((request.resume_s, request.id))
@@ -405,7 +405,7 @@ class ClientMachine(Requests):
         return []
 
     def _why_parked(self, request: RequestRecord) -> str:
-        away = self._routes.why_away()
+        away = self._routes.unavailability()
         if away is not None:
             return away_text(away)
         if request.is_quarantined:
@@ -428,10 +428,10 @@ class ClientMachine(Requests):
         if not self.num_waiting and self._has_room(request):
             self.due.push((event.deadline_s, request.id))
             return self._enter(request, event.now_s, near=event.near)
-        away = self._routes.why_away()
+        away = self._routes.unavailability()
         if away:
             error = lost_error(request, away)
-            if not (self._routes.may_come() and event.waits is True):
+            if not (self._routes.may_become_live() and event.waits is True):
                 return self._refuse(request, event.now_s, error)
         if event.waits is False or self.num_waiting >= self.limits.waiting:
             return self._refuse(request, event.now_s, self._overload(request))
@@ -462,7 +462,7 @@ class ClientMachine(Requests):
 
     def _refuse(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
         request.note(now_s, f"refused: {error}")
-        return _S.FAILED, [failed(request, error)]
+        return _S.FAILED, [failure_event(request, error)]
 
     def _join(self, request: RequestRecord, event: events.PartArrived) -> _Next:
         if event.attempt != request.attempt:
@@ -475,7 +475,7 @@ class ClientMachine(Requests):
         # Later stages repeat the timings of earlier ones, and their messages may arrive first.
         if not self._routes.is_whole(request.route, len(runs), len(outputs)):
             return _S.RUNNING, []
-        self._leave(request)
+        self._withdraw_request(request)
         nbytes = event.nbytes
         if nbytes is None:
             nbytes = sum(map(_output_nbytes, runs.values()))
@@ -489,7 +489,7 @@ class ClientMachine(Requests):
         if event.attempt != request.attempt:
             request.note(event.now_s, f"late failure of attempt {event.attempt} dropped")
             return _S.RUNNING, []
-        if self.batcher is not None and self.batcher.may_be_others(request, event.error):
+        if self.batcher is not None and self.batcher.may_be_of_others(request, event.error):
             request.note(event.now_s, f"failed: {event.error}")
             request.is_alone = True
             drop = self._stop(request)
@@ -498,7 +498,7 @@ class ClientMachine(Requests):
         request.num_failed += 1
         return self._end_attempt(request, event.now_s, event.error)
 
-    def _lose(
+    def _handle_loss(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
     ) -> _Next:
         if not self._routes.uses(request.route, event.device):
@@ -524,14 +524,14 @@ class ClientMachine(Requests):
             return _S.PARKED, self._stop(request)
         if request.state is _S.PARKED and request.num_failed >= self.limits.attempts:
             assert request.error is not None
-            return _S.FAILED, [failed(request, request.error)]
+            return _S.FAILED, [failure_event(request, request.error)]
         return request.state, []
 
     def _wait_on(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceRemoved
     ) -> _Next:
         """Stay waiting or parked while a route may become live; fail the request otherwise."""
-        if self._routes.may_come(request.avoided):
+        if self._routes.may_become_live(request.avoided):
             return request.state, []
         last_error = request.error if request.avoided else None
         return self._refuse(request, event.now_s, last_error or lost_error(request, event))
@@ -539,7 +539,7 @@ class ClientMachine(Requests):
     def _lose_all(self, request: RequestRecord, event: events.ClusterLost) -> _Next:
         error = cluster_error(request, event.error)
         request.note(event.now_s, f"failed: {error}")
-        return _S.FAILED, [*self._stop(request), failed(request, error)]
+        return _S.FAILED, [*self._stop(request), failure_event(request, error)]
 
     def _unpark(self, request: RequestRecord, event: ClientEvent) -> _Next:
         if event.now_s < request.resume_s or request.is_quarantined:
@@ -552,7 +552,7 @@ class ClientMachine(Requests):
         if request.submitted.deadline_s <= event.now_s:
             return self._expire(request, event.now_s)
         if request.state is _S.WAITING:
-            away = self._routes.why_away()
+            away = self._routes.unavailability()
             why = lost_error(request, away) if away else self._overload(request)
             return self._refuse(request, event.now_s, why)
         if request.state is _S.PARKED:
@@ -566,7 +566,7 @@ class ClientMachine(Requests):
         why = f"{self._name}: closed with the request in flight" if closed else "cancelled"
         request.note(event.now_s, why)
         error = RequestCancelledError(f"{request.where}: {why}.", request_id=request.id)
-        return _S.CANCELLED, [*self._stop(request), failed(request, error)]
+        return _S.CANCELLED, [*self._stop(request), failure_event(request, error)]
 
     def _expire(self, request: RequestRecord, now_s: float) -> _Next:
         waited_s = now_s - request.submitted.now_s
@@ -577,7 +577,7 @@ class ClientMachine(Requests):
         }.get(request.state, "waiting for admission")
         if request.state is _S.PARKED:
             where = f"parked: {self._why_parked(request)}"
-        elif request.state is _S.WAITING and (away := self._routes.why_away()):
+        elif request.state is _S.WAITING and (away := self._routes.unavailability()):
             where = f"waiting for admission: {away_text(away)}"
         request.note(now_s, f"expired while {where}")
         error = DeadlineError(
@@ -586,7 +586,7 @@ class ClientMachine(Requests):
             request_id=request.id,
             attempt=request.attempt,
         )
-        return _S.EXPIRED, [*self._stop(request), failed(request, error)]
+        return _S.EXPIRED, [*self._stop(request), failure_event(request, error)]
 
     def _drop_late(
         self,

@@ -60,7 +60,7 @@ _ROWS: Final[tuple[tuple[Collection[_S], Collection[_Kind], str, Collection[_S |
     (
         [_S.RUNNING],
         [ev.DeviceLost, ev.DeviceRemoved],
-        "_lose",
+        "_handle_loss",
         [_S.FAILED, _S.JOINING, _S.RUNNING, _S.PARKED],
     ),
     ([_S.JOINING, _S.RUNNING], [ev.DeviceEnded], "_count_crash", [_S.PARKED, None]),

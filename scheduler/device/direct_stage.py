@@ -42,7 +42,7 @@ class DirectStage:
         self._follow = follow
         self._address = address
 
-    def left(self, route: int) -> frozenset[str]:
+    def outputs_left(self, route: int) -> frozenset[str]:
         """Return the outputs that stay in the device's memory on a route."""
         description = self._stage.description
         if not self._host.leaves_outputs:
@@ -69,22 +69,22 @@ class DirectStage:
         finally:
             if task.entered is not None:
                 with self._lock:
-                    instructions = self._machine.leave(stage, task)
+                    instructions = self._machine.release_stream(stage, task)
                 if instructions:
                     self._follow(instructions)
         stage.learn(run.ended_s - run.started_s)
         return outputs, run
 
-    def leave(self, task: DirectTask) -> None:
+    def release(self, task: DirectTask) -> None:
         """Release a stream and start the tasks that wait for it; idempotent."""
         with self._lock:
-            instructions = self._machine.leave(self._stage, task)
+            instructions = self._machine.release_stream(self._stage, task)
         if instructions:
             self._follow(instructions)
 
-    def placed(self, error: Exception, request: Request) -> HeteroError:
+    def convert_error(self, error: Exception, request: Request) -> HeteroError:
         """Convert an exception of the stage into the error of a request."""
-        typed_error = self._host.placed(error, self._number, request)
+        typed_error = self._host.convert_error(error, self._number, request)
         return typed_error.with_traceback(None)  # its traceback refers to the inputs
 
 

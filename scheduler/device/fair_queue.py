@@ -28,7 +28,7 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Line(Generic[T]):
+class ClientQueue(Generic[T]):
     """Queue of one client: a heap of waiting tasks, and the number of turns taken."""
 
     turns: int = 0
@@ -40,35 +40,35 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         #: Lines with waiting tasks.
-        self.waiting: dict[Line[T], None] = {}
+        self.waiting: dict[ClientQueue[T], None] = {}
         #: Virtual time: the turns of the last served client before its task started.
         self._now = 0
 
-    def push(self, line: Line[T], key: Key, task: T) -> None:
+    def push(self, client: ClientQueue[T], key: Key, task: T) -> None:
         """Add a task of a client."""
-        if not line.waiting:
-            line.turns = max(line.turns, self._now)
-            self.waiting[line] = None
-        heapq.heappush(line.waiting, (key, task))
+        if not client.waiting:
+            client.turns = max(client.turns, self._now)
+            self.waiting[client] = None
+        heapq.heappush(client.waiting, (key, task))
 
     def pop(self) -> tuple[Key, T]:
         """Remove and return the next task; call `ran` if it starts."""
-        line = min(self.waiting, key=_rank)
-        first = heapq.heappop(line.waiting)
-        if not line.waiting:
-            del self.waiting[line]
+        client = min(self.waiting, key=_rank)
+        first = heapq.heappop(client.waiting)
+        if not client.waiting:
+            del self.waiting[client]
         return first
 
-    def ran(self, line: Line[T]) -> None:
+    def count_turn(self, client: ClientQueue[T]) -> None:
         """Count a turn of a client whose task has started."""
-        self._now = now = max(line.turns, self._now)
-        line.turns = now + 1
+        self._now = now = max(client.turns, self._now)
+        client.turns = now + 1
 
-    def forget(self, line: Line[T]) -> None:
+    def forget(self, client: ClientQueue[T]) -> None:
         """Remove the tasks of a disconnected client."""
-        self.waiting.pop(line, None)
+        self.waiting.pop(client, None)
 
 
-def _rank(line: Line[Any]) -> tuple[int, int, int]:
-    key, _ = line.waiting[0]
-    return line.turns, key.rank, key.arrival
+def _rank(client: ClientQueue[Any]) -> tuple[int, int, int]:
+    key, _ = client.waiting[0]
+    return client.turns, key.rank, key.arrival

@@ -75,7 +75,7 @@ class DeviceHost:
 
     def query(self, model: Model, config: Mapping[str, Any]) -> Support:
         """Query the plugin; the result names the device by its cluster name."""
-        with _Typed(self.descriptor, f"cannot be asked about {model.name!r}"):
+        with _TypedErrors(self.descriptor, f"cannot be asked about {model.name!r}"):
             support = self._plugin.query_model(model, self._config(config))
         name = self.descriptor.name
         return Support(
@@ -118,7 +118,7 @@ class DeviceHost:
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
             config[THREADS] = num_threads
-        with _Typed(self.descriptor, f"cannot compile stage {stage} ({source.model.name!r})"):
+        with _TypedErrors(self.descriptor, f"cannot compile stage {stage} ({source.model.name!r})"):
             if source.payload is None:
                 model = self._plugin.compile_model(source.model, config)
             else:
@@ -154,7 +154,7 @@ class DeviceHost:
                 request.deployment, stage, inputs, context, ready_s=ready_s, left=left
             )
         except Exception as error:
-            raise self.placed(error, stage, request)  # noqa: B904 - it carries its cause
+            raise self.convert_error(error, stage, request)  # noqa: B904 - it carries its cause
         return dict(zip(compiled.output_names, outputs, strict=True)), run
 
     def execute(
@@ -230,7 +230,7 @@ class DeviceHost:
         if not self.leaves_outputs or not isinstance(value, np.ndarray) or value.dtype.kind == "O":
             return value
         name = self.descriptor.name
-        with _Typed(self.descriptor, "cannot keep a tensor"):
+        with _TypedErrors(self.descriptor, "cannot keep a tensor"):
             try:
                 return self._plugin.create_context(self._config({})).from_host(value)
             except UnsupportedOperationError:  # its memory holds only outputs of its programs
@@ -248,7 +248,7 @@ class DeviceHost:
 
     def export(self, deployment: str, stage: int) -> Payload:
         """Export a compiled stage in the device's own format."""
-        with _Typed(self.descriptor, f"cannot export stage {stage}"):
+        with _TypedErrors(self.descriptor, f"cannot export stage {stage}"):
             return self._stage(deployment, stage).export_model()
 
     def has_all(self, deployments: Iterable[str]) -> bool:
@@ -299,7 +299,7 @@ class DeviceHost:
                 attempt=0,
             ) from None
 
-    def placed(self, error: Exception, stage: int, request: Request) -> HeteroError:
+    def convert_error(self, error: Exception, stage: int, request: Request) -> HeteroError:
         """Convert an exception of a stage into an error with stage, device and request."""
         cause = error.__cause__ if isinstance(error, HeteroError) else error
         if not isinstance(error, HeteroError):
@@ -329,7 +329,7 @@ class DeviceHost:
         return {**config, "DEVICE_ID": self.descriptor.device_id}
 
 
-class _Typed:
+class _TypedErrors:
     """Context manager that converts untyped exceptions of a plugin to DeviceError.
 
     It is a class because a generator-based context manager cannot pass on StopIteration.

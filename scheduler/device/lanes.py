@@ -238,7 +238,7 @@ class DeviceLanes:
         if deployment is None or head.kind != TO_STAGE:
             _log.warning("dropped a packed message of an unknown deployment")
             return
-        self._send_failure(self._machine.misplaced(_task_of(deployment, head)))
+        self._send_failure(self._machine.misplaced_failure(_task_of(deployment, head)))
 
     def drop(self, request: Request) -> None:
         """Cancel the running tasks of an attempt."""
@@ -279,8 +279,10 @@ class DeviceLanes:
                 return
             if failure is not None:
                 failed_task = task.task
-                placed = self._host.placed(failure, head.stage, failed_task.request)
-                self._send_failure(Failure(failed_task, self._typed_error(failed_task, placed)))
+                stage_error = self._host.convert_error(failure, head.stage, failed_task.request)
+                self._send_failure(
+                    Failure(failed_task, self._typed_error(failed_task, stage_error))
+                )
             elif timing is not None:
                 self._forward(lane, head, outputs, task.timings, timing)
         except Exception as error:  # report it to the request; the thread continues

@@ -88,7 +88,7 @@ class DeviceLoop:
                 now_s,
                 start=lambda task: start(self, task),
                 receive=self.receive,
-                send_failure=self._tell,
+                send_failure=self._send_failure,
                 typed_error=self._failure,
                 follow=self._follow,
             )
@@ -164,7 +164,7 @@ class DeviceLoop:
     def receive(self, message: Message) -> None:
         """Process a message from the channel."""
         if type(message) is not Values:
-            self._heed(message)
+            self._process_message(message)
             return
         task, tensors, runs = message
         try:
@@ -177,7 +177,7 @@ class DeviceLoop:
                 raise
             _log.exception("device=%s: failed to process a message", self.host.descriptor.name)
 
-    def _heed(self, message: Message) -> None:
+    def _process_message(self, message: Message) -> None:
         """Process a message other than the inputs of a task."""
         if isinstance(message, Dropped):
             with self._lock:
@@ -191,7 +191,7 @@ class DeviceLoop:
         elif isinstance(message, FreeTensors):
             self._kept.free(message.keys)
         elif isinstance(message, Failure):  # the message was unreadable; see `envelope`
-            self._tell(message)
+            self._send_failure(message)
 
     def run(self, due: TaskRun | LaneTask) -> None:
         """Run a task in the calling thread, and forward its outputs."""
@@ -224,7 +224,7 @@ class DeviceLoop:
             raise
 
     def _run(self, due: TaskRun, context: RunContext) -> None:
-        left = self._left(due) if self._leaves_outputs else frozenset()
+        left = self._outputs_left(due) if self._leaves_outputs else frozenset()
         inputs = list(map(due.tensors.__getitem__, due.stage.description.inputs))
         due.outputs, went = self.host.run_stage(
             *due.task, inputs, context, ready_s=due.ready_s, left=left
@@ -261,7 +261,7 @@ class DeviceLoop:
             instructions = self._machine.end(run, failure)
         self._follow(instructions)
 
-    def _left(self, run: TaskRun) -> frozenset[str]:
+    def _outputs_left(self, run: TaskRun) -> frozenset[str]:
         """Return the outputs of a run that no receiver needs outside the device."""
         request, stage = run.task.request, run.stage.description
         sends = stage.sends.get(request.route, ())
@@ -288,7 +288,7 @@ class DeviceLoop:
                     else:
                         self._pass_on(instruction)
                 elif isinstance(instruction, Failure):
-                    self._tell(instruction)
+                    self._send_failure(instruction)
                 elif isinstance(instruction, Stop) and instruction.run.context is not None:
                     instruction.run.context.cancel()  # without a context, `run` checks it
             except Exception as error:  # report it to the request; the thread continues
@@ -296,7 +296,7 @@ class DeviceLoop:
                 if type(instruction) is TaskRun and instruction.outputs is None:
                     self.give_up(task, error)
                 else:
-                    self._tell(Failure(task, self._failure(task, error)))
+                    self._send_failure(Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: other requests' tasks continue
                 self._follow(instructions[position + 1 :])
                 raise
@@ -311,7 +311,7 @@ class DeviceLoop:
         assert outputs is not None
         sends = description.sends.get(request.route, ())
         if request.restore_s:  # first: the client may free the tensors soon after sending
-            self._kept.keep_sent(description.client, task, self._sent(run, outputs))
+            self._kept.keep_sent(description.client, task, self._outputs_to_devices(run, outputs))
         answered, reported_runs = outputs if request.route != REPLAY else {}, runs
         if len(description.outputs) < len(answered):
             answered = {name: outputs[name] for name in description.outputs}
@@ -340,7 +340,7 @@ class DeviceLoop:
         if request.has_resident_tensors and self._machine.is_dropped(request):
             self._kept.free_attempt(request)  # it was dropped meanwhile
 
-    def _sent(self, run: TaskRun, outputs: Mapping[str, Value]) -> dict[str, Value]:
+    def _outputs_to_devices(self, run: TaskRun, outputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return the outputs sent to other devices; for a replay, those that any route sends."""
         description, route = run.stage.description, run.task.request.route
         every = (
@@ -354,7 +354,7 @@ class DeviceLoop:
             for name in names
         }
 
-    def _tell(self, failure: Failure) -> None:
+    def _send_failure(self, failure: Failure) -> None:
         """Send a failure to the task's client, if the deployment is known."""
         deployment = failure.task.request.deployment
         client = self._machine.client_of(deployment) or self._closed.get(deployment)

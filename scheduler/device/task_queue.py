@@ -26,7 +26,7 @@ from hetero.devices.errors import DeviceError, DeviceLostError, OverloadedError
 from hetero.devices.plugin.program import nbytes_of
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import StageTiming
-from hetero.scheduler.device.fair_queue import FairQueue, Key, Line
+from hetero.scheduler.device.fair_queue import ClientQueue, FairQueue, Key
 from hetero.scheduler.types import events
 from hetero.scheduler.types.events import DeviceInstruction, TaskRun
 from hetero.scheduler.types.messages import Failure, Task
@@ -58,7 +58,7 @@ class InvalidTaskError(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Client(Line[TaskRun]):
+class _Client(ClientQueue[TaskRun]):
     """Usage of a client: its tasks, and the bytes of their queued values."""
 
     name: str = ""
@@ -193,13 +193,13 @@ class DeviceMachine:
         request, number = task
         deployment = self._deployments.get(request.deployment)
         if deployment is None:
-            return [Failure(task, _misplaced(task, tensors, None))]
+            return [Failure(task, _misplaced_tensors_error(task, tensors, None))]
         attempt = (request.id, request.attempt)
         if attempt in deployment.dropped or (attempt, number) in deployment.ended:
             return []
         stage = deployment.stages.get(number)
         if stage is None or not tensors.keys() <= stage.inputs:
-            return [Failure(task, _misplaced(task, tensors, stage))]
+            return [Failure(task, _misplaced_tensors_error(task, tensors, stage))]
         tasks = deployment.tasks.setdefault(attempt, {})
         run, client = tasks.get(number), deployment.client
         if run is None:
@@ -243,7 +243,7 @@ class DeviceMachine:
         done: list[DeviceInstruction] = []
         if is_wanted:
             done.append(run if error is None else Failure(run.task, error))
-        return done + self.leave(run.stage, run)
+        return done + self.release_stream(run.stage, run)
 
     def enter(self, stage: OpenStage, run: DirectTask) -> bool:
         """Allocate a stream of a stage, if a task could start at once; released by `leave`.
@@ -257,19 +257,19 @@ class DeviceMachine:
         ):
             return False
         if len(self._clients) > 1:  # a single client competes with none
-            self._ready.ran(stage.deployment.client)
+            self._ready.count_turn(stage.deployment.client)
         stage.num_running += 1
         self.num_running += 1
         run.entered = stage
         return True
 
-    def leave(self, stage: OpenStage, run: DirectTask) -> list[DeviceInstruction]:
+    def release_stream(self, stage: OpenStage, run: DirectTask) -> list[DeviceInstruction]:
         """Release a stream; return the instructions. Idempotent."""
         if run.entered is not None:
             self.num_running -= 1
             stage.num_running -= 1
             run.entered = None
-        return self._freed(stage) if stage.awaiting_stream or self._ready.waiting else []
+        return self._start_next(stage) if stage.awaiting_stream or self._ready.waiting else []
 
     def is_obsolete(self, stage: OpenStage, attempt: tuple[int, int]) -> bool:
         """Return whether a task has arrived before, or its attempt was dropped."""
@@ -290,18 +290,18 @@ class DeviceMachine:
     def end_direct(self, stage: OpenStage, task: DirectTask) -> list[DeviceInstruction]:
         """End a task without a record; return the instructions."""
         stage.deployment.client.num_tasks -= 1
-        return self.leave(stage, task)
+        return self.release_stream(stage, task)
 
-    def misplaced(self, task: Task) -> Failure:
+    def misplaced_failure(self, task: Task) -> Failure:
         """Return the failure of a task whose stage is not on the device."""
-        return Failure(task, _misplaced(task, {}, None))
+        return Failure(task, _misplaced_tensors_error(task, {}, None))
 
     def _remember(self, deployment: _Deployment, attempt: tuple[int, int], stage: int) -> None:
         deployment.ended[attempt, stage] = None
         if len(deployment.ended) > _REMEMBERED:
             deployment.ended.popitem(last=False)
 
-    def _freed(self, stage: OpenStage) -> list[DeviceInstruction]:
+    def _start_next(self, stage: OpenStage) -> list[DeviceInstruction]:
         """Return the instructions that follow from a free stream of a stage."""
         if stage.awaiting_stream:
             for key, run in stage.awaiting_stream:
@@ -392,7 +392,7 @@ class DeviceMachine:
     def _run(self, run: TaskRun) -> TaskRun:
         run.state, run.entered = _S.RUNNING, run.stage
         if len(self._clients) > 1:
-            self._ready.ran(run.stage.deployment.client)
+            self._ready.count_turn(run.stage.deployment.client)
         run.stage.num_running += 1
         self.num_running += 1
         return run
@@ -428,7 +428,9 @@ class DeviceMachine:
         return done
 
 
-def _misplaced(task: Task, tensors: Mapping[str, Any], stage: OpenStage | None) -> DeviceError:
+def _misplaced_tensors_error(
+    task: Task, tensors: Mapping[str, Any], stage: OpenStage | None
+) -> DeviceError:
     """Return the error of values that no open stage accepts."""
     request, number = task
     data = {"stage": number, "request_id": request.id, "attempt": request.attempt}

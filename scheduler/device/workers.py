@@ -144,7 +144,7 @@ class Workers(BaseWorkers):
         if thread_state.job is None and thread_state.request_id in (_ANY, due.task.request.id):
             thread_state.job = (loop, due)
         else:
-            self._put((loop, due))
+            self._enqueue((loop, due))
 
     @property
     def are_idle(self) -> bool:
@@ -172,7 +172,7 @@ class Workers(BaseWorkers):
             thread_state.request_id = None
             next_job, thread_state.job = thread_state.job, None
             if next_job is not None and next_job is not job:
-                self._put(next_job)
+                self._enqueue(next_job)
 
     def receiver(self, receive: Receiver) -> Receiver:
         """Wrap a client's receiver so that it does not delay the next task of a worker."""
@@ -185,7 +185,7 @@ class Workers(BaseWorkers):
 
         return take
 
-    def _put(self, job: _Job) -> None:
+    def _enqueue(self, job: _Job) -> None:
         with self._state:
             self._jobs.append(job)
             if self._quick_threads or self._num_starting:
@@ -212,7 +212,7 @@ class Workers(BaseWorkers):
                 self._num_starting -= 1
                 self._num_awake += 1
                 self._quick_threads.add(me)
-            while job := self._take(me):
+            while job := self._next_job(me):
                 if job[1].stage.ewma_s > _HAND_OVER_S:
                     with self._state:
                         self._quick_threads.discard(me)
@@ -220,7 +220,7 @@ class Workers(BaseWorkers):
                 _run(job)
                 self._quick_threads.add(me)
 
-    def _take(self, me: int) -> _Job | None:
+    def _next_job(self, me: int) -> _Job | None:
         """Return the next job of this thread; None if it has to wait."""
         thread_state = self._thread_state
         if (job := thread_state.job) is not None:

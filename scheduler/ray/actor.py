@@ -64,7 +64,7 @@ class DeviceActor:
         secret: bytes | None,
         outlives: bool,
     ) -> None:
-        # Ray's handler waits until all tasks end before the process exits; `stay` never ends.
+        # Ray's handler waits for the end of all tasks, and `wait_for_end` never ends.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         own = descriptor.source
         entries = (
@@ -120,12 +120,12 @@ class DeviceActor:
         return {**self._loop.status(), "leases_ended": self._num_leases_ended}
 
     @ray.method(concurrency_group="life")
-    def stay(self) -> None:
+    def wait_for_end(self) -> None:
         """Never return; a caller that waits for the result is notified when the process ends."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control")
-    def leave(self) -> None:
+    def release_resources(self) -> None:
         """Close sockets and shared memory, which would remain if Ray killed the process.
 
         The device cannot be used afterwards.
@@ -189,7 +189,7 @@ class DeviceActor:
             payload = fetch_payload(payload)
         source = StageSource(_model(parts), payload, config)
         return self._host.load_stage(
-            deployment, stage, source, num_threads, _fetched(constant_inputs)
+            deployment, stage, source, num_threads, _fetch_weights(constant_inputs)
         )
 
     @ray.method(concurrency_group="load")
@@ -238,10 +238,10 @@ class DeviceActor:
 
 
 def _model(parts: ModelParts) -> Model:
-    return join_model(parts._replace(weights=_fetched(parts.weights)))
+    return join_model(parts._replace(weights=_fetch_weights(parts.weights)))
 
 
-def _fetched(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _fetch_weights(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return weights as arrays; those in the object store are mapped, not copied."""
     names = [name for name, weight in weights.items() if isinstance(weight, ray.ObjectRef)]
     mapped = zip(names, ray.get([weights[name] for name in names]), strict=True)

@@ -63,7 +63,7 @@ def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
         `is_of_this_process` is true if this process cannot open a connection.
     """
     host, _, port = address.rpartition(":")
-    with _connected(host.strip("[]"), int(port), host_timeout_s) as connection:
+    with _open_connection(host.strip("[]"), int(port), host_timeout_s) as connection:
         connection.settimeout(timeout_s)
         if os.environ.get("RAY_USE_TLS", "0") == "0":
             connection.sendall(_HTTP2_PREFACE)
@@ -125,7 +125,7 @@ def _is_here(host: str) -> bool:
     return True
 
 
-def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+def _open_connection(host: str, port: int, timeout_s: float) -> socket.socket:
     try:
         return socket.create_connection((host, port), timeout_s)
     except OSError as error:

@@ -55,7 +55,7 @@ class ClusterWatch:
             cause = error.__cause__
             if not isinstance(cause, OSError) or is_of_this_process(cause):
                 raise
-            raise _gone(self.address, cause) from cause
+            raise _cluster_gone_error(self.address, cause) from cause
 
     def close(self) -> None:
         """Stop checking."""
@@ -82,13 +82,13 @@ class ClusterWatch:
                 if isinstance(error, ConnectionRefusedError):
                     patience_s = _REFUSED_S
                 if time.monotonic() - silent_since_s >= patience_s:
-                    self.loss_error = _gone(self.address, error)
+                    self.loss_error = _cluster_gone_error(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error)
                     self._on_lost(self.loss_error)
                     return
 
 
-def _gone(address: str, cause: OSError) -> ClusterError:
+def _cluster_gone_error(address: str, cause: OSError) -> ClusterError:
     return ClusterError(
         f"the Ray cluster at {address} is gone: {cause}. Start it again (`ray up cluster.yaml`, or "
         "`ray start`), and compile the model again in a new Core.",

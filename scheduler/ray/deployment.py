@@ -130,7 +130,7 @@ class RayDeployment(Deployment):
 
     def take_back(self, placement: Placement, sources: Sequence[StageSource]) -> None:
         """Restore an earlier placement after the stages of an added one failed to load."""
-        self.take(placement)
+        self.switch_to(placement)
         self.sources = tuple(sources)
         # No supervisor watches devices of the added placement only; if one is lost, opening fails.
         self.devices = {n: d for n, d in self.devices.items() if n in placement.devices}
@@ -158,7 +158,7 @@ class RayDeployment(Deployment):
         """Use the new actor of a device, which has loaded its stages, from now on."""
         self._num_streams.update(num_streams)
         self.devices[name] = device
-        self.move(name, device.address)
+        self.set_address(name, device.address)
         self.open_on(name)
         with self._events_lock:
             reachable = self.device_states.mark_moved(name, self.devices)

@@ -114,7 +114,7 @@ class RayDevices:
         self._refresh(wait=wait)
         return tuple(descriptor for descriptor, _ in self.discovery.rows.values())
 
-    def there(self) -> set[str]:
+    def present_devices(self) -> set[str]:
         """Return the devices of live nodes; of a pool, the devices that its supervisor started.
 
         Does not wait for new nodes.
@@ -198,14 +198,14 @@ class RayDevices:
             if error is not None:
                 self._on_actor_end(device, error)
 
-        device.actor.stay.remote().future().add_done_callback(end)
+        device.actor.wait_for_end.remote().future().add_done_callback(end)
 
     def forget(self, actor_id: str) -> None:
         """Remove an actor that has ended; the next use of its device starts a new one."""
         with self._lock:
             self._forgotten.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
-                self.discovery.doubt(self._actors.pop(name).node_id)
+                self.discovery.suspect(self._actors.pop(name).node_id)
 
     def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, DeviceHandle]:
         """Return devices by name, with the addresses of their channels.
@@ -237,7 +237,7 @@ class RayDevices:
                 )
             if not self.discovery.is_there(device.node_id):
                 self.forget(device.actor_id)
-                raise _lost(descriptor, "its node has left the cluster")
+                raise _device_lost_error(descriptor, "its node has left the cluster")
         try:
             return answer(ref, where, device=descriptor.name)
         except exceptions.ActorUnavailableError as error:
@@ -248,7 +248,7 @@ class RayDevices:
             ) from error
         except exceptions.RayActorError as error:
             self.forget(device.actor_id)
-            raise _lost(descriptor, why_lost(error)) from error
+            raise _device_lost_error(descriptor, why_lost(error)) from error
 
     def close(self) -> None:
         """Stop every actor, except those of a pool."""
@@ -268,12 +268,12 @@ class RayDevices:
             if wait or not self.discovery.rows:
                 self.ask_supervisor("table", wait)
             return
-        self.discovery.look()
+        self.discovery.update_nodes()
         with self._lock:
-            present = self.discovery.there
+            present = self.discovery.possible_nodes
             for name in [n for n, d in self._actors.items() if d.node_id not in present]:
                 del self._actors[name]
-        self.discovery.ask(wait=wait)
+        self.discovery.query_nodes(wait=wait)
 
 
 def answer(ref: Any, where: str, **data: Any) -> Any:
@@ -286,7 +286,7 @@ def answer(ref: Any, where: str, **data: Any) -> Any:
         raise ClusterError(f"{where}: {error}", **data) from error
 
 
-def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:
+def _device_lost_error(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:
     return DeviceLostError(
         f"device {descriptor.name} on node {descriptor.node} is gone: {cause}. Compile the model "
         "again; a device whose node is alive is restarted.",

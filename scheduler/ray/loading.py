@@ -41,7 +41,7 @@ class StageLoader:
         unless some of these are already loaded without them.
         """
         constant_stages, placement, sources = (
-            deployment.known,
+            deployment.constant_stages,
             deployment.placement,
             deployment.sources,
         )
@@ -57,7 +57,7 @@ class StageLoader:
             num_streams |= self._load(deployment, constant or remaining)
             for stage in constant:
                 constant_stages.make(stage.index, partial(deployment.make, stage.index))
-        deployment.take()  # not `placement`: replanning may have extended it
+        deployment.switch_to()  # not `placement`: replanning may have extended it
         return num_streams
 
     def _load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
@@ -79,12 +79,14 @@ class StageLoader:
                 deployment.num_threads[stage.device],
                 {
                     n: self._weight(c)
-                    for n, c in deployment.known.given(deployment.placement, stage.index).items()
+                    for n, c in deployment.constant_stages.inputs_of(
+                        deployment.placement, stage.index
+                    ).items()
                 },
             )
 
         num_streams: dict[int, int] = {}
-        stage_options = [_ways(deployment.sources[stage.index]) for stage in stages]
+        stage_options = [_load_sources(deployment.sources[stage.index]) for stage in stages]
         refs = [
             start(stage, options[0]) for stage, options in zip(stages, stage_options, strict=True)
         ]
@@ -126,7 +128,7 @@ class StageLoader:
         self._weights.clear()
 
 
-def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
+def _load_sources(source: StageSource) -> list[Payload | StoredPayload | None]:
     """Return the sources for loading a stage, cheapest first; None stands for compilation."""
     payloads = (source.stored, source.payload)
     return [*(payload for payload in payloads if payload is not None), None]

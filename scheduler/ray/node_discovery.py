@@ -83,24 +83,24 @@ class NodeDiscovery:
         self._names: dict[tuple[str, str, int], str] = {}
         #: Nodes of lost actors, with the time of the last failed connection; Ray reports a dead
         #: node only later.
-        self._doubted: dict[str, float] = {}
+        self._suspected: dict[str, float] = {}
         #: Guards the tables; never held during a blocking call.
         self._lock = threading.Lock()
 
     @property
-    def there(self) -> set[str]:
+    def possible_nodes(self) -> set[str]:
         """The nodes whose actors may still run, including nodes that are only cut off."""
-        return {*self.nodes, *self._doubted.copy()}
+        return {*self.nodes, *self._suspected.copy()}
 
-    def doubt(self, node_id: str) -> None:
+    def suspect(self, node_id: str) -> None:
         """Suspect a node: list it only while it responds, whatever Ray reports."""
-        self._doubted.setdefault(node_id, -math.inf)
+        self._suspected.setdefault(node_id, -math.inf)
 
-    def answers(self, node_id: str) -> bool:
+    def responds(self, node_id: str) -> bool:
         """Whether a node responds; a node that does not is no longer listed."""
         node = self.nodes.get(node_id)
-        self.doubt(node_id)
-        return node is not None and self._answers(node)
+        self.suspect(node_id)
+        return node is not None and self._responds(node)
 
     def is_reached(self, node_id: str, *, requery_head: bool) -> bool | None:
         """Whether a node accepts connections; None if it has left the cluster.
@@ -112,41 +112,42 @@ class NodeDiscovery:
         if node is None:
             return None
         if is_cut := isinstance(_why_unreached(node), ConnectionError):
-            self._doubted[node.id] = time.monotonic()
+            self._suspected[node.id] = time.monotonic()
         return not is_cut
 
-    def _answers(self, node: ClusterNode) -> bool:
+    def _responds(self, node: ClusterNode) -> bool:
         """Whether a suspected node responds."""
-        if time.monotonic() - self._doubted.get(node.id, -math.inf) < _UNASKED_S:
+        if time.monotonic() - self._suspected.get(node.id, -math.inf) < _UNASKED_S:
             return False
         if _why_unreached(node) is not None:
-            self._doubted[node.id] = time.monotonic()
+            self._suspected[node.id] = time.monotonic()
             return False
-        self._doubted.pop(node.id, None)
+        self._suspected.pop(node.id, None)
         return True
 
     def is_there(self, node_id: str) -> bool:
         """Whether a node is alive and its host accepts connections, which Ray checks too late."""
-        node = next((node for node in self._alive() if node.id == node_id), None)
+        node = next((node for node in self._live_nodes() if node.id == node_id), None)
         return node is not None and not isinstance(_why_unreached(node), ConnectionError)
 
-    def _alive(self) -> tuple[ClusterNode, ...]:
+    def _live_nodes(self) -> tuple[ClusterNode, ...]:
         """Return the live nodes; suspected ones only if they respond."""
         self._session.check_head()
         nodes = alive_nodes()
-        for node_id in self._doubted.keys() - {node.id for node in nodes}:
-            self._doubted.pop(node_id, None)
+        for node_id in self._suspected.keys() - {node.id for node in nodes}:
+            self._suspected.pop(node_id, None)
         # If two nodes have one address, the new one responds there, not the suspected one.
         shared = Counter(node.address for node in nodes)
         return tuple(
             node
             for node in nodes
-            if node.id not in self._doubted or (shared[node.address] == 1 and self._answers(node))
+            if node.id not in self._suspected
+            or (shared[node.address] == 1 and self._responds(node))
         )
 
-    def look(self) -> None:
+    def update_nodes(self) -> None:
         """Update the set of live nodes."""
-        alive = self._alive()
+        alive = self._live_nodes()
         with self._lock:
             self.nodes = {node.id: node for node in alive}
             for table in (self._listed, self._probes):
@@ -155,7 +156,7 @@ class NodeDiscovery:
             for key in [key for key in self._names if key[0] not in self.nodes]:
                 del self._names[key]
 
-    def ask(self, *, wait: bool) -> None:
+    def query_nodes(self, *, wait: bool) -> None:
         """Query new nodes for their devices; `wait`: whether to wait for the results.
 
         The first call always waits, because the first table determines the names.
@@ -165,12 +166,12 @@ class NodeDiscovery:
             wait = wait or not self.rows
             for node in self.nodes.values():
                 if node.id not in self._listed and node.id not in self._probes:
-                    self._probes[node.id] = self._ask(node, until_s)
+                    self._probes[node.id] = self._query_node(node, until_s)
             probes = list(self._probes.values())
         for probe_ in probes:
-            self._finish(probe_, wait=wait)
+            self._store_answer(probe_, wait=wait)
         with self._lock:
-            self.rows = self._laid_out()
+            self.rows = self._build_table()
         failures = [p.failure for p in probes if p.failure]
         if not self.rows and failures:
             raise ClusterError(
@@ -178,14 +179,14 @@ class NodeDiscovery:
                 "module:attr, must be importable on every node.\n" + "\n".join(failures)
             )
 
-    def _ask(self, node: ClusterNode, until_s: float) -> _Probe:
+    def _query_node(self, node: ClusterNode, until_s: float) -> _Probe:
         counts = {**node.counts, **self._counts}
         # No retries: if the node dies, the query must not run on another node.
         pinned = ray.remote(probe).options(**node.options, max_retries=0)
         ref = pinned.remote(node.name, self.specs, counts, node.num_cpus)
         return _Probe(node, ref, until_s)
 
-    def _finish(self, probe_: _Probe, *, wait: bool) -> None:
+    def _store_answer(self, probe_: _Probe, *, wait: bool) -> None:
         """Store the devices that a node lists; a late result is checked at each refresh."""
         node = probe_.node
         try:
@@ -200,13 +201,13 @@ class NodeDiscovery:
             # Not all parts of Ray know at once that a node has joined or left.
             if left_s > 0 and wait:
                 time.sleep(_AGAIN_S)
-            if left_s > 0 and node.id in {other.id for other in self._alive()}:
-                again = self._ask(node, probe_.until_s)
+            if left_s > 0 and node.id in {other.id for other in self._live_nodes()}:
+                again = self._query_node(node, probe_.until_s)
                 with self._lock:
                     if self._probes.get(node.id) is probe_:
                         self._probes[node.id] = again
                 if wait:
-                    self._finish(again, wait=True)
+                    self._store_answer(again, wait=True)
         except exceptions.RayError as error:
             cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
             probe_.fail(str(cause))
@@ -222,14 +223,14 @@ class NodeDiscovery:
         numbers = {}
         for (family, plugin), count in works.items():
             kind = f"{family}*{self._counts.get(plugin, '')}"
-            numbers[family] = iter(self._numbers.take(kind, node, count, self.nodes.keys()))
+            numbers[family] = iter(self._numbers.assign(kind, node, count, self.nodes.keys()))
         numbered = [(row, next(numbers[row.family]) if row.error is None else 0) for row in rows]
         with self._lock:
             self._probes.pop(node.id, None)
             if node.id in self.nodes:
                 self._listed[node.id] = numbered
 
-    def _laid_out(self) -> Rows:
+    def _build_table(self) -> Rows:
         """Return the device table; devices keep the names that they already have.
 
         A plugin that is broken on every node has one row. A plugin that works on some node is not

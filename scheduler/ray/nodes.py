@@ -83,7 +83,7 @@ class DeviceNumbers:
     def __init__(self) -> None:
         self._tables: dict[str, list[_Place]] = {}
 
-    def take(self, kind: str, node: ClusterNode, count: int, alive: Collection[str]) -> list[int]:
+    def assign(self, kind: str, node: ClusterNode, count: int, alive: Collection[str]) -> list[int]:
         """Return the numbers of a node's devices of a kind; assign the next ones to new devices.
 
         A node that returns gets its earlier numbers.

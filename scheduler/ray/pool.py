@@ -128,7 +128,7 @@ def dissolve() -> list[str]:
 
 def end_devices(actors: Collection[Any]) -> None:
     """End actors, after they have released the resources that survive a killed process."""
-    refs = [actor.leave.remote() for actor in actors]
+    refs = [actor.release_resources.remote() for actor in actors]
     if refs:
         ray.wait(refs, num_returns=len(refs), timeout=_LEAVE_S)
     for actor in actors:

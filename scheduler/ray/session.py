@@ -112,7 +112,7 @@ class RaySession:
         if self._is_owner:
             silence_error_messages()
         self._connection = current_connection()
-        self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
+        self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._handle_loss)
         return self
 
     @property
@@ -202,7 +202,7 @@ class RaySession:
             self._guard = None
         atexit.unregister(self.end)
 
-    def _lose(self, error: ClusterError) -> None:
+    def _handle_loss(self, error: ClusterError) -> None:
         """Notify the users of the cluster that it is lost, and leave it."""
         for notify in list(self.when_gone):
             notify(error)
@@ -284,7 +284,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
     session = RaySession(True, folder)
     try:
-        with _quiet(), own_signals(), loopback_only(), without_monitors():
+        with _without_start_messages(), own_signals(), loopback_only(), without_monitors():
             own: dict[str, Any] = {"include_dashboard": False, "_temp_dir": str(folder)}
             ray.init(address="local", **own, **_INIT, **options)
     except BaseException as error:
@@ -336,7 +336,7 @@ def _make_folder() -> Path:
 def _join(address: str) -> RaySession:
     _set(_JOINED)
     try:
-        with _quiet(), own_signals():
+        with _without_start_messages(), own_signals():
             enable_token()
             # Ray would take the network's address of this machine for 127.0.0.1.
             is_local = check_is_node(address) == {"127.0.0.1"}
@@ -375,7 +375,7 @@ os.register_at_fork(after_in_child=_leave_fork)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _without_start_messages() -> Iterator[None]:
     """Suppress start-up messages of Ray about settings that hetero chooses on purpose."""
     logger = logging.getLogger("ray")
     level = logger.level

@@ -52,14 +52,14 @@ class LateInterrupt:
         self._notice()
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def exit_process(number: int, frame: FrameType | None) -> None:
     """Exit through Python's finally blocks and exit handlers, which stop Ray's processes."""
     sys.exit(128 + number)
 
 
 @contextlib.contextmanager
 def own_signals() -> Iterator[None]:
-    """Preserve signal handlers while Ray starts; default handlers are replaced with `leave`.
+    """Preserve signal handlers while Ray starts; default handlers are replaced with `exit_process`.
 
     The first Ctrl-C takes effect at the end of the block: if Ray is interrupted while it starts,
     some of its processes survive. A second Ctrl-C takes effect at once. Ray replaces the handler of
@@ -91,7 +91,7 @@ def own_signals() -> Iterator[None]:
             signal.signal(signal.SIGINT, interrupt)
         for number, handler in endings.items():
             if handler is not None:  # None: not installed from Python
-                signal.signal(number, leave if handler == signal.SIG_DFL else handler)
+                signal.signal(number, exit_process if handler == signal.SIG_DFL else handler)
     if terminated:
         signal.raise_signal(signal.SIGTERM)
     if interrupts and callable(interrupt):
@@ -102,5 +102,5 @@ def default_signals() -> None:
     """Restore the default handlers that `own_signals` replaced."""
     if threading.current_thread() is threading.main_thread():
         for number in _ENDING:
-            if signal.getsignal(number) is leave:
+            if signal.getsignal(number) is exit_process:
                 signal.signal(number, signal.SIG_DFL)

@@ -289,7 +289,7 @@ class DeviceSupervisor:
     def _ask_why(self, device: DeviceHandle) -> None:
         """Handle the end of a device's process, with Ray's reason if its node responds."""
         cause = "its process has ended"
-        if self._devices.discovery.answers(device.node_id):
+        if self._devices.discovery.responds(device.node_id):
             try:
                 ray.get(device.actor.ping.remote(), timeout=_REASON_S)
             except exceptions.ActorDiedError as error:
@@ -356,7 +356,7 @@ class DeviceSupervisor:
             try:
                 if self._is_news:
                     self._read_table()
-                available = self._devices.there()
+                available = self._devices.present_devices()
             except HeteroError:
                 return
             for name in sorted(available.intersection(removed_names) - self._coming):
@@ -396,7 +396,7 @@ class DeviceSupervisor:
         self._devices.forget(device.actor_id)
         if not self._keeps:
             self._await_another(device)
-        elif self._devices.discovery.answers(device.node_id):
+        elif self._devices.discovery.responds(device.node_id):
             ray.kill(device.actor)
 
     def _await_another(self, device: DeviceHandle) -> None:

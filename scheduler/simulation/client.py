@@ -113,7 +113,7 @@ class SimulatedClient:
         """Load the stages of a deployment that are not loaded yet."""
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:
-            deployment.move(device.name, device.address)
+            deployment.set_address(device.name, device.address)
             for stage in deployment.placement.on[device.name]:
                 if stage.index not in deployment.num_streams:
                     streams = device.load(deployment.key, stage)

@@ -17,7 +17,7 @@ from hetero.scheduler.types.events import StageOpened, TaskRun
 from hetero.scheduler.types.plan import Stage
 
 
-class Work:
+class Workload:
     """Workload model of stages: outputs, durations and cores; simulations override it."""
 
     def run_s(self, device: str, stage: Stage, inputs: Sequence[Value]) -> float:
@@ -53,7 +53,7 @@ class SimulatedCluster:
         self,
         simulator: Simulator,
         network: Network,
-        work: Work,
+        work: Workload,
         nodes: dict[str, str],
         *,
         cost_s: float = 0.0,

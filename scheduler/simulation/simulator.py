@@ -374,7 +374,7 @@ class SimClock(Clock):
         """Create an event that sim threads can wait for."""
         return SimEvent(self._process.simulator)  # type: ignore[return-value]  # duck-typed
 
-    def _put(self, order: Callable[[], None] | None) -> None:
+    def _enqueue(self, order: Callable[[], None] | None) -> None:
         if order is not None:
             self._process.do(0.0, 0.0, order)
         elif self._wakes_s < inf:
@@ -385,4 +385,4 @@ class SimClock(Clock):
         if due_s == self._wakes_s and not self._closed:  # otherwise a later wake is scheduled
             self.look()
             if self.next_look_s() < inf:
-                self._put(None)
+                self._enqueue(None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hetero.scheduler.device.task_queue import DeviceMachine
-from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Work
+from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Workload
 from hetero.scheduler.simulation.network import Network
 from hetero.scheduler.simulation.simulator import Process, SimEvent, Simulator
 
@@ -30,7 +30,7 @@ class FaultyCluster(SimulatedCluster):
         self,
         simulator: Simulator,
         network: Network,
-        work: Work,
+        work: Workload,
         nodes: dict[str, str],
         *,
         timeout_s: float = 2.0,

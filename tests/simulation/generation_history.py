@@ -129,7 +129,7 @@ def _plan(devices: Sequence[str]) -> Plan:
 
 
 class DecoderWork(SimulatedWork):
-    """Work of the decoder's layers."""
+    """Workload of the decoder's layers."""
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
         positions = layer(int(stage.outputs[-1][1:]), inputs[0], inputs[1])

@@ -337,7 +337,7 @@ class Invariants:
                 "bytes": machine.nbytes_in_flight,
                 "orders": len(runner._outbox.orders),
                 "quarantined": len(machine._quarantine.parked),
-                "routes": sum(way.num_running for way in machine._routes.ways),
+                "routes": sum(way.num_running for way in machine._routes.states),
                 "order": len(machine._order),
                 "joining": len(machine._joining),
             }

@@ -11,7 +11,7 @@ import numpy as np
 
 from hetero.devices.errors import InferenceError
 from hetero.devices.request.request import Request
-from hetero.scheduler.simulation.device import Work
+from hetero.scheduler.simulation.device import Workload
 from hetero.scheduler.types.limits import Batching, Limits
 from hetero.scheduler.types.placement import Placement, Route
 from hetero.scheduler.types.plan import Stage
@@ -193,8 +193,8 @@ class Model:
         return random.expovariate(1 / self.mean_s) if self.mean_s else 0.0
 
 
-class SimulatedWork(Work):
-    """Work of the stages of a history: durations, faults and outputs."""
+class SimulatedWork(Workload):
+    """Workload of the stages of a history: durations, faults and outputs."""
 
     def __init__(self, history: History) -> None:
         self._history = history

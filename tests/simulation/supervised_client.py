@@ -305,7 +305,7 @@ class SupervisedClient(SimulatedClient):
             for stage in deployment.placement.on[name]:
                 if not self._call_and_wait(device, partial(device.load, deployment.key, stage)):
                     return False
-            deployment.move(name, device.address)
+            deployment.set_address(name, device.address)
             # Before the device opens, because a restart in the meantime makes it unopened again.
             deployment.device_states.mark_opening(name)
             if not self._call_and_wait(device, partial(device.open, deployment.opened_on(name))):

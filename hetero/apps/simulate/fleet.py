@@ -191,7 +191,7 @@ def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fl
     keys = {"like", "node", "factor", "price", "cores"}
     rows = {
         name: _Section(f"{where}: device {name!r}", row, keys)
-        for name, row in top.inner("devices").items()
+        for name, row in top.subsection("devices").items()
     }
     devices = []
     for name, row in rows.items():
@@ -203,7 +203,7 @@ def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fl
         raise ArgumentError(
             f"{where}: no device is like {', '.join(missing)}, which the plan uses; add one."
         )
-    clients = top.inner("clients", {"count", "microseconds", "node", "price"})
+    clients = top.subsection("clients", {"count", "microseconds", "node", "price"})
     count = clients.number("count", 1)
     if count < 1 or count != int(count):
         raise ArgumentError(f"{clients.at}: count {count:g}; expected a whole number, 1 or more.")
@@ -216,7 +216,7 @@ def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fl
         clients.number("microseconds", _CLIENT_S * 1e6) / 1e6,
         client_node,
         clients.number("price"),
-        _nodes(where, top.inner("nodes", nodes)),
+        _nodes(where, top.subsection("nodes", nodes)),
         _program(top),
     )
 
@@ -232,7 +232,7 @@ class _Section(dict[str, Any]):
         if allowed is not None and (unknown := sorted(self.keys() - allowed)):
             raise ArgumentError(f"{at}: unknown {', '.join(unknown)}; use {sorted(allowed)}.")
 
-    def inner(self, name: str, allowed: set[str] | None = None) -> _Section:
+    def subsection(self, name: str, allowed: set[str] | None = None) -> _Section:
         return _Section(f"{self.at}: {name}", self.get(name), allowed)
 
     def number(self, name: str, default: float = 0.0) -> float:
@@ -290,7 +290,7 @@ def _nodes(where: str, entries: _Section) -> dict[str, FleetNode]:
 
 def _program(top: _Section) -> Program:
     keys = {"call_us", "arrive_us", "leave_us", "hop_us", "run", "idle", "one_process"}
-    row = top.inner("program", keys)
+    row = top.subsection("program", keys)
     if not isinstance(one_process := row.get("one_process", False), bool):
         raise ArgumentError(f"{row.at}: one_process {one_process!r}; expected true or false.")
     return Program(

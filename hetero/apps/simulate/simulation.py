@@ -11,7 +11,7 @@ from typing import Any
 
 from hetero.apps.simulate.arrivals import Arrivals, Batches
 from hetero.apps.simulate.fleet import Fleet
-from hetero.apps.simulate.virtual_run import Outcome, Used, run
+from hetero.apps.simulate.virtual_run import Outcome, Utilisation, run
 from hetero.devices.errors import ArgumentError
 from hetero.observe.trace import Trace
 from hetero.planning.plan_report import PlanReport
@@ -214,14 +214,14 @@ def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | Non
 def _bottleneck(full_load: Outcome, fleet: Fleet) -> str:
     """Return a sentence about the part that limits a fully loaded fleet."""
     likes = {device.name: device.like for device in fleet.devices}
-    groups: dict[tuple[str, str], list[Used]] = {}
+    groups: dict[tuple[str, str], list[Utilisation]] = {}
     for row in full_load.used:
         groups.setdefault((row.kind, likes.get(row.name, row.name)), []).append(row)
 
-    def busy(rows: list[Used]) -> float:
+    def busy(rows: list[Utilisation]) -> float:
         return sum(row.busy for row in rows) / len(rows)
 
-    def priority(rows: list[Used]) -> float:
+    def priority(rows: list[Utilisation]) -> float:
         return busy(rows) + _CORES_MARGIN * (rows[0].kind == "cores")
 
     (kind, name), rows = max(groups.items(), key=lambda item: priority(item[1]))

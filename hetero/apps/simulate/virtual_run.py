@@ -20,7 +20,7 @@ from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.plan_report import PlanReport, StagePrediction
 from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.simulation.client import SimulatedClient
-from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Work
+from hetero.scheduler.simulation.device import SimulatedCluster, SimulatedDevice, Workload
 from hetero.scheduler.simulation.network import Link, Network
 from hetero.scheduler.simulation.simulator import Cores, Simulator
 from hetero.scheduler.types.events import TaskRun
@@ -37,7 +37,7 @@ _MAX_ROUTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class Utilisation:
     """Utilisation of one part of the fleet.
 
     `name`, `kind`: the part: ``device``, ``link``, ``client``, or ``cores`` of a node.
@@ -70,11 +70,11 @@ class Outcome:
     p95_s: float
     p99_s: float
     goodput_per_s: float
-    used: tuple[Used, ...]
+    used: tuple[Utilisation, ...]
     events: int
 
 
-class _PlannedWork(Work):
+class _PlannedWork(Workload):
     """Run times and output sizes of stages, as the plan predicts them."""
 
     def __init__(self, report: PlanReport, fleet: Fleet, batches: Batches, random: Random) -> None:
@@ -279,12 +279,14 @@ class _Serving:
         self.results.append((begun_s, self.simulator.now, failed))
         self.on_end()
 
-    def used(self, elapsed_s: float) -> tuple[Used, ...]:
+    def used(self, elapsed_s: float) -> tuple[Utilisation, ...]:
         """Return the utilisation of each part, the busiest first."""
-        rows: list[Used] = []
+        rows: list[Utilisation] = []
 
         def add(name: str, kind: str, busy_s: float, queued_s: float = 0.0) -> None:
-            rows.append(Used(name, kind, busy_s / elapsed_s, queued_s / max(1, len(self.results))))
+            rows.append(
+                Utilisation(name, kind, busy_s / elapsed_s, queued_s / max(1, len(self.results)))
+            )
 
         for d in self._cluster.all:
             add(d.name, "device", d.process.busy_s, self._queued_s[d.name])

@@ -157,7 +157,7 @@ def test_placement_requires_devices_with_loaded_stages(new_core: hetero.Core) ->
     executor: Any = new_core.executor
     _, (deployment, other) = compile_on_each(new_core)
     deployment.devices["CPU.1"] = other.devices["CPU.1"]
-    deployment.move("CPU.1", "of the process before")
+    deployment.set_address("CPU.1", "of the process before")
     with pytest.raises(DeviceLostError, match="not loaded its stages"):
         executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
     assert set(deployment.placement.devices) == {"CPU.0"}
@@ -206,7 +206,7 @@ def test_added_route_sends_constants_to_earlier_stages(core: hetero.Core) -> Non
         for device in ("CPU.0", "CPU.2")
     ]
     deployment, other = (d for d in executor._deployments if d not in earlier)
-    assert (len(deployment.known.outputs), len(other.known.outputs)) == (1, 1)
+    assert (len(deployment.constant_stages.outputs), len(other.constant_stages.outputs)) == (1, 1)
     executor._add(deployment, ReplannedModel(other.placement, other.sources, {}))
     # Both routes share the stages of the constant and of its reader.
     assert {0, 2} < set(deployment.placement.routes[1].stages)
@@ -241,7 +241,7 @@ def test_starting_device_on_unreachable_host_is_lost(
 
     monkeypatch.setattr("hetero.scheduler.ray.node_discovery.reach", refuse)
     with pytest.raises(DeviceLostError, match="its node has left"):
-        devices.fetch(device, device.actor.stay.remote())
+        devices.fetch(device, device.actor.wait_for_end.remote())
     monkeypatch.undo()
     ray.kill(device.actor)
 

@@ -229,7 +229,7 @@ def test_interrupted_large_message_is_reported_and_next_arrives(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
     one = link()
-    packets = local._packets([b"x" * 2 * local.MAX_PACKET_NBYTES])
+    packets = local._split_message([b"x" * 2 * local.MAX_PACKET_NBYTES])
     for packet in packets[:2]:
         one._send([packet])
     one.send([b"next"])
@@ -241,7 +241,7 @@ def test_duplicate_packet_damages_its_message_alone(
     link: Callable[..., LocalLink], listening: Listening
 ) -> None:
     one = link()
-    head, *parts = local._packets([b"x" * local.MAX_PACKET_NBYTES * 2])
+    head, *parts = local._split_message([b"x" * local.MAX_PACKET_NBYTES * 2])
     for packet in (head, parts[0], parts[0]):  # as after Ctrl-C
         one._send([packet])
     with pytest.raises(BlobError, match=r"part 0 of a message.*expected part 1"):

@@ -322,7 +322,7 @@ def test_large_tensors_survive_the_end_of_reader_and_owner(
         one.channel.send(address, values(number, LARGE))
         came.append(one.next())
     pool = one.channel._pool
-    busy = pool._filled()
+    busy = pool._filled_slots()
     assert len(busy) == 3
     assert files(process.pid)
     process.kill()
@@ -371,7 +371,7 @@ def test_close_frees_slots_of_unreceived_messages(
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
     two.channel.close()
     assert one.ended_addresses.get(timeout=LONG_S) == two.address
-    busy = [slot for slot in one.channel._pool._filled() if not slot.is_free]
+    busy = [slot for slot in one.channel._pool._filled_slots() if not slot.is_free]
     assert len(busy) == 1
     check(kept_view, 0, LARGE)
     del kept_view
@@ -392,7 +392,7 @@ def test_unsendable_message_takes_no_slot(make_endpoint: Callable[..., ChannelEn
     bad = message._replace(tensors={**message.tensors, "y": object()})
     with pytest.raises(TypeError, match="not an ONNX value"):
         one.channel.send(two.address, bad)
-    assert all(slot.is_free for slot in one.channel._pool._filled())
+    assert all(slot.is_free for slot in one.channel._pool._filled_slots())
 
 
 def test_message_to_itself_is_passed_by_reference(

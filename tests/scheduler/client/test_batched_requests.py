@@ -136,7 +136,7 @@ def test_result_of_a_batch_is_split_for_waiting_requests(
 ) -> None:
     batcher, records = batch
     assert not batcher.withdraw(records[0])
-    shared = batcher.share(part(5, 2, 4), whole_at(2))
+    shared = batcher.split_event(part(5, 2, 4), whole_at(2))
     assert shared is not None
     assert [(record.id, p.request_id, p.attempt, p.now_s) for record, p in shared] == [
         (6, 6, 2, 0.5),
@@ -151,9 +151,9 @@ def test_result_of_a_batch_is_split_for_waiting_requests(
 
 def test_parts_of_a_batch_are_collected(batch: tuple[Batcher, list[RequestRecord]]) -> None:
     batcher, _ = batch
-    assert batcher.share(part(5, 2, 4), whole_at(3)) == []
+    assert batcher.split_event(part(5, 2, 4), whole_at(3)) == []
     more = ev.PartArrived(0.6, 5, 2, {}, (StageTiming(2, "B", output_nbytes=4),))
-    shared = batcher.share(more, whole_at(3))
+    shared = batcher.split_event(more, whole_at(3))
     assert shared is not None
     parts: list[Any] = [p for _, p in shared]
     assert [(p.nbytes, [run.stage for run in p.runs]) for p in parts] == [(8, [0, 1, 2])] * 3
@@ -166,7 +166,7 @@ def test_each_request_of_a_failed_batch_has_its_own_error(
     batcher, records = batch
     error = InferenceError("bad", stage=3, device="A", cause="x")
     event = ev.AttemptFailed(0.5, 5, 2, error) if fails == "stage" else part(5, 2, 3)
-    shared = batcher.share(event, whole_at(2))
+    shared = batcher.split_event(event, whole_at(2))
     assert shared is not None
     failures: list[Any] = [f for _, f in shared]
     assert [(r.id, f.request_id, f.attempt) for r, f in shared] == [(i, i, 2) for i in (5, 6, 7)]
@@ -174,21 +174,21 @@ def test_each_request_of_a_failed_batch_has_its_own_error(
     assert {type(f.error) for f in failures} == {InferenceError}
     if fails == "stage":
         assert [f.error.data for f in failures] == [error.data] * 3
-    assert all(batcher.may_be_others(record, error) for record in records)
-    assert not batcher.may_be_others(records[0], DeviceLostError("lost"))
+    assert all(batcher.may_be_of_others(record, error) for record in records)
+    assert not batcher.may_be_of_others(records[0], DeviceLostError("lost"))
 
 
 def test_events_of_single_or_unknown_batches_are_not_shared(
     batch: tuple[Batcher, list[RequestRecord]],
 ) -> None:
     batcher, records = batch
-    assert batcher.share(ev.CancelRequested(0.5, 5), whole_at(2)) is None
-    assert batcher.share(part(5, 1, 4), whole_at(2)) is None  # an earlier attempt
-    assert batcher.share(part(6, 2, 4), whole_at(2)) is None  # not the first of the batch
+    assert batcher.split_event(ev.CancelRequested(0.5, 5), whole_at(2)) is None
+    assert batcher.split_event(part(5, 1, 4), whole_at(2)) is None  # an earlier attempt
+    assert batcher.split_event(part(6, 2, 4), whole_at(2)) is None  # not the first of the batch
     alone = RequestRecord(ev.Submitted(0.0, 9, 4, 9.0), 9, 9.0, attempt=1)
     batcher.begin([alone])
-    assert batcher.share(part(9, 1, 1), whole_at(2)) is None
-    assert not batcher.may_be_others(alone, ValueError())
+    assert batcher.split_event(part(9, 1, 1), whole_at(2)) is None
+    assert not batcher.may_be_of_others(alone, ValueError())
     assert batcher.withdraw(alone)
     assert batcher.withdraw(alone)  # it has no batch any more
     assert [batcher.withdraw(record) for record in records] == [False, False, True]
@@ -201,5 +201,5 @@ def test_wait_for_a_batch_begins_at_admission() -> None:
         RequestRecord(ev.Submitted(0.0, i, 4, 9.0, group="g"), i, 9.0, admitted_s=admitted_s)
         for i, admitted_s in ((1, None), (2, 0.5))
     )
-    assert batcher.put(new, 3.0) == 3.0 + 1.0
-    assert batcher.put(replayed, 3.0) == 0.5 + 1.0
+    assert batcher.enqueue(new, 3.0) == 3.0 + 1.0
+    assert batcher.enqueue(replayed, 3.0) == 0.5 + 1.0

@@ -31,14 +31,14 @@ class Batches:
     def put(self, number: int, group: Hashable, rows: int, now_s: float) -> None:
         submitted = Submitted(now_s, number, 0, 1e9, group=group, rows=rows)
         self._records[number] = RequestRecord(submitted, number, 1e9)
-        self.batcher.put(self._records[number], now_s)
+        self.batcher.enqueue(self._records[number], now_s)
 
     def leave(self, number: int) -> None:
-        self.batcher.leave(self._records[number])
+        self.batcher.remove(self._records[number])
 
     def fired(self, now_s: float = 0.0) -> list[tuple[int, ...]]:
         batches = []
-        while requests := self.batcher.fire(now_s):
+        while requests := self.batcher.take_batch(now_s):
             self.batcher.begin(requests)
             batches.append(requests)
         self._in_flight += batches

@@ -155,10 +155,10 @@ def test_constant_stage_runs_once(client: Client) -> None:
         calls.append(1)
         return {"c": np.float32([-2])}
 
-    known = client.deployment.known
+    known = client.deployment.constant_stages
     for _ in range(2):
         known.make(1, run)
-    client.deployment.take()
+    client.deployment.switch_to()
     assert calls == [1]
     submission = client.submit()
     assert [(a, m.task.stage) for a, m in client.sent] == [("a", 0)]
@@ -189,7 +189,7 @@ def test_description_of_a_stage(client: Client) -> None:
         0.0,
         1,
     )
-    client.deployment.move("C", "c2")
+    client.deployment.set_address("C", "c2")
     again = client.deployment.stage_description(0, 2)
     assert (again.sends, again.number) == ({0: (ev.Send("c2", 2, ("h",), (0,)),)}, 2)
     assert client.deployment.stage_description(1, 1).sends == {0: (ev.Send("c2", 2, ("c",), (1,)),)}
@@ -335,12 +335,12 @@ def test_constants_of_several_routes() -> None:
     ]
     placement = share(plans, [1.0, 1.0])
     constants = ConstantStages()
-    assert constants.given(placement, 2) == {}
+    assert constants.inputs_of(placement, 2) == {}
     constants.make(1, lambda: {"c": np.float32([1])})
-    assert {n: c.array.tolist() for n, c in constants.given(placement, 2).items()} == {"c": [1]}
+    assert {n: c.array.tolist() for n, c in constants.inputs_of(placement, 2).items()} == {"c": [1]}
     constants.make(3, lambda: {"c": np.float32([3])})
-    assert {n: c.array.tolist() for n, c in constants.given(placement, 2).items()} == {"c": [3]}
-    assert constants.given(placement, 0) == {}
+    assert {n: c.array.tolist() for n, c in constants.inputs_of(placement, 2).items()} == {"c": [3]}
+    assert constants.inputs_of(placement, 0) == {}
     constants.make(2, lambda: {"z": [np.float32([1])]})  # not a tensor
     assert sorted(constants.outputs) == [1, 3]
     assert not constants.outputs[1]["c"].array.flags.writeable

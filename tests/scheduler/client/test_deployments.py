@@ -8,7 +8,12 @@ import pytest
 
 from hetero.devices.errors import ClusterError, DeadlineError, DeviceLostError, HeteroError
 from hetero.scheduler.client.deployments import Deployments
-from hetero.scheduler.client.error_messages import cluster_error, copied, failed, lost_error
+from hetero.scheduler.client.error_messages import (
+    cluster_error,
+    copy_error,
+    failure_event,
+    lost_error,
+)
 from hetero.scheduler.observe.load import DeploymentLoad, Load
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.request_record import RequestRecord
@@ -100,7 +105,7 @@ def record() -> RequestRecord:
 def test_errors_of_losses_carry_the_history(kind: type[HeteroError]) -> None:
     error = kind("gone", number=3)
     error.__cause__ = cause = OSError("why")
-    failure = failed(record(), error)
+    failure = failure_event(record(), error)
     assert failure.request_id == 7
     assert type(failure.error) is kind
     assert failure.error.__cause__ is cause
@@ -130,9 +135,9 @@ def test_errors_of_unavailable_devices_name_them() -> None:
 def test_typed_errors_are_copied() -> None:
     error = HeteroError("bad", stage=1)
     error.__cause__ = OSError()
-    copy: Any = copied(error)
+    copy: Any = copy_error(error)
     assert copy is not error
     assert (type(copy), copy.message, copy.data) == (HeteroError, "bad", {"stage": 1})
     assert copy.__cause__ is error.__cause__
     foreign = ValueError("bad")
-    assert copied(foreign) is foreign
+    assert copy_error(foreign) is foreign

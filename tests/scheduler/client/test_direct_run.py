@@ -284,7 +284,7 @@ class Twins(RuleBasedStateMachine):
         for name in ("num_in_flight", "num_waiting", "nbytes_in_flight"):
             assert getattr(self.usual, name) == getattr(self.twin, name), name
         assert self.usual._in_flight.num_running == self.twin._in_flight.num_running
-        for usual, twin in zip(self.usual._routes.ways, self.twin._routes.ways, strict=True):
+        for usual, twin in zip(self.usual._routes.states, self.twin._routes.states, strict=True):
             assert usual.num_running == twin.num_running
 
     @invariant()

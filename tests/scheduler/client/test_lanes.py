@@ -121,7 +121,7 @@ class Client:
             self.runner.counts() == (0, 0)
             and not (self.runner._calls or self.machine._live or self.machine._direct)
             and in_flight.nbytes == in_flight.num_running == 0
-            and all(way.num_running == 0 for way in self.machine._routes.ways)
+            and all(way.num_running == 0 for way in self.machine._routes.states)
         )
 
 

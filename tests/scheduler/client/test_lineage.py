@@ -17,7 +17,7 @@ from hetero.scheduler.client.lineage import (
     JoinNode,
     Origin,
     RunNode,
-    copied,
+    copy_value,
     lineage_nbytes,
     steps,
 )
@@ -188,7 +188,7 @@ def test_size_of_a_lineage_counts_each_ancestor_once() -> None:
 def test_copies_of_inputs_are_deep_and_read_only() -> None:
     array = np.arange(6.0).reshape(2, 3)[:, ::2]
     value = {"a": [array, (array, "text")], "n": 3}
-    copy: Any = copied(value)
+    copy: Any = copy_value(value)
     array[:] = -1
     nested = copy["a"][0], copy["a"][1][0]
     for one in nested:
@@ -196,4 +196,4 @@ def test_copies_of_inputs_are_deep_and_read_only() -> None:
         assert not one.flags.writeable
     assert (copy["a"][1][1], copy["n"]) == ("text", 3)
     column_major = np.asfortranarray(np.ones((2, 3)))
-    assert copied(column_major).flags.f_contiguous
+    assert copy_value(column_major).flags.f_contiguous

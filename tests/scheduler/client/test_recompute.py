@@ -96,7 +96,7 @@ class Cluster:
             now_s=self.clock.now_s,
         )
         host.load_stage("key", "ABC".index(device), self.sources["ABC".index(device)], 1)
-        self.deployment.move(device, address)
+        self.deployment.set_address(device, address)
         for number, name in enumerate("ABC"):
             if name in self.loops:
                 self.loops[name].open_stage(self.deployment.stage_description(number, 1))

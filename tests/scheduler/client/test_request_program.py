@@ -84,7 +84,7 @@ def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
         and not runner.live()
         and not runner._calls
         and in_flight.nbytes == in_flight.num_running == 0
-        and all(way.num_running == 0 for way in machine._routes.ways)
+        and all(way.num_running == 0 for way in machine._routes.states)
         and all(loop._machine.num_running == loop._machine.num_tasks == 0 for loop in loops)
         and not any(loop.host._running for loop in loops)
     )

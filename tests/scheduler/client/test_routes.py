@@ -93,43 +93,43 @@ def test_excluded_routes_keep_their_turn() -> None:
 
 def test_lost_devices_leave_other_routes_until_they_return() -> None:
     routes = Routes([route("A", "B"), route("B", "C"), route("C")])
-    routes.lose(lost("B"))
+    routes.mark_lost(lost("B"))
     assert set(routes.live) == {2}
-    assert routes.why_away() is None
-    routes.lose(lost("C"))
+    assert routes.unavailability() is None
+    routes.mark_lost(lost("C"))
     assert (set(routes.live), routes.choose()) == (set(), None)
-    assert routes.why_away() == lost("B")  # the first loss
-    routes.lose(removed("A"))
-    assert routes.why_away() == removed("A")  # a removal is the better reason
-    routes.lose(removed("Z"))  # of another model
-    assert routes.why_away() == removed("A")
-    assert routes.may_come()
-    assert not routes.may_come([1, 2])  # route 0 needs the removed device
-    routes.regain("C")
+    assert routes.unavailability() == lost("B")  # the first loss
+    routes.mark_lost(removed("A"))
+    assert routes.unavailability() == removed("A")  # a removal is the better reason
+    routes.mark_lost(removed("Z"))  # of another model
+    assert routes.unavailability() == removed("A")
+    assert routes.may_become_live()
+    assert not routes.may_become_live([1, 2])  # route 0 needs the removed device
+    routes.mark_available("C")
     assert set(routes.live) == {2}
-    routes.regain("B")
+    routes.mark_available("B")
     assert set(routes.live) == {1, 2}
-    routes.regain("A")
+    routes.mark_available("A")
     assert set(routes.live) == {0, 1, 2}
-    assert routes.may_come([1, 2])
+    assert routes.may_become_live([1, 2])
     assert (routes.is_any_live([0, 1]), routes.is_any_live([0, 1, 2])) == (True, False)
 
 
 def test_unsteady_devices_are_used_if_no_other_route_is_live() -> None:
     routes = Routes([route("A"), route("B")])
-    routes.lose(lost("A"))
-    routes.regain("A", is_steady=False)
+    routes.mark_lost(lost("A"))
+    routes.mark_available("A", is_steady=False)
     assert set(routes.live) == {1}
-    routes.lose(lost("B"))
+    routes.mark_lost(lost("B"))
     assert set(routes.live) == {0}  # better than none
-    routes.regain("B")
+    routes.mark_available("B")
     assert set(routes.live) == {1}
-    routes.trust("A")
+    routes.mark_steady("A")
     assert set(routes.live) == {0, 1}
-    routes.lose(lost("A"))
-    routes.regain("A", is_steady=False)
-    routes.lose(lost("A"))  # a second loss ends the probation of the first
-    routes.regain("A")
+    routes.mark_lost(lost("A"))
+    routes.mark_available("A", is_steady=False)
+    routes.mark_lost(lost("A"))  # a second loss ends the probation of the first
+    routes.mark_available("A")
     assert set(routes.live) == {0, 1}
 
 
@@ -233,10 +233,10 @@ def test_choices_equal_those_of_the_exact_policy(
                 routes.end(number)
                 exact.running[number] -= 1
             case ("lose", device):
-                routes.lose(lost(device))
+                routes.mark_lost(lost(device))
                 exact.away.add(device)
             case ("regain", device):
-                routes.regain(device)
+                routes.mark_available(device)
                 exact.away.discard(device)
             case ("add", devices, share):
                 routes.add([route(*sorted(devices), share=share)])

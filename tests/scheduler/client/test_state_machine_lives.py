@@ -156,7 +156,7 @@ class ClientLives(RuleBasedStateMachine):
         assert states[_S.RUNNING] == len(self.running)
         on_routes = Counter(way for _, way in self.running.values())
         for way in range(len(self.ways)):
-            assert self.m._routes.ways[way].num_running == on_routes[way]
+            assert self.m._routes.states[way].num_running == on_routes[way]
         if not self.m.num_in_flight:
             assert self.m.nbytes_in_flight == 0
 

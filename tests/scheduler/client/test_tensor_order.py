@@ -20,7 +20,7 @@ from hetero.devices.request.request import Request
 from hetero.scheduler.client.request_program import RequestProgram
 from hetero.scheduler.inprocess import InProcessDeployment
 from hetero.scheduler.simulation.client import SimulatedClient
-from hetero.scheduler.simulation.device import SimulatedCluster, Work
+from hetero.scheduler.simulation.device import SimulatedCluster, Workload
 from hetero.scheduler.simulation.network import Link, Network
 from hetero.scheduler.simulation.simulator import Simulator
 from hetero.scheduler.types.placement import alone
@@ -53,8 +53,8 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan("drawn", input_ports, output_ports, tuple(stages))
 
 
-class NamedValues(Work):
-    """Work whose outputs depend on their names and on the order of the inputs."""
+class NamedValues(Workload):
+    """Workload whose outputs depend on their names and on the order of the inputs."""
 
     def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
         return [stage_output(name, inputs) for name in stage.outputs]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.request.request import Request
-from hetero.scheduler.device.fair_queue import FairQueue, Key, Line
+from hetero.scheduler.device.fair_queue import ClientQueue, FairQueue, Key
 from hetero.scheduler.device.task_queue import DeviceMachine
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.messages import Task
@@ -148,11 +148,11 @@ def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels:
 
 
 def test_clients_that_return_are_served_by_arrival() -> None:
-    queue, lines = FairQueue[str](), {name: Line[str]() for name in "abc"}
+    queue, lines = FairQueue[str](), {name: ClientQueue[str]() for name in "abc"}
 
     def run(name: str) -> str:
         _, task = queue.pop()
-        queue.ran(lines[name])
+        queue.count_turn(lines[name])
         return task
 
     for name in "acccc":  # a has had a turn, b has had none, c has had several

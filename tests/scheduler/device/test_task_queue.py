@@ -385,9 +385,9 @@ def test_direct_task_occupies_a_stream_until_it_leaves() -> None:
     assert not m.enter(stage, second)
     assert second.entered is None
     assert arrived(m, task(5), "x") == []  # it waits
-    assert m.leave(stage, first) == [run(task(5), "x")]
+    assert m.release_stream(stage, first) == [run(task(5), "x")]
     assert (first.entered, stage.num_running, m.num_running) == (None, 1, 1)
-    assert m.leave(stage, first) == []
+    assert m.release_stream(stage, first) == []
     assert (stage.num_running, m.num_running) == (1, 1)
 
 
@@ -434,7 +434,7 @@ def test_misplaced_tasks_name_the_stage_and_attempt() -> None:
     m = machine()
     expected = {"stage": 7, "request_id": 3, "attempt": 2}
     unknown = task(3, 7, attempt=2)
-    for failure in (m.arrived(unknown, {"x": None}, (), 0.0)[0], m.misplaced(unknown)):
+    for failure in (m.arrived(unknown, {"x": None}, (), 0.0)[0], m.misplaced_failure(unknown)):
         assert isinstance(failure, Failure)
         assert isinstance(failure.error, DeviceLostError)
         assert expected.items() <= failure.error.data.items()

@@ -305,8 +305,8 @@ def test_slow_node_is_added_when_it_answers(
             probe.ref = ray.remote(num_cpus=0)(wait_for_gate).remote(probe.ref)
         return probe
 
-    probe_node = NodeDiscovery._ask
-    monkeypatch.setattr(NodeDiscovery, "_ask", probe_with_gate)
+    probe_node = NodeDiscovery._query_node
+    monkeypatch.setattr(NodeDiscovery, "_query_node", probe_with_gate)
     waiting_devices = RayDevices(
         executor._session, (TOY,), {}, executor._supervisor.ended, probe_timeout_s=600
     )

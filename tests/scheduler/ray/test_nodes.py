@@ -60,12 +60,12 @@ def node(number: int, host: str = "") -> ClusterNode:
 
 def test_returned_node_gets_its_numbers_back(store: Store) -> None:
     numbers = DeviceNumbers()
-    assert numbers.take("CPU*", node(1), 2, {"id1"}) == [0, 1]
-    assert numbers.take("CPU*", node(2), 1, {"id1", "id2"}) == [2]
-    assert numbers.take("CPU*2", node(2), 1, {"id1", "id2"}) == [0]  # counted separately
-    assert numbers.take("CPU*", node(3, "host1"), 3, {"id2", "id3"}) == [0, 1, 3]
-    assert DeviceNumbers().take("CPU*", node(2), 1, {"id2", "id3"}) == [2]
-    assert DeviceNumbers().take("CPU*", node(4, "host2"), 1, {"id2", "id4"}) == [4]
+    assert numbers.assign("CPU*", node(1), 2, {"id1"}) == [0, 1]
+    assert numbers.assign("CPU*", node(2), 1, {"id1", "id2"}) == [2]
+    assert numbers.assign("CPU*2", node(2), 1, {"id1", "id2"}) == [0]  # counted separately
+    assert numbers.assign("CPU*", node(3, "host1"), 3, {"id2", "id3"}) == [0, 1, 3]
+    assert DeviceNumbers().assign("CPU*", node(2), 1, {"id2", "id3"}) == [2]
+    assert DeviceNumbers().assign("CPU*", node(4, "host2"), 1, {"id2", "id4"}) == [4]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -85,7 +85,7 @@ def test_concurrent_clients_assign_equal_numbers(store: Store, seed: int) -> Non
 
     def assign(client: int, number: int) -> None:
         numbers = DeviceNumbers() if depth else clients[client]
-        assigned[client][number] = numbers.take("CPU*", node(number), 3, alive)
+        assigned[client][number] = numbers.assign("CPU*", node(number), 3, alive)
 
     def run_and_repeat() -> None:
         store.interleave = run_and_repeat
@@ -104,10 +104,11 @@ def test_client_reads_a_large_table_once(store: Store) -> None:
     alive = {f"id{i}" for i in range(100)}
     first = DeviceNumbers()
     for number in range(100):
-        first.take("CPU*", node(number), 10, alive)
+        first.assign("CPU*", node(number), 10, alive)
     assert store.calls <= 6 * 100
     assert len(store.values) <= 3
     store.calls = 0
     second = DeviceNumbers()
-    assert [second.take("CPU*", node(i), 10, alive)[0] for i in range(100)] == [*range(0, 1000, 10)]
+    first_numbers = [second.assign("CPU*", node(i), 10, alive)[0] for i in range(100)]
+    assert first_numbers == [*range(0, 1000, 10)]
     assert store.calls == 2

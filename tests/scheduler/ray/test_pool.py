@@ -244,7 +244,7 @@ def test_second_client_reuses_devices_without_probes(
 
     listings: list[Any] = []
     first_pid = process_id()
-    monkeypatch.setattr(NodeDiscovery, "_ask", None)
+    monkeypatch.setattr(NodeDiscovery, "_query_node", None)
     assert process_id() == first_pid
     assert listings[0] == listings[1]
 

@@ -62,7 +62,7 @@ def test_device_lost_during_its_return_is_lost_for_all() -> None:
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
     session: Any = SimpleNamespace(is_left=False)
-    discovery = SimpleNamespace(answers=lambda node_id: False)
+    discovery = SimpleNamespace(responds=lambda node_id: False)
     devices: Any = SimpleNamespace(forget=lambda actor_id: None, discovery=discovery)
     deployments: Any = _Deployments([slow, other])
     unused: Any = None
@@ -93,7 +93,7 @@ def _supervisor(**options: Any) -> DeviceSupervisor:
     session: Any = SimpleNamespace(is_left=False)
     devices: Any = SimpleNamespace(
         forget=lambda actor_id: None,
-        discovery=SimpleNamespace(answers=lambda node_id: True),
+        discovery=SimpleNamespace(responds=lambda node_id: True),
         pool_table=SimpleNamespace(rows={}, running_devices={}) if options else None,
     )
     deployments: Any = _Deployments([_Deployment(False, threading.Event())])

@@ -168,20 +168,20 @@ def test_device_on_probation_is_used_as_last_choice() -> None:
     def route_number() -> set[int | None]:
         return {routes.choose() for _ in range(4)}
 
-    routes.lose(ev.DeviceLost(0.0, "A", "n", "silent"))
-    routes.regain("A", is_steady=False)
+    routes.mark_lost(ev.DeviceLost(0.0, "A", "n", "silent"))
+    routes.mark_available("A", is_steady=False)
     assert route_number() == {1}
-    routes.lose(ev.DeviceLost(1.0, "B", "n", "silent"))
+    routes.mark_lost(ev.DeviceLost(1.0, "B", "n", "silent"))
     assert route_number() == {0}
-    routes.trust("B")  # a lost device may be unsteady, too
+    routes.mark_steady("B")  # a lost device may be unsteady, too
     assert route_number() == {0}
-    routes.regain("B")
+    routes.mark_available("B")
     assert route_number() == {1}
-    routes.trust("A")
+    routes.mark_steady("A")
     assert route_number() == {0, 1}
-    routes.regain("A", is_steady=False)
-    routes.lose(ev.DeviceLost(2.0, "A", "n", "silent"))
-    routes.regain("A")
+    routes.mark_available("A", is_steady=False)
+    routes.mark_lost(ev.DeviceLost(2.0, "A", "n", "silent"))
+    routes.mark_available("A")
     assert route_number() == {0, 1}
 
 
@@ -210,20 +210,20 @@ def test_requests_run_on_the_device_of_their_inputs() -> None:
     routes = Routes([route("A", "B", "C"), route("A", "C"), route("D")])
     near = frozenset("AC")
     assert [routes.choose(near=near) for _ in range(3)] == [1] * 3
-    routes.lose(ev.DeviceLost(0.0, "C", "n", "x"))
+    routes.mark_lost(ev.DeviceLost(0.0, "C", "n", "x"))
     assert routes.choose(near=near) == 2
-    routes.regain("C")
+    routes.mark_available("C")
     assert routes.choose([1], near=near) == 0
     assert {routes.choose() for _ in range(3)} == {0, 1, 2}
 
 
 def test_routes_with_a_lost_device_are_not_used() -> None:
     routes = Routes([route("A"), route("A", "B"), route("C")])
-    routes.lose(ev.DeviceLost(0.0, "A", "n", "x"))
+    routes.mark_lost(ev.DeviceLost(0.0, "A", "n", "x"))
     assert [routes.choose(), routes.choose([2])] == [2, None]
-    routes.lose(ev.DeviceRemoved(0.0, "C", "n", "x"))
+    routes.mark_lost(ev.DeviceRemoved(0.0, "C", "n", "x"))
     assert routes.choose() is None
-    assert routes.may_come()
-    assert not routes.may_come([0, 1])
-    routes.regain("A")
+    assert routes.may_become_live()
+    assert not routes.may_become_live([0, 1])
+    routes.mark_available("A")
     assert routes.choose() in (0, 1)
