@@ -37,7 +37,7 @@ _START_S: Final = 180.0
 _NODES: Final = ("one", "two")
 
 
-def _here(options: argparse.Namespace) -> None:
+def _run_in_this_process(options: argparse.Namespace) -> None:
     """Run the test in this process, then exit without clean-up."""
     from ray.cluster_utils import Cluster
 
@@ -65,19 +65,19 @@ def _here(options: argparse.Namespace) -> None:
     kinds = names(options.kinds) or list(KINDS)
     faults = Faults(cluster, nodes, options.seed, kinds, **node)
 
-    def tell(whole: bool) -> None:
+    def print_outcome(whole: bool) -> None:
         outcome = result(flow, faults.done, time.monotonic())
         os.write(1, json.dumps({**outcome, "seed": options.seed, "whole": whole}).encode() + b"\n")
         os._exit(0)
 
     limit_s = options.seconds + _STOP_S + _SETTLE_S + _STOP_S
-    watchdog = threading.Timer(limit_s, tell, (False,))
+    watchdog = threading.Timer(limit_s, print_outcome, (False,))
     watchdog.daemon = True
     watchdog.start()
     faults.run(options.seconds)
     time.sleep(_SETTLE_S)
     flow.stop(_STOP_S)
-    tell(True)
+    print_outcome(True)
 
 
 def result(flow: Any, faults: Sequence[tuple[float, str]], now_s: float) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--here", metavar="FOLDER", help="run in this process")
     options = parser.parse_args(arguments)
     if options.here:
-        _here(options)
+        _run_in_this_process(options)
     result_row = run(options)
     if options.json:
         print(json.dumps(result_row))

@@ -117,7 +117,7 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
     end_s = time.perf_counter() + SHORTEST_S
     while len(times["ort"]) < rounds or time.perf_counter() < end_s:
         for key, call in contestants.items():
-            times[key].append(_timed(call))
+            times[key].append(_processor_seconds(call))
     medians = {key: statistics.median(values) for key, values in times.items()}
     result = {
         "model": name,
@@ -130,7 +130,7 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
     }
     if reference:
         evaluator = ReferenceEvaluator(proto)
-        seconds = _timed(lambda: evaluator.run(None, feeds))
+        seconds = _processor_seconds(lambda: evaluator.run(None, feeds))
         result |= {"reference_ms": seconds * 1e3, "reference_over_cpu": seconds / medians["cpu"]}
     transformed = plugin.transform_model(model, plugin.effective_config())
     again = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
@@ -138,7 +138,7 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
     return result | {"given_weights_nbytes": model.weight_nbytes} | memory
 
 
-def _timed(call: Callable[[], Any]) -> float:
+def _processor_seconds(call: Callable[[], Any]) -> float:
     """Return the processor seconds of a call on one thread, without other work on the machine."""
     start = time.process_time()
     call()

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = layered_model(options.scale, options.width, options.skips, options.seed)
     dice = random.Random(options.seed + 1)
     affinity = {name: dice.choice(DEVICES) for name in model.node_names}
-    seconds, numbers = _timed(lambda: assign_clusters(model, affinity))
+    seconds, numbers = _measure(lambda: assign_clusters(model, affinity))
     subgraphs = max(numbers, default=-1) + 1
     kind = [DEVICES.index(affinity[name]) for name in model.node_names]
     successors = [
@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         print(json.dumps(figures))
         return 0
-    plain_s, plain = _timed(lambda: plain_labels(successors, kind))
-    whole_s, part = _timed(lambda: partition(model, affinity))
+    plain_s, plain = _measure(lambda: plain_labels(successors, kind))
+    whole_s, part = _measure(lambda: partition(model, affinity))
     rows = [
         {"way": way, "seconds": took_s, "subgraphs": count, "ratio": count / max(bound, 1)}
         for way, took_s, count in (
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
+def _measure(work: Callable[[], T]) -> tuple[float, T]:
     started_s = time.perf_counter()
     done = work()
     return time.perf_counter() - started_s, done

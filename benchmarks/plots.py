@@ -44,7 +44,12 @@ def ratios(results: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, 
         kin = [r for r in earlier if _KIND(r) == _KIND(result) and r["commit"] != result["commit"]]
         for row in rows:
             top += _ROW
-            body += [mark for r in kin for old in r["rows"] for mark in _before(row, old, r, top)]
+            body += [
+                mark
+                for r in kin
+                for old in r["rows"]
+                for mark in _draw_earlier_version(row, old, r, top)
+            ]
             body += _row(row, top)
         top += 2 * _ROW
     axis = [
@@ -63,7 +68,7 @@ def _label(row: Mapping[str, Any]) -> str:
     return cell(row[leading_columns[0]]) + more if leading_columns else ""
 
 
-def _before(
+def _draw_earlier_version(
     row: Mapping[str, Any], old: Mapping[str, Any], result: Mapping[str, Any], y: int
 ) -> list[str]:
     """Return the marks of an earlier version on a row's line."""

@@ -107,11 +107,11 @@ def held(pids: Sequence[str]) -> dict[str, int]:
     """Return the total resources of processes: memory by kind, threads, descriptors."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    rows = [_held(Path("/proc") / pid) for pid in pids]
+    rows = [_resources_of(Path("/proc") / pid) for pid in pids]
     return {name: sum(row[name] for row in rows) for name in rows[0]}
 
 
-def _held(process: Path) -> dict[str, int]:
+def _resources_of(process: Path) -> dict[str, int]:
     lines = (line.split() for line in (process / "status").read_text().splitlines())
     nbytes = {line[0][:-1]: 1024 * int(line[1]) for line in lines if line[0][:-1] in MEMORY}
     names = []

@@ -295,7 +295,7 @@ def row(name: str, seconds: float, program: Program, client_s: float) -> dict[st
         )
         for seed in range(3)
     ]
-    return {"run": name, "stages": len(names), "requests": count, **_compared(founds, reals)}
+    return {"run": name, "stages": len(names), "requests": count, **_compare(founds, reals)}
 
 
 def calibrated(
@@ -340,7 +340,7 @@ def calibrated(
     return Fleet((), {}, client_s=client_s, nodes=nodes, program=program), base
 
 
-def _compared(founds: Sequence[Outcome], reals: Sequence[Runs]) -> dict[str, Any]:
+def _compare(founds: Sequence[Outcome], reals: Sequence[Runs]) -> dict[str, Any]:
     pairs = {
         "rate": ([f.throughput_per_s for f in founds], [r.rate_per_s for r in reals]),
         "p50": ([f.p50_s for f in founds], [r.at(0.5) for r in reals]),

@@ -187,7 +187,7 @@ class _Calibration(CalibrationDataReader):
         return self._left.pop() if self._left else None
 
 
-def _quantised(quantise: Callable[[Path, Path], None], model: onnx.ModelProto) -> onnx.ModelProto:
+def _quantize(quantise: Callable[[Path, Path], None], model: onnx.ModelProto) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "model.onnx"), Path(folder, "quantised.onnx")
         onnx.save(model, source)
@@ -209,7 +209,7 @@ def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProt
             weight_type=QuantType.QInt8,
         )
 
-    return _quantised(quantise, model)
+    return _quantize(quantise, model)
 
 
 def bert_qdq() -> onnx.ModelProto:
@@ -232,7 +232,7 @@ SMALL_NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "small-unet": unet,
     "small-lstm": lstm,
     # MatMulInteger with activations quantised at run time.
-    "small-bert-int8": lambda: _quantised(quantize_dynamic, bert()),
+    "small-bert-int8": lambda: _quantize(quantize_dynamic, bert()),
     "small-bert-qdq": bert_qdq,
     "small-mobilenet-qdq": mobilenet_qdq,
     "small-mobilenet-float16": partial(mobilenet, dtype=np.float16),

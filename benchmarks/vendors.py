@@ -83,10 +83,10 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 for way, timing in timings.items():
                     yield _row(name, way, timing, timings[bare].p50_ms / timing.p50_ms)
         if {"OV", "ORT"} <= {name.partition(".")[0] for name in core.available_devices}:
-            yield from _shared(core, options)
+            yield from _compare_sharing(core, options)
 
 
-def _shared(core: hetero.Core, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def _compare_sharing(core: hetero.Core, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure models split over two vendors' devices, with a thread budget and with all threads."""
     for name in names(options.shared):
         model = core.read_model(f"light:{name}")

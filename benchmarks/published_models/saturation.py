@@ -45,11 +45,11 @@ def explains(path: str, feeds: Feeds, ours: Run, reference: Run) -> str:
         floats = [w for w in model.graph.initializer if w.data_type == onnx.TensorProto.FLOAT]
         exact = {w.name: numpy_helper.to_array(w) for w in floats}
         for seed in range(_PERTURBED_RUNS):
-            perturbed = _perturbed(exact, seed)
+            perturbed = _perturb(exact, seed)
             for weight in floats:
                 weight.CopyFrom(numpy_helper.from_array(perturbed[weight.name], weight.name))
             onnx.save(model, narrow)
-            nearby = reference(narrow, _perturbed(feeds, seed))
+            nearby = reference(narrow, _perturb(feeds, seed))
             noise = [
                 max(level, _relative_error(near, exact_output))
                 for level, near, exact_output in zip(noise, nearby, expected, strict=True)
@@ -64,7 +64,7 @@ def explains(path: str, feeds: Feeds, ours: Run, reference: Run) -> str:
     )
 
 
-def _perturbed(feeds: Feeds, seed: int) -> Feeds:
+def _perturb(feeds: Feeds, seed: int) -> Feeds:
     rng = np.random.default_rng(seed)
     return {
         name: np.asarray(x * (1 + _LAST_BITS * rng.standard_normal(x.shape)), x.dtype)

@@ -218,7 +218,7 @@ def _resize(analysis: _RowAnalysis, node: Node) -> None:
     _require(scales[0] == 1, "scales axis 0")
 
 
-def _pad(analysis: _RowAnalysis, node: Node) -> None:
+def _check_pad(analysis: _RowAnalysis, node: Node) -> None:
     _first_input_only(analysis, node)
     old_pads = node.attributes.get("paddings")  # the name of the attribute in opset 1
     pads = analysis.attribute_or_constant(node, "pads", 1, old_pads)
@@ -407,7 +407,7 @@ _RULES: Final[dict[str, Callable[[_RowAnalysis, Node], None]]] = {
     "Gather": _gather,
     "Gemm": _gemm,
     "MaxPool": _max_pool,
-    "Pad": _pad,
+    "Pad": _check_pad,
     "Reshape": _reshape,
     "Slice": _slice,
     "Tile": _tile,

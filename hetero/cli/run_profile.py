@@ -95,7 +95,7 @@ def render_profile(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
     prediction: Columns = {"predicted ms": ms("predicted_s")} if predicted else {}
     columns: Columns = {
-        "node": _covers,
+        "node": _describe_coverage,
         "operator": "op_type",
         "device": "device",
         "subgraph": "stage",
@@ -139,7 +139,7 @@ def render_profile(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield f"{', '.join(untimed)}: some nodes are not timed"
 
 
-def _covers(row: Mapping[str, Any]) -> str:
+def _describe_coverage(row: Mapping[str, Any]) -> str:
     """Return the names of the model's nodes that an executed node computes."""
     names = row["covers"] or row["folded"]
     if not names:

@@ -79,7 +79,7 @@ def read_snapshot(url: str) -> MetricsSnapshot:
 
     try:
         with urllib.request.urlopen(url, timeout=_RESPONSE_S) as response:
-            look = MetricsSnapshot(read_text(_whole(response).decode()))
+            look = MetricsSnapshot(read_text(_read_response(response).decode()))
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise click.ClickException(
@@ -94,7 +94,7 @@ def read_snapshot(url: str) -> MetricsSnapshot:
     return look
 
 
-def _whole(response: HTTPResponse) -> bytes:
+def _read_response(response: HTTPResponse) -> bytes:
     """Read a response; raise ValueError if it takes too long or is too long."""
     deadline_s = time.monotonic() + _RESPONSE_S
     body = bytearray()

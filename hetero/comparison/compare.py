@@ -225,11 +225,11 @@ class _Search:
             op_type=self.model.nodes[node].op_type,
             suspects=suspects,
             values=differing,
-            alone=self._alone(node) if begin == end else None,
+            alone=self._compare_node(node) if begin == end else None,
             runs=len(differences),
         )
 
-    def _alone(self, position: int) -> tuple[Difference, ...] | None:
+    def _compare_node(self, position: int) -> tuple[Difference, ...] | None:
         """Run one node on both devices, on the first device's inputs."""
         node = self.model.nodes[position]
         values = {**self.inputs, **self.prefix_values}

@@ -51,7 +51,7 @@ class CoreSubject:
 
     def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
         """Compile a model with neighbouring nodes on different devices."""
-        return self._core.compile_model(model, self.name, config, affinity=self._spread(model))
+        return self._core.compile_model(model, self.name, config, affinity=self._spread_pins(model))
 
     def import_model(self, exported: bytes, model: Model, /) -> CompiledModel:
         """Return the compiled model of a blob."""
@@ -61,7 +61,7 @@ class CoreSubject:
         """Return a context for the memory of the first device."""
         return self._core.create_context(self._devices[0])
 
-    def _spread(self, model: Model) -> dict[str, str]:
+    def _spread_pins(self, model: Model) -> dict[str, str]:
         """Return pins that place neighbouring nodes on different devices."""
         if len(self._devices) == 1:
             return {}

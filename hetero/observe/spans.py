@@ -36,7 +36,7 @@ class SpanExport:
             from opentelemetry import trace
             from opentelemetry.trace.propagation import tracecontext
         except ImportError as error:
-            raise _missing(error) from error
+            raise _missing_extra_error(error) from error
         self._observers = observers
         self._api = trace
         self._propagator = tracecontext.TraceContextTextMapPropagator()
@@ -114,7 +114,7 @@ def otlp_provider() -> Iterator[Any]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise _missing(error) from error
+        raise _missing_extra_error(error) from error
     name = os.environ.get("OTEL_SERVICE_NAME", "hetero")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -128,7 +128,7 @@ def _ns(time_s: float, offset_ns: int) -> int:
     return round(time_s * 1e9) + offset_ns
 
 
-def _missing(error: ImportError) -> UnsupportedOperationError:
+def _missing_extra_error(error: ImportError) -> UnsupportedOperationError:
     return UnsupportedOperationError(
         f"spans need {error.name}: {install_command('opentelemetry')}."
     )

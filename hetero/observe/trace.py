@@ -157,9 +157,9 @@ class _Events:
 
     def all(self, devices: Iterable[DeviceEvent]) -> Iterator[Event]:
         lanes = _lanes((r.record.submitted.now_s, self._end_s(r)) for r in self._requests)
-        yield _named("process", (_CLIENT, 0), "client")
+        yield _name_event("process", (_CLIENT, 0), "client")
         for lane in range(max(lanes) + 1):
-            yield _named("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
+            yield _name_event("thread", (_CLIENT, lane + 1), f"requests, lane {lane + 1}")
         yield from self._tracks.names()
         for request, lane in zip(self._requests, lanes, strict=True):
             track = (_CLIENT, lane + 1)
@@ -172,7 +172,7 @@ class _Events:
         for event in devices:
             change = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
             ns = max(0, self._ns(event.now_s))
-            yield _timed("i", f"{event.device} {change}", "device", (_CLIENT, 1), ns, s="g")
+            yield _timed_event("i", f"{event.device} {change}", "device", (_CLIENT, 1), ns, s="g")
 
     def _is_first(self, request: ObservedRequest, run: StageTiming) -> bool:
         """Whether a request is the first of those that were batched in a run."""
@@ -191,7 +191,7 @@ class _Events:
         """Return an event with a duration."""
         ns = self._ns(begin_s)
         duration_ns = max(0, self._ns(end_s) - ns)
-        return _timed("X", name, cat, track, ns, dur=duration_ns / 1e3, **more)
+        return _timed_event("X", name, cat, track, ns, dur=duration_ns / 1e3, **more)
 
     def _of_request(self, request: ObservedRequest, track: Track) -> Iterator[Event]:
         record = request.record
@@ -216,7 +216,9 @@ class _Events:
             return
         for line in record.story:
             args = {"attempt": line.attempt}
-            yield _timed("i", line.event, "request", track, self._ns(line.time_s), s="t", args=args)
+            yield _timed_event(
+                "i", line.event, "request", track, self._ns(line.time_s), s="t", args=args
+            )
 
     def _of_stage(self, request: ObservedRequest, run: StageTiming) -> Iterator[Event]:
         """Yield the events of a stage's run and of its wait in the device's queue."""
@@ -240,8 +242,10 @@ class _Events:
             wait = {"id": f"{request.deployment}/{record.id}/{run.stage}"}
             request_args = {"request": record.id}
             ready_ns, began_ns = self._ns(run.started_s - run.queued_s), self._ns(run.started_s)
-            yield _timed("b", f"{name} waits", "queue", track, ready_ns, args=request_args, **wait)
-            yield _timed("e", f"{name} waits", "queue", track, began_ns, **wait)
+            yield _timed_event(
+                "b", f"{name} waits", "queue", track, ready_ns, args=request_args, **wait
+            )
+            yield _timed_event("e", f"{name} waits", "queue", track, began_ns, **wait)
 
     def _flows(
         self, request: ObservedRequest, runs: Mapping[int, StageTiming], track: Track
@@ -259,8 +263,10 @@ class _Events:
 
         def flow(cat: str, track: Track, ns: int, to: StageTiming, **args: Any) -> Iterator[Event]:
             number, arrives_ns = next(self._flow_numbers), self._ns(to.started_s)
-            yield _timed("s", cat, cat, track, ns, id=number, args=args)
-            yield _timed("f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e")
+            yield _timed_event("s", cat, cat, track, ns, id=number, args=args)
+            yield _timed_event(
+                "f", cat, cat, self._tracks.of[id(to)], arrives_ns, id=number, bp="e"
+            )
 
         for run in runs.values():
             if run.stage not in consumers and record.admitted_s is not None:
@@ -309,9 +315,9 @@ class _Tracks:
 
     def names(self) -> Iterator[Event]:
         for node, pid in self._processes.items():
-            yield _named("process", (pid, 0), f"node {node}")
+            yield _name_event("process", (pid, 0), f"node {node}")
         for track, name in self._threads.items():
-            yield _named("thread", track, name)
+            yield _name_event("thread", track, name)
 
 
 def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
@@ -329,13 +335,13 @@ def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
     return lanes
 
 
-def _timed(phase: str, name: str, cat: str, track: Track, ns: int, **more: Any) -> Event:
+def _timed_event(phase: str, name: str, cat: str, track: Track, ns: int, **more: Any) -> Event:
     """Return an event at a time in nanoseconds; the format uses microseconds."""
     pid, tid = track
     return {"ph": phase, "name": name, "pid": pid, "tid": tid, "cat": cat, "ts": ns / 1e3, **more}
 
 
-def _named(kind: str, track: Track, name: str) -> Event:
+def _name_event(kind: str, track: Track, name: str) -> Event:
     """Return the event that names a process or thread."""
     pid, tid = track
     return {"ph": "M", "name": f"{kind}_name", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -24,9 +24,12 @@ def alternatives(
     `document`: the unfinished report, with the `subgraphs` and `wires` of the chosen placement.
     """
     by_name = {a.name: a for a in plan.alternatives} if plan else {}
-    rows = [_single(survey, name, by_name.pop(f"single {name}", None)) for name in survey.names]
+    rows = [
+        _single_device_row(survey, name, by_name.pop(f"single {name}", None))
+        for name in survey.names
+    ]
     if len(survey.names) > 1:
-        rows.append(_priority(survey, document, plan, by_name.pop("priority", None)))
+        rows.append(_priority_row(survey, document, plan, by_name.pop("priority", None)))
     rows += [
         _row(a.name, "runner-up", a, devices=list(a.devices))
         for a in by_name.values()
@@ -34,7 +37,9 @@ def alternatives(
     ]
     # The chosen placement gets its own row unless it is one of the rows above.
     if not any(row["chosen"] for row in rows):
-        rows.append(_chosen(document, plan, next((a for a in by_name.values() if a.chosen), None)))
+        rows.append(
+            _chosen_row(document, plan, next((a for a in by_name.values() if a.chosen), None))
+        )
     figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
         rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
@@ -55,15 +60,17 @@ def _row(
     return {"name": name, "kind": kind, **defaults, **fields, **values}
 
 
-def _missing(survey: Survey, devices: Mapping[str, str]) -> dict[str, Any]:
+def _count_missing(survey: Survey, devices: Mapping[str, str]) -> dict[str, Any]:
     """Count the nodes that have no device in `devices`."""
     model = survey.model
     missing = sum(n.name not in devices and not is_literal(model, n) for n in model.nodes)
     return {"possible": not missing, "missing": missing}
 
 
-def _single(survey: Survey, device: str, alternative: Alternative | None) -> dict[str, Any]:
-    fields = {"devices": [device], **_missing(survey, survey.results[device].devices)}
+def _single_device_row(
+    survey: Survey, device: str, alternative: Alternative | None
+) -> dict[str, Any]:
+    fields = {"devices": [device], **_count_missing(survey, survey.results[device].devices)}
     if fields["possible"]:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
     keeps_pins = all(pin == device for pin in survey.pins.devices.values())
@@ -71,7 +78,7 @@ def _single(survey: Survey, device: str, alternative: Alternative | None) -> dic
     return _row(name, "single", alternative, **fields)
 
 
-def _priority(
+def _priority_row(
     survey: Survey,
     document: dict[str, Any],
     plan: PlanReport | None,
@@ -84,7 +91,10 @@ def _priority(
     for name, answer in survey.results.items():
         placement = dict.fromkeys(answer.devices, name) | placement
     used = set(placement.values())
-    fields = {"devices": [n for n in survey.names if n in used], **_missing(survey, placement)}
+    fields = {
+        "devices": [n for n in survey.names if n in used],
+        **_count_missing(survey, placement),
+    }
     if fields["possible"] and plan is None and placement == survey.affinity.devices:
         fields |= _partition_counts(document)
     elif fields["possible"]:
@@ -111,7 +121,7 @@ def _counts_of_placement(survey: Survey, placement: Mapping[str, str]) -> dict[s
     return _partition_counts({"subgraphs": cut.subgraphs, "wires": wires})
 
 
-def _chosen(
+def _chosen_row(
     document: dict[str, Any], plan: PlanReport | None, alternative: Alternative | None
 ) -> dict[str, Any]:
     missing = sum(node["device"] is None for node in document["nodes"])

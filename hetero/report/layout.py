@@ -68,7 +68,7 @@ class _Rectangle(NamedTuple):
         )
 
 
-class _Occupied:
+class _OccupiedAreas:
     """Set of rectangles that finds overlaps by a grid of cells."""
 
     _CELL: Final = 128
@@ -128,10 +128,10 @@ def drawing(document: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     graph = _graph(document)
     boxes, bands = _boxes(graph)
-    pills = _pills(graph, boxes, bands, "input") | _pills(graph, boxes, bands, "output")
+    pills = _place_ports(graph, boxes, bands, "input") | _place_ports(graph, boxes, bands, "output")
     rectangles: dict[End, _Rectangle] = dict(boxes.items())
     rectangles.update(pills.items())
-    occupied = _Occupied(rectangles.values())
+    occupied = _OccupiedAreas(rectangles.values())
     return {
         "width": max((r.x + r.w for r in rectangles.values()), default=0),
         "height": max((r.y + r.h for r in rectangles.values()), default=0),
@@ -140,7 +140,7 @@ def drawing(document: Mapping[str, Any]) -> dict[str, Any] | None:
             for index, box in boxes.items()
         ],
         "pills": [
-            {**pill._asdict(), "kind": kind, "label": _shorten(name), "name": name}
+            {**pill._asdict(), "kind": kind, "label": _shorten_name(name), "name": name}
             for (kind, name), pill in pills.items()
         ],
         "wires": [
@@ -284,7 +284,7 @@ def _rows_of_a_band(rows: int, width: int) -> int:
     return math.ceil(rows / count)
 
 
-def _pills(
+def _place_ports(
     graph: _Graph, boxes: Mapping[int, _Rectangle], bands: _Bands, kind: str
 ) -> dict[tuple[str, str], _Rectangle]:
     """Place inputs or outputs, each beside the first subgraph that it is linked with."""
@@ -361,7 +361,7 @@ def _wire(
     }
 
 
-def _with_label(wire: dict[str, Any], occupied: _Occupied) -> dict[str, Any]:
+def _with_label(wire: dict[str, Any], occupied: _OccupiedAreas) -> dict[str, Any]:
     """Add the place of a wire's label, if there is a free one."""
     width = round(_CHARACTER_WIDTH * len(wire["label"]))
     for offset in _LABEL_OFFSETS:
@@ -373,7 +373,7 @@ def _with_label(wire: dict[str, Any], occupied: _Occupied) -> dict[str, Any]:
     return wire
 
 
-def _shorten(name: str) -> str:
+def _shorten_name(name: str) -> str:
     """Shorten a name in its middle: names differ at their ends."""
     if len(name) <= _LABEL_LENGTH:
         return name

@@ -102,7 +102,7 @@ def _matrix(document: dict[str, Any]) -> Rows:
     def refusals(row: dict[str, Any]) -> list[str]:
         return [_refusal_text(n, r) for n, c in row["devices"].items() for r in c["refusals"][:2]]
 
-    def supported(name: str) -> Column:
+    def supported_column(name: str) -> Column:
         def cell(row: dict[str, Any]) -> str:
             count, total = row["devices"][name]["supported"], row["total"]
             return "all" if count == total else f"{count} of {total}"
@@ -112,7 +112,7 @@ def _matrix(document: dict[str, Any]) -> Rows:
     columns: Columns = {
         "operator": lambda row: f"{row['domain']}.{row['op_type']}".lstrip("."),
         "nodes": "total",
-        **{name: supported(name) for name in document["request"]["devices"]},
+        **{name: supported_column(name) for name in document["request"]["devices"]},
     }
     if any(map(refusals, rows)):
         columns["why not"] = lambda row: "; ".join(refusals(row))
@@ -129,7 +129,7 @@ def _refusal_text(device: str, refusal: Mapping[str, Any]) -> str:
 
 
 def _nodes(document: dict[str, Any]) -> Rows:
-    def why(node: dict[str, Any]) -> str:
+    def explain_refusal(node: dict[str, Any]) -> str:
         refusals = node["refusals"].items() if node["device"] is None else ()
         return "; ".join([node["why"], *(_refusal_text(name, r) for name, r in refusals)])
 
@@ -139,7 +139,7 @@ def _nodes(document: dict[str, Any]) -> Rows:
         "device": _device,
         "subgraph": "subgraph",
         "supported on": ("supported_on", ", ".join),
-        "why": why,
+        "why": explain_refusal,
     }
     return table(document["nodes"], columns, wraps=("node", "supported on", "why"))
 

@@ -137,7 +137,7 @@ def draw_value(
     value: np.ndarray = sample_value(port, rng, shape)
     dtype = value.dtype
     if kind == "typical" or not (is_float(value) or dtype.kind in "iu"):
-        return _clipped(value, proven_range)
+        return _clip(value, proven_range)
     if dtype.kind in "iu":
         return _draw_integers(value, kind, rng, proven_range)
     if kind == "extreme":
@@ -163,7 +163,7 @@ def _draw_integers(
     return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)
 
 
-def _clipped(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
+def _clip(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
     if proven_range is None or value.dtype.kind not in "iu":
         return value
     return np.asarray(np.clip(value, *proven_range)).astype(value.dtype)

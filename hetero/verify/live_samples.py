@@ -127,7 +127,7 @@ class LiveSampler:
         """Perhaps sample a submitted request; its inputs are copied."""
         if self._random.random() >= self._share or self._waiting.full():
             return
-        copies = _copied(inputs)
+        copies = _copy_values(inputs)
         if copies is not None:
             submission.future.add_done_callback(partial(self._receive, copies))
 
@@ -135,7 +135,7 @@ class LiveSampler:
         """Queue a request that has ended, with its outputs."""
         if future.exception() is not None:
             return
-        outputs = _copied(future.result().outputs)
+        outputs = _copy_values(future.result().outputs)
         if outputs is None:
             return
         with self._lock:
@@ -199,7 +199,7 @@ class LiveSampler:
             )
 
 
-def _copied(values: Mapping[str, Value]) -> dict[str, Value] | None:
+def _copy_values(values: Mapping[str, Value]) -> dict[str, Value] | None:
     """Return copies of tensors; None if a value is not a tensor in host memory."""
     if not all(isinstance(value, np.ndarray) for value in values.values()):
         return None

@@ -78,7 +78,7 @@ class PartCheck:
     def run(self) -> CheckResult:
         """Compare the vendor's outputs for every draw, and find the nodes at fault."""
         inputs = [draw.inputs for draw in self.draws]
-        expected = self._expected()
+        expected = self._reference_results()
         valid = [i for i, result in enumerate(expected) if not isinstance(result, RunFailure)]
         if not valid:
             failure = expected[0]
@@ -105,7 +105,7 @@ class PartCheck:
             return CheckResult(not_verified=undefined[0])
         return CheckResult()
 
-    def _expected(self) -> list[RunResult]:
+    def _reference_results(self) -> list[RunResult]:
         """Return the reference's outputs."""
         known = [draw.expected for draw in self.draws if draw.expected is not None]
         if len(known) == len(self.draws):
@@ -176,7 +176,7 @@ class PartCheck:
         if len(positions) == 1:
             evidence += [
                 search.evidence([p], "")
-                for p in self._siblings(nodes[0])
+                for p in self._same_operator_positions(nodes[0])
                 if search.fails([p]) and not undefined_reason(search.model([p]), search.values)
             ]
         return CheckResult(tuple(evidence))
@@ -185,12 +185,12 @@ class PartCheck:
         """Return the evidence that the vendor's run of the whole part ends its process."""
         return Evidence(
             *_names_and_types(self.part.nodes),
-            _described_inputs(draw.kind, self.part, draw.inputs),
+            _describe_inputs(draw.kind, self.part, draw.inputs),
             error=result.reason if isinstance(result, RunFailure) else "",
             is_crash=True,
         )
 
-    def _siblings(self, node: Node) -> list[int]:
+    def _same_operator_positions(self, node: Node) -> list[int]:
         """Return the positions of other nodes with the same operator."""
         return [
             p
@@ -286,16 +286,16 @@ class _Search:
             if alone:
                 return alone[:1]
         members = self._ancestors(suspects or [len(self._part.nodes) - 1])
-        sizes = _doubled(len(members))
+        sizes = _doubling_sizes(len(members))
         passed, failed = first_failure(sizes, lambda size: not self.fails(members[-size:]))
         if failed == len(sizes):
             return suspects
         between = range(sizes[passed] + 1 if passed >= 0 else 1, sizes[failed])
         _, failed_between = first_failure(between, lambda size: not self.fails(members[-size:]))
         size = [*between, sizes[failed]][failed_between]
-        return self._reduced(members[-size:])
+        return self._minimize(members[-size:])
 
-    def _reduced(self, positions: list[int]) -> list[int]:
+    def _minimize(self, positions: list[int]) -> list[int]:
         """Remove the nodes without which the subgraph still fails."""
         if len(positions) > _MAX_REDUCED:
             return positions
@@ -380,7 +380,7 @@ class _Search:
         difference = self._difference_at(positions)
         return Evidence(
             *_names_and_types([self._part.nodes[p] for p in positions]),
-            _described_inputs(self._kind, self.model(positions), self.values),
+            _describe_inputs(self._kind, self.model(positions), self.values),
             difference if isinstance(difference, Difference) else None,
             difference if isinstance(difference, str) else "",
             witness,
@@ -396,12 +396,12 @@ def _names_and_types(nodes: Sequence[Node]) -> tuple[tuple[str, ...], tuple[str,
     return tuple(node.name for node in nodes), tuple(node.op_type for node in nodes)
 
 
-def _described_inputs(kind: str, model: Model, values: Mapping[str, Value]) -> tuple[str, ...]:
-    ports = (_described(port.name, values.get(port.name)) for port in model.inputs)
+def _describe_inputs(kind: str, model: Model, values: Mapping[str, Value]) -> tuple[str, ...]:
+    ports = (_describe_value(port.name, values.get(port.name)) for port in model.inputs)
     return (f"{kind} inputs", *ports)
 
 
-def _doubled(limit: int) -> list[int]:
+def _doubling_sizes(limit: int) -> list[int]:
     """Return 1, 2, 4, ... and the limit."""
     sizes = [1]
     while sizes[-1] * 2 < limit:
@@ -409,7 +409,7 @@ def _doubled(limit: int) -> list[int]:
     return sizes if limit == 1 else [*sizes, limit]
 
 
-def _described(name: str, value: Value) -> str:
+def _describe_value(name: str, value: Value) -> str:
     if not isinstance(value, np.ndarray):
         return f"{name}: {type(value).__name__}"
     elements = ", ".join(map(str, value.reshape(-1)[:_SHOWN_ELEMENTS].tolist()))

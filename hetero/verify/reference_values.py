@@ -95,7 +95,7 @@ class ReferenceValues:
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
         try:
             for sizes in size_options(model):
-                accepted = self._accepted(kinds, sizes, wanted)
+                accepted = self._accepted_draws(kinds, sizes, wanted)
                 if accepted:
                     draws += accepted
                     num_sizes -= 1
@@ -109,7 +109,7 @@ class ReferenceValues:
             self.problem = ""
         return draws
 
-    def _accepted(
+    def _accepted_draws(
         self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
     ) -> list[Draw]:
         """Generate inputs of kinds; those that the reference rejects get typical integers."""

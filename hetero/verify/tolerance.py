@@ -100,14 +100,14 @@ def beyond_noise(
         wide = expected.astype(np.float64)
         is_finite = np.isfinite(wide)
         scale = float(np.abs(wide[is_finite]).max(initial=0.0))
-        noise = _largest(np.abs(noisy.astype(np.float64)[is_finite] - wide[is_finite]))
+        noise = _largest_element(np.abs(noisy.astype(np.float64)[is_finite] - wide[is_finite]))
         rtol = max(RTOL, _UNITS * unit)
         atol = max(_SCALE_TOLERANCE, unit) * scale + _NOISE_FACTOR * noise + _UNITS_OF_ONE * unit
         # Results that are not finite, and all that follows from them, are the model's business.
         if not is_finite.all():
             actual = np.where(is_finite, actual, expected).astype(actual.dtype)
     elif expected.dtype.kind in "iu":
-        noise = _largest(np.abs(noisy.astype(np.float64) - expected.astype(np.float64)))
+        noise = _largest_element(np.abs(noisy.astype(np.float64) - expected.astype(np.float64)))
         atol = min(_NOISE_FACTOR * noise, 2.0**62)
     found = [d for d in differences_of(name, expected, actual, rtol, atol) if not d.agrees]
     return tuple(d for d in found if not _is_tie(d, expected, noisy, rounds))
@@ -128,7 +128,7 @@ def _is_tie(difference: Difference, expected: np.ndarray, noisy: np.ndarray, rou
     return difference.max_abs <= 1 and difference.differing <= allowed
 
 
-def _largest(array: np.ndarray) -> float:
+def _largest_element(array: np.ndarray) -> float:
     """Return the largest element; infinite if one is not finite."""
     if not array.size:
         return 0.0

@@ -374,7 +374,7 @@ class Session:
             partial(self._shaken_reference, unit),
             partial(self._run, device),
             unit,
-            {name: partial(self._run, name) for name in self._witnesses(device)},
+            {name: partial(self._run, name) for name in self._witness_devices(device)},
             frozenset(self.kept.get(device, {})),
             self._known_faults(device),
         )
@@ -523,7 +523,7 @@ class Session:
         config = self.request.configs[device]
         return str(config.get(_PRECISION) or self.get_executor().get_property(device, _PRECISION))
 
-    def _witnesses(self, device: str) -> list[str]:
+    def _witness_devices(self, device: str) -> list[str]:
         """Return the devices of other vendors."""
         plugins = {REFERENCE, self.request.descriptor(device).plugin}
         return [d.name for d in self.request.descriptors if d.plugin not in plugins and d.computes]

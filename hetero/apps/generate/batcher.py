@@ -75,7 +75,7 @@ class Batcher:
 
     def step(self, sequences: Sequence[TokenSequence]) -> list[int | None] | None:
         """Return the next token of each sequence, None for one that has ended; None after all."""
-        while not isinstance(turn := self._turn(sequences), list):
+        while not isinstance(turn := self._next_turn(sequences), list):
             if isinstance(turn, OneShotEvent):
                 turn.wait()
                 continue
@@ -91,8 +91,8 @@ class Batcher:
         """Do what `step` does, without blocking the event loop."""
         while True:
             changed: Future[None] = Future()
-            notify = partial(_settle, changed)
-            turn = self._turn(sequences, notify)
+            notify = partial(_complete_future, changed)
+            turn = self._next_turn(sequences, notify)
             if isinstance(turn, list):
                 return _or_none(turn)
             if isinstance(turn, StepGroup):
@@ -153,7 +153,7 @@ class Batcher:
 
     # Turns: which group runs the next step.
 
-    def _turn(
+    def _next_turn(
         self, sequences: Sequence[TokenSequence], notify: Callable[[], object] | None = None
     ) -> list[int | None] | StepGroup | OneShotEvent:
         """Return tokens, a group whose step the caller has to run, or a signal to wait for.
@@ -269,7 +269,7 @@ class Batcher:
 
     def _infer(self, group: StepGroup, batch: SequenceBatch) -> Results:
         """Run a step; in the calling thread unless the next step starts with it."""
-        if not self._continues(group, batch):
+        if not self._is_next_step_unchanged(group, batch):
             return batch.request.infer(self._feeds(batch), share_inputs=True)
         try:
             self._begin(group, batch)
@@ -282,12 +282,12 @@ class Batcher:
     def _begin(self, group: StepGroup, batch: SequenceBatch) -> None:
         """Start a step, and the next one with it if the batch continues unchanged."""
         batch.request.start_async(self._feeds(batch), share_inputs=True)
-        if self._continues(group, batch):
+        if self._is_next_step_unchanged(group, batch):
             next_feeds = batch.step_inputs.feeds_after()
             if next_feeds is not None:
                 batch.is_next_early = batch.request.start_next(next_feeds)
 
-    def _continues(self, group: StepGroup, batch: SequenceBatch) -> bool:
+    def _is_next_step_unchanged(self, group: StepGroup, batch: SequenceBatch) -> bool:
         """Whether a batch will run the next step unchanged: none ends and no others wait."""
         with self._lock:
             others_wait = self._waiting or not self._stepping <= {group}
@@ -426,7 +426,7 @@ def _notify(sequence: TokenSequence) -> None:
         callback()
 
 
-def _settle(changed: Future[None], error: BaseException | None = None) -> None:
+def _complete_future(changed: Future[None], error: BaseException | None = None) -> None:
     with suppress(InvalidStateError):  # already settled, or its task was cancelled
         if error is None:
             changed.set_result(None)

@@ -13,7 +13,7 @@ from hetero.devices.model.unique_names import UniqueNames
 from hetero.devices.model.variables import variables_of
 
 
-def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
+def unmerge(model: Model, is_next: str, sources: Collection[str]) -> Model:
     """Return the branch for later steps as the model, which also accepts empty KV caches.
 
     Nodes of the other branch compute the encoder's keys and values in the first step. A model of
@@ -39,7 +39,7 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
             free.make(name)
     nodes: list[onnx.NodeProto] = []
     for port, output in pairs:
-        makers = _makers(first, output.name, {*model.constants, *sources})
+        makers = _copy_producers(first, output.name, {*model.constants, *sources})
         if makers is None:
             return model
         own = {name: free.make(name) for node in makers for name in node.output}
@@ -63,7 +63,7 @@ def unmerged(model: Model, is_next: str, sources: Collection[str]) -> Model:
     return model.replace(nodes=[*map(Node.from_proto, nodes)])
 
 
-def _makers(
+def _copy_producers(
     body: onnx.GraphProto, value: str, sources: Collection[str]
 ) -> list[onnx.NodeProto] | None:
     """Return copies of the nodes that compute a value from sources; None if it has other inputs.
@@ -84,7 +84,7 @@ def _makers(
         nodes.append(node)
         sizes = makers.get(node.input[1]) if node.op_type == "Reshape" else None
         if sizes is not None and sizes.op_type == "Concat":
-            shape = np.asarray([_size(makers, part) for part in sizes.input], np.int64)
+            shape = np.asarray([_constant_size(makers, part) for part in sizes.input], np.int64)
             node.input[1] = f"{name}/shape"
             visited.add(node.input[1])
             constant = numpy_helper.from_array(shape)
@@ -94,7 +94,7 @@ def _makers(
     return sorted(nodes, key=lambda node: order.get(node.output[0], -1))
 
 
-def _size(makers: dict[str, onnx.NodeProto], name: str) -> int:
+def _constant_size(makers: dict[str, onnx.NodeProto], name: str) -> int:
     """Return a constant size, or 0 (the size of the reshaped input) if it is not constant."""
     node = makers.get(name)
     if node is not None and node.op_type == "Unsqueeze":

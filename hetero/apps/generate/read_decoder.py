@@ -19,7 +19,7 @@ from hetero.apps.generate.decoder_ports import (
     find_states,
     step_shapes,
 )
-from hetero.apps.generate.merged_decoder import unmerged
+from hetero.apps.generate.merged_decoder import unmerge
 from hetero.apps.generate.sampling import DOMAIN, OPSET, Sampling, sample_function
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.opset_conversion import upgrade_opset
@@ -93,7 +93,7 @@ def read_decoder(
     decoder = find_ports(decoder_model, ports or {}, folder, eos)
     if decoder_model.opset_imports.get("", 0) < OPSET:
         decoder_model = upgrade_opset(decoder_model, OPSET)
-    step_model = unmerged(decoder_model, decoder.is_next, decoder.sources)
+    step_model = unmerge(decoder_model, decoder.is_next, decoder.sources)
     if step_model is decoder_model:
         decoder_model = _with_newest_logits(decoder_model, decoder)
         decoder_model = _with_cached_encoder(decoder_model, decoder)

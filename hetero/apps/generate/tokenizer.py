@@ -74,13 +74,13 @@ class Detokenizer:
         is_complete = not text.endswith("\N{REPLACEMENT CHARACTER}")
         if not is_complete and len(self._tokens) - self._num_previous < _MAX_PENDING:
             return ""
-        return self._added(text)
+        return self._take_new_text(text)
 
     def end(self) -> str:
         """Return the text of remaining tokens, which may end with an incomplete character."""
-        return self._added(self._tokenizer.decode(self._tokens))
+        return self._take_new_text(self._tokenizer.decode(self._tokens))
 
-    def _added(self, text: str) -> str:
+    def _take_new_text(self, text: str) -> str:
         """Return the text after the previous piece, and make it the previous piece."""
         new = self._tokens[self._num_previous :]
         if text == self._previous_text and len(new) < _MAX_PENDING:

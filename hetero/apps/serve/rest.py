@@ -88,10 +88,14 @@ class RestApplication:
         return [
             Route("GET", "/v2", call("ServerMetadata"), "Server metadata", "server"),
             Route("GET", "/v2/health/live", call("ServerLive"), "Liveness", "live"),
-            Route("GET", "/v2/health/ready", self._ready, "Readiness", "ready", (503,)),
+            Route("GET", "/v2/health/ready", self._answer_ready, "Readiness", "ready", (503,)),
             Route("GET", "/v2/models/stats", call("ModelStatistics"), "Statistics of all models"),
             Route(
-                "POST", "/v2/repository/index", call("RepositoryIndex", _only), "Models", "index"
+                "POST",
+                "/v2/repository/index",
+                call("RepositoryIndex", _only_value),
+                "Models",
+                "index",
             ),
             Route("POST", f"{loads}/load", call("RepositoryModelLoad"), "Load a model", "nothing"),
             Route(
@@ -128,10 +132,12 @@ class RestApplication:
         ]
 
     def _model_routes(self, path: str, texts: Completions) -> list[Route]:
-        call, config = self._call, self._call("ModelConfig", _only)
+        call, config = self._call, self._call("ModelConfig", _only_value)
         return [
             Route("GET", path, call("ModelMetadata"), "Model metadata", "model"),
-            Route("GET", f"{path}/ready", self._ready, "Readiness of a model", "ready", (503,)),
+            Route(
+                "GET", f"{path}/ready", self._answer_ready, "Readiness of a model", "ready", (503,)
+            ),
             Route("GET", f"{path}/config", config, "Configuration in Triton's form"),
             Route("GET", f"{path}/stats", call("ModelStatistics"), "Statistics of a model"),
             Route(
@@ -162,7 +168,7 @@ class RestApplication:
         ]
 
     def _region_routes(self, path: str) -> list[Route]:
-        call, rows = self._call, lambda document: [*_only(document).values()]
+        call, rows = self._call, lambda document: [*_only_value(document).values()]
         register = call("SystemSharedMemoryRegister")
         return [
             Route("GET", f"{path}/status", call("SystemSharedMemoryStatus", rows), "Shared memory"),
@@ -197,7 +203,7 @@ class RestApplication:
 
         return answer
 
-    async def _ready(self, exchange: Exchange, names: Names) -> None:
+    async def _answer_ready(self, exchange: Exchange, names: Names) -> None:
         model = self._service.repository.find(**names) if names else None
         is_ready = model.is_ready if model else self._service.is_ready()
         document = {"name": model.name, "ready": is_ready} if model else {"ready": is_ready}
@@ -217,7 +223,7 @@ class RestApplication:
         service, headers = self._service, exchange.headers
         model = service.repository.find(**names)
         with Inference(model, service.regions) as inference:
-            body = await self._decompressed(exchange)
+            body = await self._decompress_body(exchange)
             limit, length = service.options.json_nbytes, headers.get(_JSON_NBYTES)
 
             def read() -> None:
@@ -243,7 +249,7 @@ class RestApplication:
             response_headers.append((b"content-encoding", encoding.encode()))
         exchange.respond(200, parts, content_type, response_headers)
 
-    async def _decompressed(self, exchange: Exchange) -> Raw:
+    async def _decompress_body(self, exchange: Exchange) -> Raw:
         """Return a request's body without its Content-Encoding."""
         if not (encoding := exchange.header(b"content-encoding").lower()):
             return exchange.body
@@ -261,7 +267,7 @@ def _nbytes(outputs: Sequence[OutputTensor]) -> int:
     return sum(output.array.nbytes for output in outputs)
 
 
-def _only(document: dict[str, Any]) -> Any:
+def _only_value(document: dict[str, Any]) -> Any:
     """Return a document's only value: gRPC has a field for it, REST has the value itself."""
     [value] = document.values()
     return value

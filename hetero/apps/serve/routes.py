@@ -58,7 +58,7 @@ _INTEGER: Final = {"type": "integer"}
 _PARAMETERS: Final = {"type": "object", "additionalProperties": True}
 
 
-def _object(required: str, **properties: Any) -> dict[str, Any]:
+def _object_schema(required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": required.split(), "properties": properties}
 
 
@@ -70,13 +70,13 @@ def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-_PORT: Final = _object(
+_PORT: Final = _object_schema(
     "name datatype shape",
     name=_TEXT,
     datatype=_ref("datatype"),
     shape=_list({"type": "integer", "minimum": -1}),
 )
-_TENSOR: Final = _object(
+_TENSOR: Final = _object_schema(
     "name shape datatype",
     name=_TEXT,
     shape=_list({"type": "integer", "minimum": 0}),
@@ -84,7 +84,7 @@ _TENSOR: Final = _object(
     parameters=_PARAMETERS,
     data=_list({}),
 )
-_OPENAI_MODEL: Final = _object("id object", id=_TEXT, object=_TEXT)
+_OPENAI_MODEL: Final = _object_schema("id object", id=_TEXT, object=_TEXT)
 _SAMPLING: Final = {
     "max_tokens": _INTEGER,
     "temperature": _NUMBER,
@@ -99,14 +99,14 @@ _SAMPLING: Final = {
 #: A prompt is a text or token ids, or a list of such.
 _PROMPT: Final = {"oneOf": [_TEXT, _list({})]}
 _SCHEMAS: Final = {
-    "error": _object("error", error={}),
+    "error": _object_schema("error", error={}),
     "datatype": {"type": "string", "enum": [*DATATYPES]},
-    "server": _object(
+    "server": _object_schema(
         "name version extensions", name=_TEXT, version=_TEXT, extensions=_list(_TEXT)
     ),
-    "live": _object("live", live={"type": "boolean"}),
-    "ready": _object("ready", ready={"type": "boolean"}, name=_TEXT),
-    "model": _object(
+    "live": _object_schema("live", live={"type": "boolean"}),
+    "ready": _object_schema("ready", ready={"type": "boolean"}, name=_TEXT),
+    "model": _object_schema(
         "name platform inputs outputs",
         name=_TEXT,
         versions=_list(_TEXT),
@@ -114,14 +114,14 @@ _SCHEMAS: Final = {
         inputs=_list(_PORT),
         outputs=_list(_PORT),
     ),
-    "inference_request": _object(
+    "inference_request": _object_schema(
         "inputs",
         id=_TEXT,
         parameters=_PARAMETERS,
         inputs=_list(_TENSOR),
-        outputs=_list(_object("name", name=_TEXT, parameters=_PARAMETERS)),
+        outputs=_list(_object_schema("name", name=_TEXT, parameters=_PARAMETERS)),
     ),
-    "inference_response": _object(
+    "inference_response": _object_schema(
         "model_name outputs",
         id=_TEXT,
         model_name=_TEXT,
@@ -129,23 +129,23 @@ _SCHEMAS: Final = {
         parameters=_PARAMETERS,
         outputs=_list(_TENSOR),
     ),
-    "index": _list(_object("name", name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
-    "region": _object("key byte_size", key=_TEXT, offset=_INTEGER, byte_size=_INTEGER),
-    "openai_models": _object("object data", object=_TEXT, data=_list(_OPENAI_MODEL)),
+    "index": _list(_object_schema("name", name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
+    "region": _object_schema("key byte_size", key=_TEXT, offset=_INTEGER, byte_size=_INTEGER),
+    "openai_models": _object_schema("object data", object=_TEXT, data=_list(_OPENAI_MODEL)),
     "openai_model": _OPENAI_MODEL,
-    "completion_request": _object(
+    "completion_request": _object_schema(
         "model prompt", model=_TEXT, prompt=_PROMPT, n=_INTEGER, stream={}, **_SAMPLING
     ),
-    "chat_request": _object(
+    "chat_request": _object_schema(
         "model messages", model=_TEXT, messages=_list({}), n=_INTEGER, stream={}, **_SAMPLING
     ),
-    "completion": _object(
+    "completion": _object_schema(
         "id object model choices", id=_TEXT, object=_TEXT, model=_TEXT, choices=_list({})
     ),
-    "generation_request": _object(
+    "generation_request": _object_schema(
         "text_input", text_input=_PROMPT, parameters=_PARAMETERS, **_SAMPLING
     ),
-    "generation": _object(
+    "generation": _object_schema(
         "model_name text_output", model_name=_TEXT, text_output=_TEXT, token_ids=_list(_INTEGER)
     ),
     "anything": {},

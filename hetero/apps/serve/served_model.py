@@ -64,7 +64,7 @@ class ServedModel:
         for tensor in document.inputs:
             port = self._ports.get(tensor.name)
             if port is None:
-                raise self._unknown("input", tensor.name, self._ports)
+                raise self._unknown_name_error("input", tensor.name, self._ports)
             find_datatype(tensor.name, tensor.datatype)
             if tensor.datatype != (datatype := self._datatypes[tensor.name]):
                 raise protocol_error(
@@ -81,9 +81,11 @@ class ServedModel:
                 raise TensorNameError(f"input {name!r} ({port}) is missing.", name=name)
         for output in document.outputs or ():
             if output.name not in self.output_names:
-                raise self._unknown("output", output.name, self.output_names)
+                raise self._unknown_name_error("output", output.name, self.output_names)
 
-    def _unknown(self, role: str, name: str, names: Sequence[str] | Mapping[str, Any]) -> Exception:
+    def _unknown_name_error(
+        self, role: str, name: str, names: Sequence[str] | Mapping[str, Any]
+    ) -> Exception:
         return TensorNameError(
             f"model {self.name!r} has no {role} {name!r}; expected one of "
             f"{', '.join(map(repr, names))}.",

@@ -32,7 +32,7 @@ _START_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class Alive(msgspec.Struct, tag=True):
+class Heartbeat(msgspec.Struct, tag=True):
     """Sign of life of a worker's event loop."""
 
 
@@ -62,7 +62,7 @@ class CallResult(msgspec.Struct, tag=True):
 
 #: Carries out a call in this process, by its name and fields.
 CarryOut = Callable[[str, Mapping[str, Any]], None]
-Message = Alive | Loaded | Listen | SharedCall | CallResult
+Message = Heartbeat | Loaded | Listen | SharedCall | CallResult
 _DECODER: Final = Decoder(Message)
 
 
@@ -118,7 +118,7 @@ class WorkerLink:
         try:
             while True:
                 with contextlib.suppress(BlockingIOError):  # the parent is stopped
-                    send(self._link, Alive())
+                    send(self._link, Heartbeat())
                 await asyncio.sleep(ALIVE_S)
         finally:
             loop.remove_reader(self._link)

@@ -237,15 +237,15 @@ class _RequestFeeder:
         self._results.append((end_s, result.stage_timings))
         # The first windows are discarded: the machine is cold.
         if len(self._results) % WINDOW == 1 and len(self._results) > 2 * WINDOW:
-            self._windows.append(self._window(self._results[-WINDOW - 1 :]))
+            self._windows.append(self._measure_window(self._results[-WINDOW - 1 :]))
             self.has_settled = has_settled([window.period_s for window in self._windows])
 
     def throughput(self) -> ThroughputMeasurement:
         """Return a fast window by the low percentile, or the average of all results without one."""
-        windows = sorted(self._windows) or [self._window(self._results)]
+        windows = sorted(self._windows) or [self._measure_window(self._results)]
         return windows[len(windows) * LOW_PERCENTILE // 100]
 
-    def _window(
+    def _measure_window(
         self, results: Sequence[tuple[float, Sequence[StageTiming]]]
     ) -> ThroughputMeasurement:
         period_s = (results[-1][0] - results[0][0]) / max(1, len(results) - 1)

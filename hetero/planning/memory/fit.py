@@ -114,14 +114,14 @@ class FitSearch:
         """Yield assignments, those that keep the order of the devices first."""
         orders = itertools.islice(itertools.permutations(self.slots), MAX_ORDERS)
         for slots in orders:
-            yield from self._corrected(slots)
+            yield from self._corrected_assignments(slots)
         if (packing := self._packing()) is not None:
             yield packing
         options = [np.flatnonzero(row).tolist() for row in self._allowed]
         if math.prod(map(len, options)) <= MAX_ENUMERATED:
             yield from map(self._units.expand, itertools.product(*options))
 
-    def _corrected(self, slots: Sequence[_Slot]) -> Iterator[Assignment]:
+    def _corrected_assignments(self, slots: Sequence[_Slot]) -> Iterator[Assignment]:
         """Yield greedy assignments; each reduces the budgets that the one before exceeded."""
         names = self._task_problem.task.devices
         for _ in range(MAX_CORRECTIONS):
@@ -162,12 +162,12 @@ class FitSearch:
         first = int(self._unit_ends[begin - 1]) if begin else 0
         if begin == len(self._unit_order):
             return begin
-        needs = self._profile(slot, compact=False).needs(first, len(self._nodes))
+        memory_needs = self._profile(slot, compact=False).memory_needs(first, len(self._nodes))
         ends = self._unit_ends[begin:] - first - 1
-        count = int(np.searchsorted(needs[ends], slot.budget_nbytes, side="right"))
+        count = int(np.searchsorted(memory_needs[ends], slot.budget_nbytes, side="right"))
         if slot.traits.compact_options and begin + count < len(self._unit_order):
-            needs = self._profile(slot, compact=True).needs(first, len(self._nodes))
-            count = int(np.searchsorted(needs[ends], slot.budget_nbytes, side="right"))
+            memory_needs = self._profile(slot, compact=True).memory_needs(first, len(self._nodes))
+            count = int(np.searchsorted(memory_needs[ends], slot.budget_nbytes, side="right"))
         return begin + count
 
     def _profile(self, slot: _Slot, *, compact: bool) -> _Profile:
@@ -247,7 +247,9 @@ class FitSearch:
             )
 
         low = slots[number].budget_nbytes
-        high = float(self._profile(slots[number], compact=False).needs(0, len(self._nodes))[-1])
+        high = float(
+            self._profile(slots[number], compact=False).memory_needs(0, len(self._nodes))[-1]
+        )
         if not is_enough(high):
             return None
         while high - low > BUDGET_PRECISION * high:
@@ -266,17 +268,17 @@ class FitSearch:
 
     def _largest_unit_nbytes(self) -> int:
         """Return the smallest budget of a device that can hold each unit alone."""
-        needs = []
+        memory_needs = []
         for slot in self.slots:
             profile = self._profile(slot, compact=True)
             starts = [0, *self._unit_ends[:-1].tolist()]
-            needs.append(
+            memory_needs.append(
                 max(
-                    float(profile.needs(s, e)[-1])
+                    float(profile.memory_needs(s, e)[-1])
                     for s, e in zip(starts, self._unit_ends.tolist(), strict=True)
                 )
             )
-        return math.ceil(min(needs, default=0.0))
+        return math.ceil(min(memory_needs, default=0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,11 +312,13 @@ class _Profile:
             live_nbytes(model, positions, outputs, traits) * traits.values_factor,
         )
 
-    def needs(self, begin: int, end: int) -> Floats:
+    def memory_needs(self, begin: int, end: int) -> Floats:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""
         weights = np.cumsum(self.weights[begin:end])
         copies = np.cumsum(self.copies[begin:end])
         compile_copies = np.cumsum(self.compile_copies[begin:end])
         peaks = np.maximum.accumulate(self.live[begin:end])
-        needs: Floats = self.fixed_nbytes + weights + copies + np.maximum(peaks, compile_copies)
-        return needs
+        memory_needs: Floats = (
+            self.fixed_nbytes + weights + copies + np.maximum(peaks, compile_copies)
+        )
+        return memory_needs

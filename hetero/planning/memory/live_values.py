@@ -41,7 +41,7 @@ def live_nbytes(
     count = len(positions)
     nodes = [model.nodes[p] for p in positions]
     produced = {value for node in nodes for value in node.writes}
-    root_of = _views(model, positions)
+    root_of = _memory_of_views(model, positions)
     last_read: dict[str, int] = {}
     for i, node in enumerate(nodes):
         for value in node.reads:
@@ -84,7 +84,7 @@ def live_nbytes(
     return live
 
 
-def _views(model: Model, positions: Sequence[int]) -> dict[str, str]:
+def _memory_of_views(model: Model, positions: Sequence[int]) -> dict[str, str]:
     """Return the value whose memory each view shares."""
     root_of: dict[str, str] = {}
     for position in positions:

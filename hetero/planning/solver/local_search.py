@@ -251,7 +251,7 @@ def remove_fragments(problem: Problem, assignment: Assignment) -> Assignment:
     for _ in range(MAX_PASSES):
         has_moved = False
         single_nodes = [[v] for v in range(problem.node_count)]
-        for group in (single_nodes, _pieces(state)):
+        for group in (single_nodes, _connected_parts(state)):
             for nodes in group:
                 has_moved = _move_piece(state, nodes) or has_moved
         if not has_moved:
@@ -287,7 +287,7 @@ def _move_piece(state: LoadState, nodes: Sequence[int]) -> bool:
     return True
 
 
-def _pieces(state: LoadState) -> list[list[int]]:
+def _connected_parts(state: LoadState) -> list[list[int]]:
     """Return the connected sets of nodes on one device, in ascending order of size."""
     is_visited = [False] * len(state.device_of)
     pieces = []
