@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hetero.scheduler.client.direct_run import DirectRun
+from hetero.scheduler.types.request_record import RequestRecord
 
 #: Decay of the maximum output size, per request of similar input size.
 _FADING: Final = 7 / 8
@@ -22,13 +23,19 @@ class BytesInFlight:
         #: Callbacks for the next decrease.
         self._waiting: list[Callable[[], None]] = []
 
-    def add(self, nbytes: int, num_running: int = 0) -> None:
-        """Add to, or subtract from, the counts of bytes and attempts."""
+    def count(self, request: RequestRecord, nbytes: int, num_running: int) -> None:
+        """Count a request with these bytes and attempts, instead of its previous ones.
+
+        A repeated call changes nothing, so that a change that Ctrl-C interrupted can be repeated.
+        """
         callbacks: list[Callable[[], None]] = []
         with self._lock:
-            self.nbytes += nbytes
-            self.num_running += num_running
-            if nbytes < 0 and self._waiting:
+            is_decrease = nbytes < request.counted_nbytes
+            # No call between these lines: Ctrl-C comes before or after them.
+            self.nbytes += nbytes - request.counted_nbytes
+            self.num_running += num_running - request.counted_attempts
+            request.counted_nbytes, request.counted_attempts = nbytes, num_running
+            if is_decrease and self._waiting:
                 callbacks, self._waiting = self._waiting, callbacks
         for call in callbacks:
             call()

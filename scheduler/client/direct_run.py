@@ -79,6 +79,7 @@ class DirectRun:
             RequestState.DIRECT,
             self.begun_s,
         )
+        record.counted_nbytes, record.counted_attempts = self.nbytes, 1
         record.note_submission()
         record.begin_attempt(self.begun_s, "started", self.route, names_route=self.names_route)
         if self.ended_s is not None:

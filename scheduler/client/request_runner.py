@@ -186,7 +186,7 @@ class RequestRunner:
         limits = self._machine.limits
         deadline_s = limits.deadline_s(now_s, request.timeout_s)
         request_id = next(self._ids)
-        call = self._calls[request_id] = Submission(self, request_id, inputs, request)
+        call = Submission(self, request_id, inputs, request)
         submitted = events.Submitted(
             now_s,
             request_id,
@@ -204,6 +204,7 @@ class RequestRunner:
             if submitted.group is None:  # it forms a batch by itself, and does not wait for others
                 submitted.rows = limits.batching.size
         try:
+            self._calls[request_id] = call
             self.handle(submitted)
             if not call.is_granted and request.waits is None:
                 with self._lock:  # its future reports a later failure
@@ -333,6 +334,8 @@ class RequestRunner:
         """Cancel a request whose thread Ctrl-C interrupted."""
         with self._lock:
             self._machine.recover()
+            if self._machine.state(request_id) is None:
+                self._calls.pop(request_id, None)
         self.cancel(request_id)
 
     def _wait_for_admission(self, call: Submission, deadline_s: float) -> None:
@@ -431,8 +434,8 @@ class RequestRunner:
         if isinstance(instruction, events.DropAttempt):
             call = self._calls[number]
             dropped, call.attempt = call.attempt, None
-            assert dropped is not None
-            self._outbox.orders.append(partial(self.attempts.drop, dropped))
+            if dropped is not None:  # otherwise Ctrl-C came before it was started
+                self._outbox.orders.append(partial(self.attempts.drop, dropped))
             return
         call = self._calls.pop(number)
         attempt, call.attempt = call.attempt, None

@@ -19,7 +19,7 @@ from hetero.scheduler.types.request_record import RequestRecord, RequestState, S
 
 _S = RequestState
 #: States in which a request counts as in flight.
-_ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.AWAITING_TURN})
+ADMITTED: Final = frozenset({_S.DIRECT, _S.JOINING, _S.RUNNING, _S.PARKED, _S.AWAITING_TURN})
 #: States in which an attempt runs.
 _ATTEMPTED: Final = frozenset({_S.DIRECT, _S.RUNNING})
 
@@ -146,11 +146,10 @@ class Requests:
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         if request.is_quarantined:
             self._quarantine.update(request)
-        admitted = (after in _ADMITTED) - (before in _ADMITTED)
+        admitted = (after in ADMITTED) - (before in ADMITTED)
         self.num_in_flight += admitted
-        running = (after in _ATTEMPTED) - (before in _ATTEMPTED)
-        if admitted or running:
-            self._in_flight.add(admitted * request.nbytes, running)
+        nbytes = request.nbytes if after in ADMITTED else 0
+        self._in_flight.count(request, nbytes, int(after in _ATTEMPTED))
         if admitted > 0:
             request.admitted_s = now_s
             if self.limits.in_order:

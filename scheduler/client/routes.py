@@ -14,7 +14,8 @@ is corrected when it reaches the top.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from hetero.scheduler.types.events import DeviceLost, DeviceRemoved
@@ -84,6 +85,13 @@ class Routes:
     def mark_steady(self, device: str) -> None:
         """Mark a device as steady."""
         self._unsteady.discard(device)
+        self.rebuild_heap()
+
+    def recount(self, routes: Iterable[int]) -> None:
+        """Count the running attempts again; `routes`: the route of each."""
+        counts = Counter(routes)
+        for number, state in enumerate(self.states):
+            state.num_running = counts[number]
         self.rebuild_heap()
 
     def rebuild_heap(self) -> None:

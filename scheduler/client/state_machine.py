@@ -33,7 +33,7 @@ from hetero.scheduler.client.error_messages import (
     lost_error,
     overload,
 )
-from hetero.scheduler.client.requests import Requests
+from hetero.scheduler.client.requests import ADMITTED, Requests
 from hetero.scheduler.client.routes import Routes
 from hetero.scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from hetero.scheduler.types import events
@@ -87,8 +87,20 @@ class ClientMachine(Requests):
         return self._routes.choose()
 
     def recover(self) -> None:
-        """Restore consistency after Ctrl-C interrupted a change."""
-        self._routes.rebuild_heap()
+        """Restore consistency after Ctrl-C interrupted a change.
+
+        A request that is still new is forgotten, and the others are counted again.
+        """
+        for request_id in [r.id for r in self._live.values() if r.state is _S.NEW]:
+            del self._live[request_id]
+        live = self._live.values()
+        self.num_waiting = sum(request.state is _S.WAITING for request in live)
+        self.num_in_flight = sum(request.state in ADMITTED for request in live) + len(self._direct)
+        attempts = [r for r in live if r.state is _S.RUNNING and r.batch is None]
+        if self.batcher is not None:
+            attempts += [batch.requests[0] for batch in self.batcher.in_flight.values()]
+        routes = [attempt.route for attempt in attempts]
+        self._routes.recount([*routes, *(run.route for run in self._direct.values())])
 
     def begin_direct(self, run: DirectRun, ids: Iterator[int]) -> bool:
         """Admit a request without a record, if it can start at once.

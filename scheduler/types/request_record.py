@@ -73,6 +73,9 @@ class RequestRecord:
     batch: Any = None
     is_alone: bool = False
     is_first: bool = True
+    #: Bytes and attempts that the counter of bytes in flight includes.
+    counted_nbytes: int = field(default=0, compare=False, repr=False)
+    counted_attempts: int = field(default=0, compare=False, repr=False)
     story: list[StoryLine] = field(default_factory=list)
 
     @property

@@ -85,7 +85,7 @@ def test_registry_lists_open_deployments() -> None:
         deployments.add(deployment)
     assert (len(deployments), list(deployments)) == (2, [first, second])
     assert deployments.requests_in_flight() == ["a request", "b request"]
-    deployments.in_flight.add(30)
+    deployments.in_flight.count(record(), 30, 1)
     devices: Any = {"A": object()}
     loads = (DeploymentLoad("a", 1, 2), DeploymentLoad("b", 1, 2))
     assert deployments.load(devices) == Load(loads, devices, 30)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -215,6 +217,43 @@ def test_interrupt_during_completion_leaves_no_caller_waiting(clock: Clock) -> N
     for other in others:
         with pytest.raises(RequestCancelledError):
             other.future.result(_WAIT_S)
+
+
+def _interrupt_after(number: int) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises KeyboardInterrupt at the start or end of a call in `submit`."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and frame.f_code is RequestRunner.submit.__code__:
+            return
+        if event in ("call", "return", "c_return") and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    return profile
+
+
+def test_ctrl_c_during_a_submission_leaves_nothing_counted(clock: Clock) -> None:
+    in_flight = BytesInFlight()
+    runner = _runner(clock, in_flight=in_flight)
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(_interrupt_after(number))
+        try:
+            submission = runner.submit({"x": np.zeros(4)}, DEFAULT_REQUEST)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        counts = (*runner.counts(), in_flight.nbytes, in_flight.num_running, len(runner._calls))
+        assert counts == (0,) * 5, number
+        assert [state.num_running for state in runner._machine._routes.states] == [0], number
+        other = runner.submit({}, DEFAULT_REQUEST)
+        assert other.cancel()
+    assert number > 50
+    assert submission.cancel()
+    runner.close()
 
 
 def test_unbuildable_result_fails_its_request(clock: Clock) -> None:
