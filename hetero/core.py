@@ -584,8 +584,10 @@ class Core:
         ArgumentError
             The context belongs to another Core.
         """
-        config = dict(config or {})
-        if (blob := plain(config.pop("COMPILED_BLOB", None))) is not None:
+        config = {} if config is None else config
+        if isinstance(config, Mapping) and "COMPILED_BLOB" in config:
+            config = dict(config)
+            blob = plain(config.pop("COMPILED_BLOB"))
             blob = np.asarray(blob.data).tobytes() if isinstance(blob, Tensor) else blob
             return self.import_model(blob, device_name, config, weights=model)
         device_name = self._device_of(device_name)

@@ -434,6 +434,11 @@ FAULTS: Final = FaultTable(
             suite_case="node/test_resize_downsample_scales_linear_align_corners",
         ),
         Fault(
+            "GlobalLpPool",
+            "it does not compile without spatial dimensions",
+            lambda v: len(v.input_shape(0) or ()) < 3,
+        ),
+        Fault(
             "RoiAlign",
             "mode=max takes the maximum before it applies the weights",
             lambda v: v.attribute("mode") == "max",

@@ -414,7 +414,11 @@ class RequestStateMachine:
             if run.results is None:
                 start = time.perf_counter()
                 tensors = self.tensors if run is self.run else self.tensors.new_tensors()
-                values = tensors.store(run.outputs or {}, copy=not share)
+                try:
+                    values = tensors.store(run.outputs or {}, copy=not share)
+                except HeteroError as error:  # later calls raise it again
+                    run.error = error
+                    raise
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
                 run.postprocess_s = time.perf_counter() - start

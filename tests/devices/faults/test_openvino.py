@@ -92,7 +92,8 @@ def test_proof_is_still_wrong(core, index):
 def test_every_row_has_a_proof():
     without = [row for row in FAULTS.faults if row.proof is None and not row.suite_case]
     operators = {operator for row in without for operator in row.operators.split()}
-    assert operators - {"Gemm"} == set(PROCESSOR_DEPENDENT.values())
+    # ONNX Runtime, the oracle, does not run GlobalLpPool without spatial dimensions either.
+    assert operators - {"Gemm", "GlobalLpPool"} == set(PROCESSOR_DEPENDENT.values())
 
 
 @pytest.mark.slow  # onnx generates its suite

@@ -24,6 +24,7 @@ import hetero
 from hetero.cli import model_command as job
 from hetero.devices import errors
 from hetero.scheduler.observe.metrics import Metrics
+from hetero.scheduler.processes import home_process
 from tests.scheduler.endpoints import wait_for
 from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
@@ -74,7 +75,8 @@ def test_fork_cannot_use_the_parents_devices(
 ) -> None:
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         with monkeypatch.context() as forked:
-            forked.setattr(os, "getpid", lambda: -1)
+            for home in list(home_process._HOMES):  # as the hook of a fork
+                forked.setattr(home, "is_current", False)
             for use in (lambda: compiled({"x": X}), lambda: core.compile_model(branches())):
                 with pytest.raises(errors.UnsupportedOperationError, match="fork"):
                     use()

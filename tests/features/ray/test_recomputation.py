@@ -18,7 +18,7 @@ from hetero.apps.generate.generation import batcher_of
 from hetero.apps.generate.step_inputs import StepInputs
 from hetero.devices.request.request import REPLAY
 from hetero.examples.small_decoder import small_decoder
-from hetero.scheduler.client.recompute import StateRecomputer, Way
+from hetero.scheduler.client.recompute import RecomputationTarget, StateRecomputer
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.types.messages import Task
@@ -43,10 +43,15 @@ class RecomputationLog:
         run_stage, feeds = StateRecomputer._run_stage, StepInputs.feeds
 
         def record_run(
-            restorer: StateRecomputer, number: int, inputs: Any, keep: Any, way: Way, is_wanted: Any
+            restorer: StateRecomputer,
+            number: int,
+            inputs: Any,
+            keep: Any,
+            target: RecomputationTarget,
+            is_wanted: Any,
         ) -> Any:
-            outputs = run_stage(restorer, number, inputs, keep, way, is_wanted)
-            self.devices.append(way.placement.stages[number].device)
+            outputs = run_stage(restorer, number, inputs, keep, target, is_wanted)
+            self.devices.append(target.placement.stages[number].device)
             return outputs
 
         def record_step(steps: StepInputs) -> dict[str, np.ndarray]:

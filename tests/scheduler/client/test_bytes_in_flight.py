@@ -7,6 +7,8 @@ import pytest
 from hetero.devices.request.request import Request
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
 from hetero.scheduler.client.direct_run import DirectRun
+from hetero.scheduler.types.events import Submitted
+from hetero.scheduler.types.request_record import RequestRecord
 
 
 @pytest.mark.parametrize(
@@ -34,32 +36,48 @@ def test_expected_outputs_of_sixteen_bytes(
     assert expected.of(16) == expected_nbytes
 
 
+def record() -> RequestRecord:
+    return RequestRecord(Submitted(0.0, 1, 0, 9.0), 1, 9.0)
+
+
 def test_decrease_calls_each_waiting_callback_once() -> None:
     counter, calls = BytesInFlight(), list[str]()
-    counter.add(10, 1)
+    first, second = record(), record()
+    counter.count(first, 10, 1)
     counter.when_fewer(lambda: calls.append("first"))
     counter.when_fewer(lambda: calls.append("second"))
-    counter.add(5, 1)
-    counter.add(0, -1)
+    counter.count(second, 5, 1)
+    counter.count(second, 5, 0)
     assert calls == []
-    counter.add(-5)
+    counter.count(second, 0, 0)
     assert calls == ["first", "second"]
-    counter.add(-5)
+    counter.count(first, 5, 1)
     assert calls == ["first", "second"]
     assert (counter.nbytes, counter.num_running) == (5, 1)
 
 
+def test_repeated_count_changes_nothing() -> None:
+    counter, request = BytesInFlight(), record()
+    for _ in range(2):
+        counter.count(request, 10, 1)
+    assert (counter.nbytes, counter.num_running) == (10, 1)
+    for _ in range(2):
+        counter.count(request, 0, 0)
+    assert (counter.nbytes, counter.num_running) == (0, 0)
+
+
 def test_callback_may_wait_again() -> None:
     counter, calls = BytesInFlight(), list[int]()
+    request = record()
 
     def wait_again() -> None:
         calls.append(counter.nbytes)
         counter.when_fewer(wait_again)
 
-    counter.add(10)
+    counter.count(request, 10, 1)
     counter.when_fewer(wait_again)
-    counter.add(-1)
-    counter.add(-2)
+    counter.count(request, 9, 1)
+    counter.count(request, 7, 1)
     assert calls == [9, 7]
 
 
@@ -67,7 +85,7 @@ def test_direct_run_is_counted_until_its_end() -> None:
     counter, calls = BytesInFlight(), list[int]()
     run = DirectRun(Request(), 7, 0.0)
     run.nbytes = 9  # with the expected outputs
-    counter.add(100, 1)
+    counter.count(record(), 100, 1)
     counter.begin_direct(run)
     assert (counter.nbytes, counter.num_running, run.is_counted) == (109, 2, True)
     counter.when_fewer(lambda: calls.append(counter.nbytes))
