@@ -27,8 +27,6 @@ _UNITS: Final = 16
 #: Fraction of the integers that may differ by one if floats were rounded to them: a vendor may
 #: round a tie, or a value next to one, to the other side.
 _TIED_FRACTION: Final = 0.02
-#: The same for 8-bit integers: kernels of quantised models approximate functions by tables.
-_TIED_FRACTION_OF_BYTES: Final = 0.05
 #: Operators that round floats to integers or to steps.
 _ROUNDING_OPERATORS: Final = frozenset(
     {
@@ -123,8 +121,7 @@ def _is_tie(difference: Difference, expected: np.ndarray, noisy: np.ndarray, rou
         return difference.differing <= _NOISE_FACTOR * changed
     if expected.dtype.kind not in "iu" or not rounds:
         return False
-    fraction = _TIED_FRACTION if expected.dtype.itemsize > 1 else _TIED_FRACTION_OF_BYTES
-    allowed = max(1, int(fraction * difference.size))
+    allowed = max(1, int(_TIED_FRACTION * difference.size))
     return difference.max_abs <= 1 and difference.differing <= allowed
 
 

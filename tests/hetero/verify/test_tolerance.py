@@ -50,8 +50,9 @@ def test_lower_precision_is_judged_by_its_unit() -> None:
     [
         (np.int8, True, 1, True),
         (np.int8, False, 1, False),
-        (np.int8, True, 5, True),  # tables of quantised kernels
-        (np.int8, True, 6, False),
+        (np.int8, True, 2, True),
+        (np.int8, True, 3, False),
+        (np.int8, True, 5, False),
         (np.int32, True, 2, True),
         (np.int32, True, 3, False),
     ],
