@@ -23,8 +23,8 @@ _LOOK_S: Final = 1.0
 class NodeRequests:
     """Nodes that this client has requested.
 
-    The cluster has one request, which a later one replaces. It also keeps the nodes: devices take
-    no resources of Ray, so that it would otherwise stop their nodes as idle.
+    The cluster has one request, which a later one replaces. The request also keeps the nodes:
+    devices take no resources of Ray, so the autoscaler would stop their nodes as idle.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ class Acceptor:
     def _pause(self, error: OSError) -> None:
         """Accept again in a while; the kernel reports the waiting connections all the time."""
         if not self._lacks_descriptors:
-            _log.error("cannot accept connections; it is tried each %g s: %s", _RETRY_S, error)
+            _log.error("cannot accept connections; retrying every %g s: %s", _RETRY_S, error)
         self._lacks_descriptors = True
         self._loop.remove_reader(self._listener.fileno())
         self._loop.call_later(_RETRY_S, self._resume)
