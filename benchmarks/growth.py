@@ -114,12 +114,12 @@ def measure_supervision(count: int) -> Iterator[Row]:
     """Measure the supervisor's state machine."""
     liveness, names = Liveness(), [f"D{i}" for i in range(count)]
     for name in names:
-        liveness.started(0.0, name, "n", name)
+        liveness.observe_start(0.0, name, "n", name)
     yield "supervisor, one check", processor_us(lambda: liveness.tick(1.0)), "us"
 
     def suspect_all() -> None:
         for name in names:
-            liveness.suspected(2.0, name, 2.0)
+            liveness.observe_silence(2.0, name, 2.0)
             liveness.tick(2.0)
 
     yield "supervisor, all devices suspected", processor_us(suspect_all) / count, "us a device"

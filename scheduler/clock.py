@@ -36,7 +36,7 @@ class Timer:
         self.look = look
         self.due_s = inf
 
-    def by(self, due_s: float) -> None:
+    def make_due_by(self, due_s: float) -> None:
         """Make the timer due at `due_s` or earlier; an earlier due time stays."""
         if due_s < self.due_s:
             self._clock.set(self, due_s)
@@ -97,7 +97,7 @@ class Clock:
             self._due = [entry for entry in self._due if entry[2] is not timer]
             heapq.heapify(self._due)
 
-    def later(self, order: Callable[[], None]) -> None:
+    def call_soon(self, order: Callable[[], None]) -> None:
         """Call `order` in the clock's thread, as soon as possible; also safe in finalizers."""
         self._enqueue(order)
 
@@ -143,7 +143,7 @@ class Clock:
                 _log.exception("%s: a timer or call failed", self._name)
                 continue
             if due_s is not None:
-                timer.by(due_s)
+                timer.make_due_by(due_s)
 
     def _next_due_timer(self, now_s: float) -> Timer | None:
         """Remove and return a timer that is due; None without one."""

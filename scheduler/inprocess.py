@@ -33,7 +33,7 @@ from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.client.request_program import RequestProgram, Resumption
 from hetero.scheduler.client.request_runner import Submission
 from hetero.scheduler.clock import Clock
-from hetero.scheduler.device.discovery import PluginSpec, named, probe_node, usable
+from hetero.scheduler.device.discovery import PluginSpec, probe_node, usable, with_cluster_names
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.device.workers import Workers
@@ -50,7 +50,7 @@ from hetero.scheduler.types.device_names import resolve_name
 from hetero.scheduler.types.isolation import RunBounds, RunResult
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.messages import Task, Values
-from hetero.scheduler.types.placement import Placement, alone
+from hetero.scheduler.types.placement import Placement, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 
 
@@ -312,7 +312,9 @@ class InProcessExecutor:
         """The devices, queried on first use."""
         with self._lock:
             if self._probed is None:
-                rows = named(probe_node(THIS_PROCESS, (), self._counts, entries=self._entries))
+                rows = with_cluster_names(
+                    probe_node(THIS_PROCESS, (), self._counts, entries=self._entries)
+                )
                 self._probed = {row.name: row for row in rows}
             return self._probed
 
@@ -400,7 +402,7 @@ class InProcessExecutor:
 
         `stateful` has no effect: devices of this process are never lost.
         """
-        placement = alone(plan)
+        placement = single_placement(plan)
         check_sources(placement, sources)
         limits = limits or Limits()
         if limits.stage_timeout_s:

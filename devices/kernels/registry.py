@@ -103,7 +103,7 @@ class KernelRegistry:
         """Register a kernel; ValueError if its operator already has one at this opset."""
         versions = self._kernels.setdefault((kernel.domain, kernel.op_type), {})
         if kernel.since in versions:
-            first, second = (_where(k.function) for k in (versions[kernel.since], kernel))
+            first, second = (_location_text(k.function) for k in (versions[kernel.since], kernel))
             raise ValueError(
                 f"{kernel.domain or 'ai.onnx'}::{kernel.op_type} since opset {kernel.since} is "
                 f"registered twice: at {first} and at {second}. Remove one."
@@ -173,11 +173,13 @@ def op(
         parameters = inspect.signature(function).parameters
         keywords = {n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         if unknown := sorted((choices or {}).keys() - keywords):
-            raise ValueError(f"{_where(function)} has no attribute {unknown[0]!r} to choose for")
+            raise ValueError(
+                f"{_location_text(function)} has no attribute {unknown[0]!r} to choose for"
+            )
         first, end = dict(additions or {}), dict(removals or {})
         if unknown := sorted((first | end).keys() - parameters.keys()):
             raise ValueError(
-                f"{_where(function)} has no parameter {unknown[0]!r} to be added or removed"
+                f"{_location_text(function)} has no parameter {unknown[0]!r} to be added or removed"
             )
         valid = {n: v for n, v in _COMMON_CHOICES.items() if n in keywords} | dict(choices or {})
         own = {since} if isinstance(since, int) else {*since}
@@ -246,6 +248,6 @@ def as_inputs(kernel: KernelFunction, *names: str) -> KernelFunction:
     return function
 
 
-def _where(function: KernelFunction) -> str:
+def _location_text(function: KernelFunction) -> str:
     code = function.__code__
     return f"{code.co_filename}:{code.co_firstlineno}"

@@ -88,7 +88,7 @@ class RequestStates:
             if name not in remote
         }
         if remote:
-            values |= next(iter(remote.values()))[0][0][0].joined(remote)
+            values |= next(iter(remote.values()))[0][0][0].join_rows(remote)
         self._replace(values)
 
     def get(self, variable: Variable) -> Value:

@@ -72,13 +72,13 @@ class ExpectedBytes:
         #: Bit length of a request's input bytes -> approximate maximum of its output bytes.
         self._output_nbytes: dict[int, int] = {}
 
-    def learn(self, input_nbytes: int, output_nbytes: int) -> None:
+    def record(self, input_nbytes: int, output_nbytes: int) -> None:
         """Record the output bytes of a request; earlier maxima decay."""
         bits = input_nbytes.bit_length()
         decayed_nbytes = int(self._output_nbytes.get(bits, 0) * _FADING)
         self._output_nbytes[bits] = max(output_nbytes, decayed_nbytes)
 
-    def of(self, input_nbytes: int) -> int:
+    def output_nbytes(self, input_nbytes: int) -> int:
         """Return the expected output bytes: those of the nearest recorded size, not above this."""
         bits = input_nbytes.bit_length()
         if bits in self._output_nbytes:

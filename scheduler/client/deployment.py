@@ -289,7 +289,7 @@ class Deployment(ABC):
     def tensors_lost(self, device: str) -> None:
         """Fail the requests that wait for a tensor of a lost device outside their own route."""
         self._restorer.interrupt(device)
-        for request, inputs in self._runner.running():
+        for request, inputs in self._runner.running_attempts():
             if device not in self.placement.routes[request.route].plan.devices:
                 for name, value in inputs.items():
                     if type(value) is ResidentTensor and value.bundle.device == device:
@@ -298,7 +298,7 @@ class Deployment(ABC):
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
-        live = self._runner.live()
+        live = self._runner.live_records()
         return [ObservedRequest(self.key, self.placement.routes[r.route], r, ()) for r in live]
 
     def current_load(self) -> DeploymentLoad:
@@ -330,7 +330,7 @@ class Deployment(ABC):
         if not self.is_closed:
             name = f"{self.key}-close"
             closing = threading.Thread(target=self.close, name=name, daemon=True)
-            self._deployments.clock.later(closing.start)
+            self._deployments.clock.call_soon(closing.start)
 
     def set_address(self, device: str, address: str) -> None:
         """Replace the address of a device."""
@@ -348,7 +348,7 @@ class Deployment(ABC):
         """
         self._constants |= constants
         self._addresses |= addresses
-        self.switch_to(self.placement.extended(placement))
+        self.switch_to(self.placement.with_routes(placement))
         return self.placement
 
     def switch_to(self, placement: Placement | None = None) -> None:
@@ -441,7 +441,7 @@ class Deployment(ABC):
             if len(names) < len(inputs):
                 values = {name: inputs[name] for name in names}
             if is_used and values:
-                values = memory.give(self._channel, task, address, values)
+                values = memory.send_resident_inputs(self._channel, task, address, values)
             if values is not None:
                 self._channel.send(address, Values(task, values))
 

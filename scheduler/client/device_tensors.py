@@ -160,7 +160,7 @@ class DeviceTensor(RemoteTensor):
         """
         return self.memory.fetch(self.kept)
 
-    def joined(self, joins: Joining) -> dict[str, Value]:
+    def join_rows(self, joins: Joining) -> dict[str, Value]:
         """Build tensors from rows of remote tensors; see `RemoteMemory.join`."""
         return self.memory.join(joins)
 

@@ -137,7 +137,7 @@ class Liveness:
         """Return a device's state; None for one that was never started."""
         return self._devices[device].state if device in self._devices else None
 
-    def returned(self, now_s: float, device: str) -> DeviceReturned | None:
+    def return_event(self, now_s: float, device: str) -> DeviceReturned | None:
         """Return the event of a device's return as of now; None unless it is live."""
         if self.state(device) is not _S.LIVE:
             return None
@@ -145,7 +145,7 @@ class Liveness:
 
     # Observations; each method returns the orders to carry out, in order.
 
-    def started(self, now_s: float, name: str, node: str, address: str) -> list[Order]:
+    def observe_start(self, now_s: float, name: str, node: str, address: str) -> list[Order]:
         """Observe that a device listens at an address, its stages loaded."""
         device = self._devices.setdefault(name, _Device(name, node, address))
         was_away = device.state is not _S.LIVE
@@ -164,7 +164,7 @@ class Liveness:
             return []
         return self._schedule_restart(device, now_s)
 
-    def suspected(self, now_s: float, address: str, silent_s: float) -> list[Order]:
+    def observe_silence(self, now_s: float, address: str, silent_s: float) -> list[Order]:
         """Observe that an address cannot be reached, and last could `silent_s` ago."""
         device = self._at.get(address)
         if device is None or device.state is not _S.LIVE:
@@ -184,7 +184,7 @@ class Liveness:
         device.steady_s = inf
         return [loss, Exclude(now_s, device.name, device.node, cause)]
 
-    def answered(self, now_s: float, address: str) -> list[Order]:
+    def observe_answer(self, now_s: float, address: str) -> list[Order]:
         """Observe that a suspected address answers."""
         device = self._at.get(address)
         if device is None or device.state is not _S.SUSPECTED:
@@ -195,7 +195,7 @@ class Liveness:
         device.steady_s = self._schedule_tick(now_s + probation_s)
         return [self._return_event(device, now_s)]
 
-    def overdue(self, now_s: float, address: str, overdue_s: float) -> list[Order]:
+    def observe_overdue_run(self, now_s: float, address: str, overdue_s: float) -> list[Order]:
         """Observe that a stage has run for `overdue_s` at an address, longer than it may."""
         device = self._at.get(address)
         if device is None or overdue_s <= self._least_overdue_s:
@@ -212,12 +212,12 @@ class Liveness:
         loss = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
         return [loss, self._return_event(device, now_s)]
 
-    def ended(self, now_s: float, address: str, cause: str) -> list[Order]:
+    def observe_end(self, now_s: float, address: str, cause: str) -> list[Order]:
         """Observe that the process at an address has ended."""
         device = self._at.get(address)
         return self._replace_process(device, now_s, cause) if device else []
 
-    def unloaded(self, now_s: float, address: str) -> list[Order]:
+    def observe_unloading(self, now_s: float, address: str) -> list[Order]:
         """Observe that a device has unloaded our stages, as it could not reach us for long."""
         device, cause = self._at.get(address), "it could not reach this client for long"
         return self._replace_process(device, now_s, cause, keep=True) if device else []
@@ -231,7 +231,7 @@ class Liveness:
             device.restart_s = self._schedule_tick(now_s + self._device_timeout_s)
         return [Exclude(now_s, device.name, device.node, device.cause)]
 
-    def removed(self, now_s: float, name: str, cause: str) -> list[Order]:
+    def observe_removal(self, now_s: float, name: str, cause: str) -> list[Order]:
         """Observe that a device's node has left the cluster."""
         device = self._devices.get(name)
         if device is None or device.state is _S.REMOVED:

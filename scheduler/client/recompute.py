@@ -95,11 +95,11 @@ class StateRecomputer:
         """Record the lineage of the states that an attempt produced."""
         transfers: dict[str, ResidentTensor[DeviceBundle]] = {}
         bundles: dict[int, DeviceBundle] = {}
-        for number, name in route.plan.crossing:
+        for number, name in route.plan.cut_edges:
             if number not in bundles:
                 device = route.plan.stages[number].device
                 task = Task(request, route.stages[number])
-                bundles[number] = self._memory.sent(device, addresses[device], task)
+                bundles[number] = self._memory.sent_bundle(device, addresses[device], task)
             transfers[name] = ResidentTensor(bundles[number], name)
         bundles_of_states = {
             value.bundle for value in outputs.values() if type(value) is ResidentTensor
@@ -285,7 +285,7 @@ class StateRecomputer:
         plan, route = target.route.plan, target.route
         values: dict[str, Value] = {}
         wires = {wire.tensor for wire in plan.wires}
-        crossing = {name for _, name in plan.crossing}
+        cut_names = {name for _, name in plan.cut_edges}
         for number in step.stages:
             stage, place = plan.stages[number], route.stages[number]
             inputs: dict[str, Value] = {}
@@ -306,7 +306,7 @@ class StateRecomputer:
                 name: ResidentTensor(bundle, name) for name in stage.outputs if name in wires
             }
             node.transfers.update(
-                (name, tensor) for name, tensor in resident.items() if name in crossing
+                (name, tensor) for name, tensor in resident.items() if name in cut_names
             )
             values |= resident
             values |= outputs
@@ -341,7 +341,7 @@ class StateRecomputer:
         self._memory.recomputations.add(request.id)
         try:
             self._memory.expect()
-            others = self._memory.give(target.channel, task, address, inputs)
+            others = self._memory.send_resident_inputs(target.channel, task, address, inputs)
             if others is not None:
                 target.channel.send(address, Values(task, others))
             while not promise.done():
@@ -352,7 +352,7 @@ class StateRecomputer:
                 completion.wait(WAIT_SLICE_S)
             error = promise.exception()
             if error is None:
-                return promise.result(), self._memory.sent(stage.device, address, task)
+                return promise.result(), self._memory.sent_bundle(stage.device, address, task)
             try:
                 raise error
             finally:  # otherwise the error refers to itself, and keeps the tensors alive

@@ -161,7 +161,7 @@ class RemoteMemory:
                 bundle.is_awaited = True
         return bundle
 
-    def sent(self, device: str, address: str, task: Task) -> DeviceBundle:
+    def sent_bundle(self, device: str, address: str, task: Task) -> DeviceBundle:
         """Return the bundle of the outputs that a task sent to other devices."""
         return DeviceBundle(self, device, address, sent_key(*task), {})
 
@@ -316,7 +316,7 @@ class RemoteMemory:
         if not may_be_lost and self.is_lost(bundle.address):
             raise lost_tensor(port, bundle)
 
-    def give(
+    def send_resident_inputs(
         self, channel: Channel, task: Task, address: str, values: Mapping[str, Value]
     ) -> Mapping[str, Value] | None:
         """Request that devices send a task's resident inputs; return the inputs on the host.
@@ -451,19 +451,19 @@ class RemoteMemory:
             with self._lock:
                 self._retries.setdefault(address, (now_s + _LEASE_S, []))[1].extend(garbage)
             if self._timer is not None:
-                self._timer.by(now_s + _AGAIN_S)
+                self._timer.make_due_by(now_s + _AGAIN_S)
 
     def schedule_free(self, address: str, key: str) -> None:
         """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
         self._garbage.append((address, key))
         if not self._is_scheduled:  # wake the clock once for many tensors
             self._is_scheduled = True
-            self._clock.later(self._free_soon)
+            self._clock.call_soon(self._free_soon)
 
     def _free_soon(self) -> None:
         """Set the timer that frees unreferenced bundles, unless a request frees them earlier."""
         assert self._timer is not None
-        self._timer.by(self._clock.now_s() + _FREE_S)
+        self._timer.make_due_by(self._clock.now_s() + _FREE_S)
 
     def _free_garbage(self) -> float | None:
         self._is_scheduled = False

@@ -165,8 +165,8 @@ class RequestRunner:
         self._calls: dict[int, Submission] = {}
         #: Guards the machine and the calls; never held during I/O.
         self._lock = threading.Lock()
-        self._outbox = Outbox(clock.later)
-        self._timer = clock.timer(self._look)
+        self._outbox = Outbox(clock.call_soon)
+        self._timer = clock.timer(self._check_time)
         self._in_flight = in_flight
         #: Whether a callback for the next release of bytes is registered.
         self._awaits_bytes = False
@@ -268,7 +268,7 @@ class RequestRunner:
             self._calls[run.request_id] = call
             deadline_s = self._machine.limits.deadline_s(run.begun_s, None)
             if deadline_s < self._timer.due_s:
-                self._timer.by(deadline_s)
+                self._timer.make_due_by(deadline_s)
         self._start((call,), call.attempt)
         return call
 
@@ -359,17 +359,20 @@ class RequestRunner:
         with self._lock:
             return self._machine.story(request_id)
 
-    def live(self) -> list[RequestRecord]:
+    def live_records(self) -> list[RequestRecord]:
         """Return copies of the records of live requests."""
         with self._lock:
-            return [replace(record, story=record.story.copy()) for record in self._machine.live()]
+            return [
+                replace(record, story=record.story.copy())
+                for record in self._machine.live_records()
+            ]
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of requests that wait for admission and that are in flight."""
         with self._lock:
             return self._machine.num_waiting, self._machine.num_in_flight
 
-    def running(self) -> list[tuple[Request, Mapping[str, Value]]]:
+    def running_attempts(self) -> list[tuple[Request, Mapping[str, Value]]]:
         """Return the running attempts with their inputs."""
         with self._lock:
             calls = list(self._calls.values())  # atomic: callers add entries without the lock
@@ -390,14 +393,14 @@ class RequestRunner:
         is_new_wait = False
         with self._lock:
             for instruction in self._machine.handle(event):
-                self._take(instruction)
+                self._queue_order(instruction)
             due = self._machine.due.entries
             if due and due[0][0] < self._timer.due_s:
-                self._timer.by(due[0][0])
+                self._timer.make_due_by(due[0][0])
             if self._machine.num_waiting and not self._awaits_bytes:
                 self._awaits_bytes = is_new_wait = self._machine.waits_for_bytes
         if is_new_wait:
-            self._in_flight.when_fewer(partial(self._clock.later, self._look_for_room))
+            self._in_flight.when_fewer(partial(self._clock.call_soon, self._check_for_room))
             # Bytes may have been released since the machine checked.
             self.handle(events.TimePassed(self.now_s()))
         if self._outbox.orders:
@@ -408,7 +411,7 @@ class RequestRunner:
         self.handle(events.Closed(self.now_s()))
         self._timer.close()
 
-    def _take(self, instruction: ClientInstruction) -> None:
+    def _queue_order(self, instruction: ClientInstruction) -> None:
         """Append an instruction's order to the outbox. The caller holds the lock."""
         number = instruction.request_id
         if isinstance(instruction, events.StartAttempt):
@@ -417,7 +420,7 @@ class RequestRunner:
                 self._deployment, number, instruction.attempt, instruction.route
             )
             if instruction.joined:
-                self._take_joined([self._calls[n] for n in instruction.joined], started)
+                self._queue_batch_start([self._calls[n] for n in instruction.joined], started)
                 return
             if call.is_granted:
                 call.attempt = started = started._replace(inline=False)
@@ -451,7 +454,7 @@ class RequestRunner:
             if call.gate is not None:
                 call.gate.set()
 
-    def _take_joined(self, calls: Sequence[Submission], first: Request) -> None:
+    def _queue_batch_start(self, calls: Sequence[Submission], first: Request) -> None:
         """Append the start of a batch of calls; `first` is the attempt of the first call."""
         started = first._replace(
             inline=False,
@@ -496,12 +499,12 @@ class RequestRunner:
         if call.is_granted:
             call.future.set_exception(error)
 
-    def _look(self) -> float | None:
+    def _check_time(self) -> float | None:
         self.handle(events.TimePassed(self.now_s()))
         with self._lock:
             return self._machine.next_deadline_s
 
-    def _look_for_room(self) -> None:
+    def _check_for_room(self) -> None:
         with self._lock:
             self._awaits_bytes = False
-        self._look()
+        self._check_time()

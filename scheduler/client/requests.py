@@ -52,7 +52,7 @@ class Quarantine:
         if request is self.running and request.state is not RequestState.RUNNING:
             self.running = None
 
-    def due(self, now_s: float) -> Iterator[RequestRecord]:
+    def due_requests(self, now_s: float) -> Iterator[RequestRecord]:
         """Yield the parked requests that may run now, unless one is running."""
         if self.running is None:
             yield from (r for r in self.parked.values() if now_s >= r.resume_s)
@@ -123,7 +123,7 @@ class Requests:
             record = self._ended[request_id] = record.record(self.limits)
         return record
 
-    def live(self) -> list[RequestRecord]:
+    def live_records(self) -> list[RequestRecord]:
         """Return the records of the live requests."""
         return [*self._live.values(), *(run.record(self.limits) for run in self._direct.values())]
 

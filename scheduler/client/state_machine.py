@@ -111,7 +111,7 @@ class ClientMachine(Requests):
             return False
         if self.num_in_flight >= self._most:
             return False
-        nbytes = run.input_nbytes + self._expected.of(run.input_nbytes)
+        nbytes = run.input_nbytes + self._expected.output_nbytes(run.input_nbytes)
         if self.num_in_flight and not self._has_bytes(nbytes):
             return False
         routes = self._routes
@@ -134,7 +134,7 @@ class ClientMachine(Requests):
             return False
         if len(self._ended) > self.limits.remembered:
             self._forget_ended()
-        self._expected.learn(run.input_nbytes, made_nbytes)
+        self._expected.record(run.input_nbytes, made_nbytes)
         routes = self._routes
         run.ended_s = now_s
         # No call between these lines: Ctrl-C comes before or after them.
@@ -283,7 +283,7 @@ class ClientMachine(Requests):
         if self.num_in_flight >= self._most or not (self._routes.live or awaits):
             return False
         nbytes = request.submitted.nbytes
-        request.nbytes = nbytes + self._expected.of(nbytes)
+        request.nbytes = nbytes + self._expected.output_nbytes(nbytes)
         return self._has_bytes(request.nbytes)
 
     def _has_bytes(self, nbytes: int) -> bool:
@@ -408,7 +408,7 @@ class ClientMachine(Requests):
 
     def _try_quarantined(self, now_s: float) -> list[ClientInstruction]:
         """Replay the next request in quarantine, if none of them runs."""
-        for request in self._quarantine.due(now_s):
+        for request in self._quarantine.due_requests(now_s):
             route = self._routes.choose(request.avoided)
             if route is not None:
                 self._move(request, _S.RUNNING, now_s)
@@ -491,7 +491,7 @@ class ClientMachine(Requests):
         nbytes = event.nbytes
         if nbytes is None:
             nbytes = sum(map(_output_nbytes, runs.values()))
-        self._expected.learn(request.submitted.nbytes, nbytes)
+        self._expected.record(request.submitted.nbytes, nbytes)
         request.note(event.now_s, "answered")
         if self.limits.in_order:
             return _S.AWAITING_TURN, []

@@ -72,7 +72,7 @@ class DirectStage:
                     instructions = self._machine.release_stream(stage, task)
                 if instructions:
                     self._follow(instructions)
-        stage.learn(run.ended_s - run.started_s)
+        stage.record_run(run.ended_s - run.started_s)
         return outputs, run
 
     def release(self, task: DirectTask) -> None:

@@ -39,7 +39,7 @@ def probe_node(
     return tuple(replace(row, num_threads=cores if row.num_threads else 1) for row in rows)
 
 
-def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
+def with_cluster_names(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
     """Assign cluster names to the devices of a single node."""
     names = assign_names([row.family for row in rows])
     return tuple(replace(row, name=name) for row, name in zip(rows, names, strict=True))

@@ -90,7 +90,7 @@ class DeviceLoop:
                 receive=self.receive,
                 send_failure=self._send_failure,
                 typed_error=self._failure,
-                follow=self._follow,
+                follow=self._execute,
             )
             channel.receive_lane = self._lanes.receive
         #: Address of the device.
@@ -135,7 +135,7 @@ class DeviceLoop:
             instructions = self._machine.open(description)
             if self._lanes is not None:
                 self._lanes.open(description)
-        self._follow(instructions)
+        self._execute(instructions)
 
     def close_deployment(self, deployment: str) -> None:
         """Cancel a deployment's tasks and unload its stages."""
@@ -150,7 +150,7 @@ class DeviceLoop:
                 forgotten, _ = self._closed.popitem(last=False)
                 if self._lanes is not None:
                     self._lanes.forget(forgotten)
-        self._follow(instructions)
+        self._execute(instructions)
         self.host.unload(deployment)
 
     def client_gone(self, client: str) -> None:
@@ -169,8 +169,8 @@ class DeviceLoop:
         task, tensors, runs = message
         try:
             with self._lock:
-                instructions = self._machine.arrived(task, tensors, runs, self._now_s())
-            self._follow(instructions)
+                instructions = self._machine.add_inputs(task, tensors, runs, self._now_s())
+            self._execute(instructions)
         except BaseException as error:  # a bug, or Ctrl-C if the sender is in this process
             self.give_up(task, error)
             if not isinstance(error, Exception):
@@ -185,7 +185,7 @@ class DeviceLoop:
             if self._lanes is not None:
                 self._lanes.drop(message.request)
             self._kept.free_attempt(message.request)
-            self._follow(instructions)
+            self._execute(instructions)
         elif isinstance(message, StoreTensors | FetchTensors | ConcatTensors):
             self._kept.answer(message, self._send)
         elif isinstance(message, FreeTensors):
@@ -217,7 +217,7 @@ class DeviceLoop:
             with self._lock:
                 instructions = self._machine.end(due, failure)
             # The next tasks start first: the device must not wait while the outputs are sent.
-            self._follow(sorted(instructions, key=lambda instruction: instruction is due))
+            self._execute(sorted(instructions, key=lambda instruction: instruction is due))
         except BaseException as error:  # Ctrl-C
             self._active_runs.pop(thread, None)
             self.give_up(due.task, error)
@@ -230,7 +230,7 @@ class DeviceLoop:
             *due.task, inputs, context, ready_s=due.ready_s, left=left
         )
         due.runs = (*due.runs, went)
-        due.stage.learn(went.ended_s - went.started_s)
+        due.stage.record_run(went.ended_s - went.started_s)
 
     def direct_stage(self, deployment: str, stage: int) -> DirectStage:
         """Return an open stage for callers' threads."""
@@ -240,7 +240,7 @@ class DeviceLoop:
             self._lock,
             self._machine,
             self.host,
-            self._follow,
+            self._execute,
             self.address,
         )
 
@@ -259,7 +259,7 @@ class DeviceLoop:
             if any(run is active for active, _ in self._active_runs.copy().values()):
                 return
             instructions = self._machine.end(run, failure)
-        self._follow(instructions)
+        self._execute(instructions)
 
     def _outputs_left(self, run: TaskRun) -> frozenset[str]:
         """Return the outputs of a run that no receiver needs outside the device."""
@@ -279,7 +279,7 @@ class DeviceLoop:
             }
             self._channel.send(address, message._replace(tensors=tensors))
 
-    def _follow(self, instructions: Sequence[DeviceInstruction]) -> None:
+    def _execute(self, instructions: Sequence[DeviceInstruction]) -> None:
         for position, instruction in enumerate(instructions):
             try:
                 if type(instruction) is TaskRun:
@@ -298,7 +298,7 @@ class DeviceLoop:
                 else:
                     self._send_failure(Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: other requests' tasks continue
-                self._follow(instructions[position + 1 :])
+                self._execute(instructions[position + 1 :])
                 raise
 
     def _pass_on(self, run: TaskRun) -> None:

@@ -79,7 +79,7 @@ class ResidentTensors:
         with self._lock:
             previous = self._bundles.get(key)
             if previous is not None and not self._is_of(client, previous):
-                raise TensorError(f"{self._where}: the key belongs to another client.")
+                raise TensorError(f"{self._location}: the key belongs to another client.")
             added_nbytes = bundle.nbytes - (0 if previous is None else previous.nbytes)
             most_nbytes = self._descriptor.memory_nbytes
             while (
@@ -91,8 +91,9 @@ class ResidentTensors:
             total_nbytes = self.nbytes + added_nbytes
             if most_nbytes is not None and total_nbytes > most_nbytes:
                 raise DeviceMemoryError(
-                    f"{self._where} stores {self.nbytes} bytes of remote tensors; {bundle.nbytes} "
-                    f"more exceed its limit of {most_nbytes}. Close some remote tensors.",
+                    f"{self._location} stores {self.nbytes} bytes of remote tensors; "
+                    f"{bundle.nbytes} more exceed its limit of {most_nbytes}. "
+                    "Close some remote tensors.",
                     device=self._descriptor.name,
                 )
             self._bundles[key] = bundle
@@ -155,7 +156,7 @@ class ResidentTensors:
             send(message.client, Failure(message.task, error))
         except Exception as error:  # an error of the plugin, for example an unreadable tensor
             device_error = DeviceError(
-                f"{self._where}: cannot use a resident tensor: {type(error).__name__}: {error}",
+                f"{self._location}: cannot use a resident tensor: {type(error).__name__}: {error}",
                 device=self._descriptor.name,
                 node=self._descriptor.node,
                 cause=repr(error),
@@ -220,7 +221,7 @@ class ResidentTensors:
         self.nbytes -= self._bundles.pop(key).nbytes
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"device {self._descriptor.name} on node {self._descriptor.node}"
 
     def _is_of(self, client: str, bundle: _Bundle) -> bool:
@@ -247,8 +248,8 @@ class ResidentTensors:
         if bundle is None or not self._is_of(client, bundle):
             missing = list(ports)
             raise TensorError(
-                f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was closed, or "
-                "the device was restarted. Create the tensor again; for a state, call "
+                f"{self._location} no longer keeps {', '.join(map(repr, missing))}: it was closed, "
+                "or the device was restarted. Create the tensor again; for a state, call "
                 "reset_state().",
                 port=missing[0],
             )

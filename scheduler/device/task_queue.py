@@ -102,7 +102,7 @@ class OpenStage:
         self.ewma_s = inf
         self.open(description)
 
-    def learn(self, run_s: float) -> None:
+    def record_run(self, run_s: float) -> None:
         """Update the average run time."""
         ewma_s = self.ewma_s
         self.ewma_s = run_s if ewma_s == inf else ewma_s + (run_s - ewma_s) / 4
@@ -183,7 +183,7 @@ class DeviceMachine:
         deployment = self._deployments.get(request.deployment)
         return deployment is None or (request.id, request.attempt) in deployment.dropped
 
-    def arrived(
+    def add_inputs(
         self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageTiming, ...], now_s: float
     ) -> list[DeviceInstruction]:
         """Add inputs of a task, and timings of earlier stages; return the instructions.
@@ -226,7 +226,7 @@ class DeviceMachine:
             self._ready.push(client, Key(turn, -request.priority, self._arrivals), run)
         done: list[DeviceInstruction] = []
         if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
-            done += self._relieve(run)
+            done += self._fail_excess(run)
         if self._ready.waiting and self.num_running < self.num_streams:
             done += self._run_ready()
         return done
@@ -358,7 +358,7 @@ class DeviceMachine:
         deployment.client.nbytes -= run.nbytes
         self._remember(deployment, attempt, number)
 
-    def _relieve(self, newest: TaskRun) -> list[DeviceInstruction]:
+    def _fail_excess(self, newest: TaskRun) -> list[DeviceInstruction]:
         """Fail the excess tasks of a client: first those that wait for inputs, oldest first."""
         client = newest.stage.deployment.client
         mine = [

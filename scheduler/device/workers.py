@@ -68,7 +68,7 @@ class BaseWorkers(ABC):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _work(self) -> None:
+    def _run_tasks(self) -> None:
         """Run tasks until this thread has to end."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class BaseWorkers(ABC):
                 thread.join(timeout=_JOIN_S)
 
     def _live(self) -> None:
-        self._work()
+        self._run_tasks()
         with self._lock:
             del self._threads[threading.get_ident()]
 
@@ -123,7 +123,7 @@ class Workers(BaseWorkers):
     def __init__(self, name: str, clock: Clock) -> None:
         super().__init__(name)
         self._clock = clock
-        self._timer = clock.timer(self._look)
+        self._timer = clock.timer(self._check_stalls)
         self._jobs: deque[_Job] = deque()
         self._thread_state = _ThreadState()
         self._state = threading.Lock()
@@ -179,7 +179,7 @@ class Workers(BaseWorkers):
 
         def take(message: Message) -> None:
             if self._thread_state.request_id == _ANY and self._thread_state.job is not None:
-                self._clock.later(partial(receive, message))
+                self._clock.call_soon(partial(receive, message))
             else:
                 receive(message)
 
@@ -191,7 +191,7 @@ class Workers(BaseWorkers):
             if self._quick_threads or self._num_starting:
                 if self._timer.due_s == inf:
                     self._first_job = self._jobs[0]
-                    self._timer.by(self._clock.now_s() + _WATCH_S)
+                    self._timer.make_due_by(self._clock.now_s() + _WATCH_S)
             else:
                 self._wake_one()
 
@@ -204,7 +204,7 @@ class Workers(BaseWorkers):
     def _end_one(self) -> None:
         self._calls.put(False)
 
-    def _work(self) -> None:
+    def _run_tasks(self) -> None:
         me = threading.get_ident()
         self._thread_state.request_id = _ANY
         while self._calls.get():
@@ -233,7 +233,7 @@ class Workers(BaseWorkers):
             self._num_awake -= 1
             return None
 
-    def _look(self) -> float | None:
+    def _check_stalls(self) -> float | None:
         """Wake a thread if a job has been queued behind an unexpectedly long task."""
         with self._state:
             before, self._first_job = self._first_job, self._jobs[0] if self._jobs else None
@@ -290,7 +290,7 @@ class PumpingWorkers(BaseWorkers):
         if self._channel is not None:
             self._channel.wake()
 
-    def _work(self) -> None:
+    def _run_tasks(self) -> None:
         assert self._channel is not None
         num_waits, num_run, is_many = 0, 0, False
         while self._receive():

@@ -47,7 +47,7 @@ class ClusterWatch:
         self._stop_event = threading.Event()
         self._thread = start_thread(self._watch, "cluster-watch")
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise ClusterError if the head does not respond now."""
         try:
             check_reachable(self.address, _ANSWER_S)

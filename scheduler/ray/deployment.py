@@ -146,7 +146,7 @@ class RayDeployment(Deployment):
     def drop(self, request: Request) -> None:
         """Cancel the attempt on every device."""
         super().drop(request)
-        self._receiver.look()
+        self._receiver.check_end()
 
     def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
         """Make devices accept tasks for loaded stages; `num_streams`: stage -> parallel runs."""
@@ -154,7 +154,7 @@ class RayDeployment(Deployment):
         for name in devices:
             self.open_on(name)
 
-    def use(self, name: str, device: DeviceHandle, num_streams: Mapping[int, int]) -> None:
+    def use_actor(self, name: str, device: DeviceHandle, num_streams: Mapping[int, int]) -> None:
         """Use the new actor of a device, which has loaded its stages, from now on."""
         self._num_streams.update(num_streams)
         self.devices[name] = device
@@ -186,7 +186,7 @@ class RayDeployment(Deployment):
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
         """Return the messages that open the stages of a device."""
-        stages = [stage.index for stage in self.placement.on.get(name, ())]
+        stages = [stage.index for stage in self.placement.stages_by_device.get(name, ())]
         return [
             self.stage_description(i, self._num_streams[i])
             for i in stages

@@ -207,7 +207,7 @@ class RayDevices:
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self.discovery.suspect(self._actors.pop(name).node_id)
 
-    def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, DeviceHandle]:
+    def with_addresses(self, names: Sequence[str], *, wait: bool = True) -> dict[str, DeviceHandle]:
         """Return devices by name, with the addresses of their channels.
 
         Raises the errors of `device` and `fetch`.

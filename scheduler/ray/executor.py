@@ -47,7 +47,7 @@ from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, RoutesAdded
 from hetero.scheduler.types.isolation import RunBounds, RunResult
 from hetero.scheduler.types.limits import Limits
-from hetero.scheduler.types.placement import Placement, alone
+from hetero.scheduler.types.placement import Placement, single_placement
 from hetero.scheduler.types.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class RayExecutor:
                 self._session,
                 plugins,
                 devices or {},
-                lambda device, error: self._supervisor.ended(device, error),
+                lambda device, error: self._supervisor.handle_end(device, error),
                 probe_timeout_s,
                 load_timeout_s,
                 pool,
@@ -156,7 +156,7 @@ class RayExecutor:
                 secret=self._devices.secret,
                 timeout_s=device_timeout_s,
                 status=lambda: {"version": self._supervisor.num_changes},
-                on_suspected=self._supervisor.suspected,
+                on_suspected=self._supervisor.handle_silence,
                 on_ended=self._supervisor.channel_ended,
                 on_live=self._supervisor.live_again,
                 on_messages_lost=self._supervisor.messages_lost,
@@ -195,13 +195,13 @@ class RayExecutor:
 
     def keep(self, devices: Collection[str]) -> None:
         """Start devices of a pool, wait for them, and supervise them."""
-        for device in self._devices.reached(list(devices)).values():
+        for device in self._devices.with_addresses(list(devices)).values():
             self._supervisor.watch(device)
 
     def pool_table(self, *, wait: bool) -> PoolTable:
         """Return the device table of the pool; `wait`: whether to wait for new nodes."""
         # The version is read first: a later change is then published under a new version.
-        version, live = self._supervisor.num_changes, self._supervisor.live
+        version, live = self._supervisor.num_changes, self._supervisor.live_devices
         self.devices(wait=wait)
         discovery, running = self._devices.discovery, {it.descriptor.name: it for it in live}
         return PoolTable(self._channel.address, version, discovery.nodes, discovery.rows, running)
@@ -246,7 +246,7 @@ class RayExecutor:
 
         def address(again: bool = True) -> str:
             try:
-                handle = self._devices.reached([name])[name]
+                handle = self._devices.with_addresses([name])[name]
                 self._ask(handle, "serve", self._channel.address)
             except DeviceLostError:  # the process had ended; retry with its successor
                 if not again:
@@ -270,7 +270,7 @@ class RayExecutor:
         stateful: bool = False,
     ) -> RayDeployment:
         """Compile all stages on their devices in parallel; see `Executor.deploy`."""
-        placement = alone(plan)
+        placement = single_placement(plan)
         check_sources(placement, sources)
         limits = limits or Limits()
         key = _key("deployment")
@@ -280,7 +280,7 @@ class RayExecutor:
             constants or {},
             limits,
             self._deployments,
-            devices=self._devices.reached(placement.devices),
+            devices=self._devices.with_addresses(placement.devices),
             sources=sources,
             num_threads=plan_shares(
                 placement,
@@ -361,7 +361,7 @@ class RayExecutor:
     def _add(self, deployment: RayDeployment, replanned: ReplannedModel) -> None:
         """Load another placement of a deployment's model, and send requests along its routes."""
         placement = replanned.placement
-        devices = self._devices.reached(placement.devices, wait=False)
+        devices = self._devices.with_addresses(placement.devices, wait=False)
         for name, device in devices.items():
             if not deployment.is_loaded_on(device):
                 raise DeviceLostError(
@@ -438,7 +438,7 @@ class RayExecutor:
     def _find_pool(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> Pool | None:
         """Return the cluster's pool, if it offers the requested devices and plugins."""
         pool = find_pool()
-        if pool is not None and not pool.serves(devices, plugins):
+        if pool is not None and not pool.offers(devices, plugins):
             _log.warning(
                 "the cluster's pool has devices=%s plugins=%s, not devices=%s plugins=%s: this "
                 "client starts devices of its own",

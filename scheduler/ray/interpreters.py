@@ -63,7 +63,7 @@ def probe_elsewhere(
         try:
             source = spec._replace(python=_interpreter(spec.python))
         except PluginLoadError as error:
-            rows.append(_broken(node, spec, str(error)))
+            rows.append(_failure(node, spec, str(error)))
             continue
         task = ray.remote(_probe).options(
             num_cpus=0, max_retries=0, label_selector=this_node, **interpreter_options(source)
@@ -75,9 +75,9 @@ def probe_elsewhere(
         except ray.exceptions.GetTimeoutError:
             ray.cancel(ref, force=True)
             reason = f"Ray could not start a worker on it within {_START_S:.0f} s"
-            listed = [_broken(node, source, f"{source.python}: {reason}; its logs say why.")]
+            listed = [_failure(node, source, f"{source.python}: {reason}; its logs say why.")]
         except ray.exceptions.RayError as error:
-            listed = [_broken(node, source, f"{source.python}: {str(error).strip()}")]
+            listed = [_failure(node, source, f"{source.python}: {str(error).strip()}")]
         rows += listed
     by_plugin: dict[str, list[DeviceDescriptor]] = {}
     for row in rows:
@@ -150,5 +150,5 @@ def _interpreter(specified_path: str) -> str:
     return python
 
 
-def _broken(node: str, source: PluginSource, error: str) -> DeviceDescriptor:
+def _failure(node: str, source: PluginSource, error: str) -> DeviceDescriptor:
     return DeviceDescriptor(source.label, source.label, "", node, error=error, source=source)

@@ -42,7 +42,7 @@ class Pool:
     devices: Mapping[str, int] = field(default_factory=dict)
     plugins: tuple[str, ...] = ()
 
-    def serves(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> bool:
+    def offers(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> bool:
         """Whether the pool offers the devices that a client requests."""
         return all(self.devices.get(name, 1) == n for name, n in devices.items()) and all(
             plugin in self.plugins for plugin in plugins

@@ -68,7 +68,7 @@ class MessageReceiver:
                     if self._num_awaited() or self._closed:
                         self._is_due.set()
 
-    def look(self) -> None:
+    def check_end(self) -> None:
         """Make a receiving caller check whether its request has ended."""
         if self._is_helped:
             self._channel.wake()

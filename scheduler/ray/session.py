@@ -145,7 +145,7 @@ class RaySession:
         """Raise ClusterError if the head node does not respond; Ray itself would wait for it."""
         self.check()
         assert self._watch is not None
-        self._watch.look()
+        self._watch.check()
 
     def wait(self, refs: Sequence[Any], timeout_s: float) -> bool:
         """Wait for all of `refs`; return False after a timeout.

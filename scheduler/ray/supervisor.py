@@ -93,7 +93,7 @@ class DeviceSupervisor:
         #: Address -> number of client leases that the device had ended at the last check.
         self._leases_ended: dict[str, float] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def serve(self, channel: DirectChannel) -> None:
         """Start supervising, with the channel that receives heartbeats."""
@@ -116,11 +116,11 @@ class DeviceSupervisor:
             self.num_changes += 1
         self._removed_names.discard(device.descriptor.name)
         name, node = device.descriptor.name, device.descriptor.node
-        self._note(self._liveness.started, name, node, device.address)
+        self._note(self._liveness.observe_start, name, node, device.address)
         self._channel.watch(device.address)
 
     @property
-    def live(self) -> list[DeviceHandle]:
+    def live_devices(self) -> list[DeviceHandle]:
         """The devices under supervision."""
         with self._lock:
             return list(self._actors.values())
@@ -131,13 +131,13 @@ class DeviceSupervisor:
 
     # Event handlers; they run in threads of the channel and of Ray, and must not block.
 
-    def suspected(self, address: str, silent_s: float) -> None:
+    def handle_silence(self, address: str, silent_s: float) -> None:
         """Handle a peer that became silent."""
-        self._note(self._liveness.suspected, address, silent_s)
+        self._note(self._liveness.observe_silence, address, silent_s)
         device = self._actors.get(address)
         if device is not None and device.node_id not in self._polled_nodes:
             self._polled_nodes.add(device.node_id)
-            self._spawn(partial(self._reach, device), f"{device.descriptor.node}-reach")
+            self._spawn(partial(self._check_node, device), f"{device.descriptor.node}-reach")
 
     def channel_ended(self, address: str) -> None:
         """Handle the end of a peer's channel, which most likely means the end of its process."""
@@ -147,13 +147,13 @@ class DeviceSupervisor:
 
     def live_again(self, address: str) -> None:
         """Handle a suspected peer that responds again."""
-        self._note(self._liveness.answered, address)
+        self._note(self._liveness.observe_answer, address)
 
     def messages_lost(self, address: str) -> None:
         """Handle the loss of messages from or to a peer."""
         self._note(self._liveness.messages_lost, address)
 
-    def ended(self, device: DeviceHandle, error: BaseException) -> None:
+    def handle_end(self, device: DeviceHandle, error: BaseException) -> None:
         """Handle Ray's report on an actor; one that Ray cannot reach may still use the channel."""
         if isinstance(error, exceptions.ActorUnavailableError):
             self._orders.put(partial(self._devices.watch, device))
@@ -162,17 +162,17 @@ class DeviceSupervisor:
 
     # Actions, in the supervisor's thread.
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 order = self._orders.get(timeout=_LOOK_S)
             except queue.Empty:
-                order = self._look
+                order = self._check
             if order is None or self._session.is_left:
                 return  # an actor call would make Ray start or join another cluster
             try:
                 order()
-                self._see(partial(self._liveness.tick, time.monotonic()))
+                self._run_handler(partial(self._liveness.tick, time.monotonic()))
             except ClusterError as error:
                 self._cluster_gone(error)
             except Exception:  # a failure for one device must not end the supervision of the others
@@ -185,9 +185,11 @@ class DeviceSupervisor:
         **more: P.kwargs,
     ) -> None:
         """Queue an event, a method of `Liveness`, for the supervisor's thread."""
-        self._orders.put(partial(self._see, partial(handler, time.monotonic(), *what, **more)))
+        self._orders.put(
+            partial(self._run_handler, partial(handler, time.monotonic(), *what, **more))
+        )
 
-    def _see(self, handler: Callable[[], list[see.Order]]) -> None:
+    def _run_handler(self, handler: Callable[[], list[see.Order]]) -> None:
         with self._lock:
             orders = handler()
         for order in orders:
@@ -221,7 +223,7 @@ class DeviceSupervisor:
                         self._replan_stateful(deployment, order)
             self._deployments.fail_lost_tensors(order)
 
-    def _reach(self, device: DeviceHandle) -> None:
+    def _check_node(self, device: DeviceHandle) -> None:
         """Report whether a node is cut off, while its devices are silent; runs in a thread."""
         node_id = device.node_id
         try:
@@ -234,7 +236,7 @@ class DeviceSupervisor:
                 for address, other in silent if not is_reached else ():
                     if is_reached is None:
                         why = "its node has left the cluster"
-                        self._note(self._liveness.removed, other.descriptor.name, why)
+                        self._note(self._liveness.observe_removal, other.descriptor.name, why)
                     else:
                         self._note(self._liveness.cut_off, address)
                 if is_reached is None:
@@ -253,14 +255,14 @@ class DeviceSupervisor:
             return
 
         def retry() -> None:
-            if back := self._liveness.returned(time.monotonic(), order.device):
+            if back := self._liveness.return_event(time.monotonic(), order.device):
                 self._report_return(deployment, device, back)
 
         def reopen() -> None:
             try:
                 deployment.open_on(order.device)
             except Exception:  # after any failure the device is suspected again
-                self._note(self._liveness.suspected, device.address, 0.0)
+                self._note(self._liveness.observe_silence, device.address, 0.0)
             else:
                 self._orders.put(retry)
 
@@ -284,7 +286,9 @@ class DeviceSupervisor:
 
     def _end(self, device: DeviceHandle, cause: str) -> None:
         self._devices.forget(device.actor_id)
-        self._see(partial(self._liveness.ended, time.monotonic(), device.address, cause))
+        self._run_handler(
+            partial(self._liveness.observe_end, time.monotonic(), device.address, cause)
+        )
 
     def _ask_why(self, device: DeviceHandle) -> None:
         """Handle the end of a device's process, with Ray's reason if its node responds."""
@@ -298,7 +302,7 @@ class DeviceSupervisor:
                 pass
         self._end(device, cause)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check for removed devices that are listed again, overdue stages, and ended leases."""
         removed_names = {
             name for deployment in self._deployments for name in deployment.device_states.excluded
@@ -314,7 +318,11 @@ class DeviceSupervisor:
                 status.get("leases_ended", 0.0),
             )
             if overdue_s:
-                self._see(partial(self._liveness.overdue, time.monotonic(), address, overdue_s))
+                self._run_handler(
+                    partial(
+                        self._liveness.observe_overdue_run, time.monotonic(), address, overdue_s
+                    )
+                )
             elif num_leases_ended > self._leases_ended.setdefault(address, num_leases_ended):
                 self._leases_ended[address] = num_leases_ended
                 self._check_stages(device)
@@ -332,7 +340,7 @@ class DeviceSupervisor:
         """Read the table of the pool supervisor, and handle the devices that it restarted."""
         table = self._devices.ask_supervisor("table", False)
         self._channel.watch(table.address)
-        for device in self.live:
+        for device in self.live_devices:
             now = table.running_devices.get(device.descriptor.name)
             if now is not None and now.actor_id != device.actor_id:
                 cause = "the pool supervisor has restarted it"
@@ -348,7 +356,9 @@ class DeviceSupervisor:
             self._leases_ended[device.address] -= 1  # check again
             return
         if not has_all:
-            self._see(partial(self._liveness.unloaded, time.monotonic(), device.address))
+            self._run_handler(
+                partial(self._liveness.observe_unloading, time.monotonic(), device.address)
+            )
 
     def _find(self, removed_names: Collection[str]) -> None:
         """Start removed devices that are available again; runs in a thread."""
@@ -380,7 +390,7 @@ class DeviceSupervisor:
                 self._give_up(old)
             device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
-            self._note(self._liveness.removed, name, error.message)
+            self._note(self._liveness.observe_removal, name, error.message)
         except Exception as error:  # any failure is retried
             _log.info("device=%s could not be restarted: %s", name, error)
             self._note(self._liveness.start_failed, name)
@@ -412,15 +422,15 @@ class DeviceSupervisor:
 
     def _start(self, name: str, *, reload: bool) -> DeviceHandle:
         """Start a device and load its stages; `reload`: into its process, which still runs."""
-        device = self._devices.reached([name], wait=False)[name]
+        device = self._devices.with_addresses([name], wait=False)[name]
         self._loading.add(name)
         for deployment in self._deployments:
             used = deployment.devices.get(name)
             if used is not None and (reload or used.address != device.address):
                 deployment.devices[name] = device
-                stages = deployment.placement.on.get(name, ())
+                stages = deployment.placement.stages_by_device.get(name, ())
                 try:
-                    deployment.use(name, device, self._loader.load(deployment, stages))
+                    deployment.use_actor(name, device, self._loader.load(deployment, stages))
                 except BaseException:
                     deployment.devices[name] = used  # the next start loads the stages
                     raise

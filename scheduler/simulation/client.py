@@ -43,7 +43,7 @@ class SimulatedDeployment(Deployment):
 
     def opened_on(self, device: str) -> list[StageOpened]:
         """Return the messages that open the stages of a device."""
-        stages = [stage.index for stage in self.placement.on[device]]
+        stages = [stage.index for stage in self.placement.stages_by_device[device]]
         return [
             self.stage_description(i, self.num_streams[i]) for i in stages if i in self.num_streams
         ]
@@ -114,7 +114,7 @@ class SimulatedClient:
         devices = [self.cluster.devices[name] for name in placement.devices]
         for device in devices:
             deployment.set_address(device.name, device.address)
-            for stage in deployment.placement.on[device.name]:
+            for stage in deployment.placement.stages_by_device[device.name]:
                 if stage.index not in deployment.num_streams:
                     streams = device.load(deployment.key, stage)
                     deployment.num_streams[stage.index] = streams

@@ -75,7 +75,7 @@ class Placement:
         return tuple(dict.fromkeys(stage.device for stage in self.stages))
 
     @cached_property
-    def on(self) -> Mapping[str, Sequence[Stage]]:
+    def stages_by_device(self) -> Mapping[str, Sequence[Stage]]:
         """The stages of each device."""
         stages: dict[str, list[Stage]] = {name: [] for name in self.devices}
         for stage in self.stages:
@@ -108,7 +108,7 @@ class Placement:
         """Return the stages that read outputs of a stage, on any route."""
         return {consumer for targets in self.sends[stage].values() for consumer, _ in targets}
 
-    def extended(self, more: Placement) -> Placement:
+    def with_routes(self, more: Placement) -> Placement:
         """Return the placement with additional routes and their stages."""
         numbers = {replace(stage, index=0): stage.index for stage in self.stages}
         places = [numbers.setdefault(replace(s, index=0), len(numbers)) for s in more.stages]
@@ -117,7 +117,7 @@ class Placement:
         return Placement(stages, (*self.routes, *routes))
 
 
-def alone(plan: Plan | Placement) -> Placement:
+def single_placement(plan: Plan | Placement) -> Placement:
     """Return the placement of a single plan; a placement is returned unchanged."""
     return plan if isinstance(plan, Placement) else share([plan], [1.0])
 

@@ -136,7 +136,7 @@ class Plan:
         )
 
     @cached_property
-    def crossing(self) -> tuple[tuple[int, str], ...]:
+    def cut_edges(self) -> tuple[tuple[int, str], ...]:
         """The cut edges between devices: producer stage and tensor, each once."""
         stages = self.stages
         return tuple(

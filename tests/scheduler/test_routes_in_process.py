@@ -13,7 +13,7 @@ from hetero.devices.errors import DeviceMemoryError, OverloadedError
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits
 from hetero.scheduler.executor import Deployment
-from hetero.scheduler.types.placement import alone, share
+from hetero.scheduler.types.placement import share, single_placement
 from tests.scheduler.channel_kinds import KINDS, executor_on
 from tests.scheduler.models import chain, diamond, replicate
 from tests.scheduler.plugins import ToyPlugin
@@ -81,7 +81,7 @@ def test_routes_have_one_admission(executor: InProcessExecutor) -> None:
     with pytest.raises(OverloadedError):
         deployment.submit({"x": X}, Request(waits=False))
     slow.cancel()
-    assert alone(placed) is placed
+    assert single_placement(placed) is placed
     deployment.close()
 
 

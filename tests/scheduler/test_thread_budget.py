@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.scheduler.thread_budget import plan_shares, thread_shares
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
-from hetero.scheduler.types.placement import alone, share
+from hetero.scheduler.types.placement import share, single_placement
 from tests.scheduler.models import chain, diamond
 
 
@@ -80,7 +80,7 @@ def test_each_node_divides_its_own_cores() -> None:
 
 def test_removed_device_keeps_its_budget() -> None:
     plan, sources = chain("TOY.0", "TOY.1")
-    shares = plan_shares(alone(plan), sources, [device("TOY.0", 8)])
+    shares = plan_shares(single_placement(plan), sources, [device("TOY.0", 8)])
     assert shares == {"TOY.0": 8, "TOY.1": 1}
 
 
@@ -90,14 +90,14 @@ ROWS = [device(f"TOY.{i}", 8) for i in range(4)]
 def test_chain_shares_cores_only_if_requests_overlap() -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     stages = tuple(replace(s, work=w) for s, w in zip(plan.stages, (1.0, 3.0), strict=True))
-    placement = alone(replace(plan, stages=stages))
+    placement = single_placement(replace(plan, stages=stages))
     shares = [plan_shares(placement, sources, ROWS, requests_overlap=o) for o in (True, False)]
     assert shares == [{"TOY.0": 2, "TOY.1": 6}, {"TOY.0": 8, "TOY.1": 8}]
 
 
 def test_parallel_branches_share_cores_of_one_request() -> None:
     plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.3"))
-    shares = plan_shares(alone(plan), sources, ROWS, requests_overlap=False)
+    shares = plan_shares(single_placement(plan), sources, ROWS, requests_overlap=False)
     assert shares == {"TOY.0": 8, "TOY.1": 4, "TOY.2": 4, "TOY.3": 8}
 
 
@@ -105,7 +105,9 @@ def test_other_devices_get_a_share_of_the_mean_device() -> None:
     plan, sources = chain("TOY.0", "TOY.1")
     for overlap in (True, False):
         others = ("TOY.2", "TOY.3")
-        shares = plan_shares(alone(plan), sources, ROWS, others, requests_overlap=overlap)
+        shares = plan_shares(
+            single_placement(plan), sources, ROWS, others, requests_overlap=overlap
+        )
         assert shares == {"TOY.0": 2, "TOY.1": 2}
 
 

@@ -24,7 +24,7 @@ from hetero.devices.model.variables import Variable
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.request import Request
 from hetero.scheduler.types.limits import Limits
-from hetero.scheduler.types.placement import alone, share
+from hetero.scheduler.types.placement import share, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 from tests.simulation.history import History
 from tests.simulation.scenario import Call, Faults, Model, SimulatedWork
@@ -78,7 +78,9 @@ class DecoderModel(Model):
             stage_timeout_s=1.5 if history.faults.hang else 0.0,
         )
         plans = [_plan([random.choice(history.names) for _ in range(LAYERS)]) for _ in range(2)]
-        self.placement = share(plans, [1.0, 1.0]) if random.random() < 0.5 else alone(plans[0])
+        self.placement = (
+            share(plans, [1.0, 1.0]) if random.random() < 0.5 else single_placement(plans[0])
+        )
         self.mean_s = random.choice((0.0, 0.005, 0.05))
         self.is_bursty, self.last_state = False, None
         self.deployment = client.deploy(self.placement, self.limits)

@@ -114,7 +114,9 @@ class Invariants:
             limit = limits.requests * (model.batching.size if model.batching else 1)
             if machine.num_in_flight > limit:
                 self._break(f"{machine.num_in_flight} of {limit} in flight")
-            running = [r for r in machine.live() if r.is_quarantined and r.state.value == "running"]
+            running = [
+                r for r in machine.live_records() if r.is_quarantined and r.state.value == "running"
+            ]
             if len(running) > 1:
                 self._break(f"{len(running)} quarantined requests run at once")
             if machine.num_waiting > limits.waiting:

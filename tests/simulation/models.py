@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.scheduler.types.placement import Placement, alone, share
+from hetero.scheduler.types.placement import Placement, share, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 
 #: Shape of a model -> its stages: inputs and outputs. Each letter is one or several tensors.
@@ -94,7 +94,7 @@ def placement(random: Random, shape: str, names: Sequence[str], width: int) -> P
 
     num_routes = random.choice((1, 1, 2, 3))
     if num_routes == 1:
-        return alone(random_plan())
+        return single_placement(random_plan())
     plans = [random_plan() for _ in range(num_routes)]
     shares = [random.choice((1.0, 1.0, 2.0)) for _ in plans]
     return share(plans, shares)

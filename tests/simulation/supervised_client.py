@@ -126,7 +126,7 @@ class SupervisedClient(SimulatedClient):
     def _watch(self, device: SimulatedDevice) -> None:
         self._observed_devices[device.address] = device
         self._silent_addresses.discard(device.address)
-        self.observe(self._liveness.started, device.name, device.node, device.address)
+        self.observe(self._liveness.observe_start, device.name, device.node, device.address)
         if not self.cluster.is_reachable(device.process, self.process):
             self.update_reachability()
 
@@ -135,7 +135,7 @@ class SupervisedClient(SimulatedClient):
     def ended(self, address: str, cause: str) -> None:
         """Handle the end of a device's process."""
         self._silent_addresses.add(address)
-        self.observe(self._liveness.ended, address, cause)
+        self.observe(self._liveness.observe_end, address, cause)
 
     def published(self, device: SimulatedDevice) -> None:
         """Handle a restart by the pool supervisor; ignore notices of earlier restarts."""
@@ -160,14 +160,14 @@ class SupervisedClient(SimulatedClient):
             )
             if is_reachable and address in self._silent_addresses:
                 self._silent_addresses.discard(address)
-                self.observe(self._liveness.answered, address)
+                self.observe(self._liveness.observe_answer, address)
             elif not is_reachable and address not in self._silent_addresses:
                 self.process.do(self.cluster.timeout_s, 0.0, self._suspect_if_silent, device)
             if is_reachable and (address, self.address) in self.cluster.given_up:
                 self.cluster.given_up.discard((address, self.address))
                 keys = [d.key for d in self.deployments if device.name in d.placement.devices]
                 if not device.host.has_all(keys):
-                    self.observe(self._liveness.unloaded, address)
+                    self.observe(self._liveness.observe_unloading, address)
 
     def _suspect_if_silent(self, device: SimulatedDevice) -> None:
         is_watched = (
@@ -176,7 +176,7 @@ class SupervisedClient(SimulatedClient):
         )
         if is_watched and not self.cluster.is_reachable(device.process, self.process):
             self._silent_addresses.add(device.address)
-            self.observe(self._liveness.suspected, device.address, self.cluster.timeout_s)
+            self.observe(self._liveness.observe_silence, device.address, self.cluster.timeout_s)
             self._report_cut_off(device)
 
     def _report_cut_off(self, device: SimulatedDevice) -> None:
@@ -191,7 +191,7 @@ class SupervisedClient(SimulatedClient):
         for device in list(self._observed_devices.values()):
             overdue_s = device.loop.status()["overdue_s"]
             if overdue_s and self.cluster.is_reachable(device.process, self.process):
-                self.observe(self._liveness.overdue, device.address, overdue_s)
+                self.observe(self._liveness.observe_overdue_run, device.address, overdue_s)
         self.process.do(_CHECK_INTERVAL_S, 0.0, self._look_for_overdue)
 
     def observe(
@@ -257,12 +257,12 @@ class SupervisedClient(SimulatedClient):
             self._enqueue(partial(self._report_returned_if_live, deployment, order))
         else:
             deployment.device_states.mark_open_failed(device.name)
-            self.observe(self._liveness.suspected, device.address, 0.0)
+            self.observe(self._liveness.observe_silence, device.address, 0.0)
 
     def _report_returned_if_live(
         self, deployment: SupervisedDeployment, order: DeviceReturned
     ) -> None:
-        if back := self._liveness.returned(self.simulator.now, order.device):
+        if back := self._liveness.return_event(self.simulator.now, order.device):
             self._report_returned(deployment, back)
 
     # Actions.
@@ -302,7 +302,7 @@ class SupervisedClient(SimulatedClient):
         for deployment in self.deployments:
             if name not in deployment.placement.devices:
                 continue
-            for stage in deployment.placement.on[name]:
+            for stage in deployment.placement.stages_by_device[name]:
                 if not self._call_and_wait(device, partial(device.load, deployment.key, stage)):
                     return False
             deployment.set_address(name, device.address)

@@ -6,7 +6,7 @@ from hetero.devices.request.response import StageTiming
 from hetero.scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from hetero.scheduler.observe.observer import ObservedRequest
 from hetero.scheduler.types import events
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from hetero.scheduler.types.request_record import RequestRecord, RequestState
 from tests.scheduler.models import chain
 
@@ -35,5 +35,5 @@ def ended(
     record.state, record.attempt = state, attempts
     record.admitted_s = 11.0 if attempts else None
     record.ended_s = 10.0 + latency_s
-    (route,) = alone(chain("A", "B", name=model)[0]).routes
+    (route,) = single_placement(chain("A", "B", name=model)[0]).routes
     return ObservedRequest("deployment", route, record, runs)

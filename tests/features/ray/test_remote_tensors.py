@@ -34,7 +34,7 @@ def compile_chain(core: hetero.Core) -> hetero.CompiledModel:
 
 def resident_nbytes(core: hetero.Core, device: str) -> float:
     executor: Any = core.executor
-    address = executor._devices.reached([device])[device].address
+    address = executor._devices.with_addresses([device])[device].address
     return float(executor._channel.status_of(address).get("kept_nbytes", -1))
 
 

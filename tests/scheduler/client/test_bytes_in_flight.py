@@ -32,8 +32,8 @@ def test_expected_outputs_of_sixteen_bytes(
 ) -> None:
     expected = ExpectedBytes()
     for input_nbytes, output_nbytes in sizes:
-        expected.learn(input_nbytes, output_nbytes)
-    assert expected.of(16) == expected_nbytes
+        expected.record(input_nbytes, output_nbytes)
+    assert expected.output_nbytes(16) == expected_nbytes
 
 
 def record() -> RequestRecord:

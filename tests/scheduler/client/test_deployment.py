@@ -20,7 +20,7 @@ from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.messages import Dropped, Failure, Outputs, Task
-from hetero.scheduler.types.placement import Placement, alone, share
+from hetero.scheduler.types.placement import Placement, share, single_placement
 from tests.scheduler.models import Line, build, cut
 from tests.support.manual_clock import ManualClock
 
@@ -60,7 +60,7 @@ class Client:
         constants = options.pop("constants")
         self.deployment = Deployed(
             "key",
-            placement or alone(self.plan),
+            placement or single_placement(self.plan),
             constants,
             options.pop("limits", Limits()),
             self.deployments,
@@ -199,7 +199,7 @@ def test_tensors_have_the_order_of_their_receivers_inputs() -> None:
     lines: list[Line] = [*LINES[:2], ("Sub", "last", ["y", "h"], "z")]
     plan, _ = cut(build(lines, ["z"]), ("A", ["first", "too"]), ("C", ["last"]))
     assert (plan.stages[0].outputs, plan.stages[1].inputs) == (("h", "y"), ("y", "h"))
-    client = Client(alone(plan), constants={})
+    client = Client(single_placement(plan), constants={})
     description = client.deployment.stage_description(0, 1)
     assert description.sends == {0: (ev.Send("c", 1, ("y", "h"), (0, 1)),)}
     client.deployment.close()
@@ -209,7 +209,7 @@ def test_extended_placement_has_another_route(client: Client) -> None:
     model = build(LINES, ["y", "z", "x", "w"], weights={"w": np.float32([2])})
     other, _ = cut(model, ("D", ["first", "too", "fixed", "last"]))
     client.board.connect("d", lambda message: client.sent.append(("d", message)))
-    placement = client.deployment.extend(alone(other), {}, {"D": "d"})
+    placement = client.deployment.extend(single_placement(other), {}, {"D": "d"})
     assert [route.stages for route in placement.routes] == [(0, 1, 2), (3,)]
     runner = client.deployment._runner
     runner.handle(ev.RoutesAdded(0.0, placement.routes[1:]))
@@ -249,7 +249,7 @@ def test_deployment_requires_its_constants_and_inputs(client: Client) -> None:
 def test_plan_without_stages_is_answered_at_once() -> None:
     model = build([], ["x"])
     plan, _ = cut(model)
-    client = Client(alone(plan))
+    client = Client(single_placement(plan))
     assert client.submit().future.result(0).outputs["x"].tolist() == X.tolist()
     assert client.sent == []
     client.deployment.close()
@@ -349,7 +349,7 @@ def test_constants_of_several_routes() -> None:
 
 
 def test_constant_stage_is_deterministic() -> None:
-    placement = alone(Client().plan)
+    placement = single_placement(Client().plan)
     constants = ConstantStages()
     models = {
         name: build([(operator, name, [], "c")], ["c"], inputs=())

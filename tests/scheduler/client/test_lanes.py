@@ -25,7 +25,7 @@ from hetero.scheduler.clock import Clock
 from hetero.scheduler.types import events
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.messages import Dropped, Values
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from hetero.scheduler.types.plan import Plan
 from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import build, chain, cut
@@ -82,7 +82,7 @@ class Client:
         )
         self.deployment = Deployed(
             "key",
-            alone(plan),
+            single_placement(plan),
             {},
             limits or Limits(),
             self.deployments,

@@ -21,7 +21,7 @@ from hetero.scheduler.client.lineage import (
     lineage_nbytes,
     steps,
 )
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from tests.scheduler.models import Line, build, cut
 
 LINES: Sequence[Line] = [
@@ -52,7 +52,9 @@ def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) 
     memory: Any = Forgetful()
     bundle = DeviceBundle(memory, "A", "a", "k", {"present": ("tensor(float)", (1,))})
     inputs = dict.fromkeys(("x", "past"), np.zeros(1, np.float32))
-    bundle.lineage = RunNode(inputs, {}, 0, alone(plans[made_by]).routes[0], runs, lambda _: None)
+    bundle.lineage = RunNode(
+        inputs, {}, 0, single_placement(plans[made_by]).routes[0], runs, lambda _: None
+    )
 
     def again(most_s: float) -> Any:
         return steps([bundle], plans[again_by], lambda *_: False, lambda _: True, most_s)
@@ -65,7 +67,7 @@ def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) 
 
 # A state machine of two stages: A computes h = -x, B computes present = h + past.
 PLAN = cut(build(LINES, ["present"], inputs=["x", "past"]), ("A", ["first"]), ("B", ["second"]))[0]
-ROUTE = alone(PLAN).routes[0]
+ROUTE = single_placement(PLAN).routes[0]
 MEMORY: Any = Forgetful()
 
 

@@ -26,8 +26,8 @@ from hetero.scheduler.types.events import (
 def live(**options: Any) -> Liveness:
     """Return two live devices, A at a0 and B at b0."""
     liveness = Liveness(**options)
-    assert liveness.started(0.0, "A", "n1", "a0") == []
-    assert liveness.started(0.0, "B", "n2", "b0") == []
+    assert liveness.observe_start(0.0, "A", "n1", "a0") == []
+    assert liveness.observe_start(0.0, "B", "n2", "b0") == []
     return liveness
 
 
@@ -36,59 +36,59 @@ def test_suspected_device_is_lost_until_it_responds() -> None:
     loss = DeviceLost(
         1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
     )
-    assert m.suspected(1.0, "a0", 1.8) == [loss]
-    assert m.suspected(1.5, "a0", 2.3) == []
-    assert m.answered(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
-    assert m.answered(2.1, "a0") == []
+    assert m.observe_silence(1.0, "a0", 1.8) == [loss]
+    assert m.observe_silence(1.5, "a0", 2.3) == []
+    assert m.observe_answer(2.0, "a0") == [DeviceReturned(2.0, "A", is_steady=False)]
+    assert m.observe_answer(2.1, "a0") == []
     assert m.tick(7.5) == []
-    assert m.returned(7.5, "A") == DeviceReturned(7.5, "A", is_steady=False)
+    assert m.return_event(7.5, "A") == DeviceReturned(7.5, "A", is_steady=False)
     # It was unreachable since -0.8, for 2.8 s.
     assert m.tick(7.6) == [DeviceSteady(7.6, "A")]
-    assert m.returned(8.0, "A") == DeviceReturned(8.0, "A")
+    assert m.return_event(8.0, "A") == DeviceReturned(8.0, "A")
     assert m.tick(50.0) == []
 
 
 def test_probation_has_a_maximum_duration() -> None:
     m = live(device_timeout_s=500.0)
-    m.suspected(1.0, "a0", 2.0)
-    m.answered(100.0, "a0")
+    m.observe_silence(1.0, "a0", 2.0)
+    m.observe_answer(100.0, "a0")
     assert m.tick(110.0) == [DeviceSteady(110.0, "A")]
 
 
 def test_device_suspected_on_probation_is_excluded() -> None:
     m = live()
-    m.suspected(2.0, "a0", 2.0)
-    m.answered(3.0, "a0")
+    m.observe_silence(2.0, "a0", 2.0)
+    m.observe_answer(3.0, "a0")
     cause = "it cannot be reached, and last could 2.0 s ago"
-    assert m.suspected(5.3, "a0", 2.0) == [
+    assert m.observe_silence(5.3, "a0", 2.0) == [
         DeviceLost(5.3, "A", "n1", cause, may_live=True),
         see.Exclude(5.3, "A", "n1", cause),
     ]
-    m.answered(6.6, "a0")
+    m.observe_answer(6.6, "a0")
     assert m.tick(13.0) == []  # it was unreachable for 3.3 s
     assert m.tick(13.2) == [DeviceSteady(13.2, "A")]
-    orders = m.suspected(15.0, "a0", 2.0)
+    orders = m.observe_silence(15.0, "a0", 2.0)
     assert [type(order) for order in orders] == [DeviceLost]
 
 
 def test_device_that_remains_suspected_is_restarted() -> None:
     m = live(device_timeout_s=2.0)
-    m.suspected(1.0, "a0", 2.0)
+    m.observe_silence(1.0, "a0", 2.0)
     assert m.next_time_s == 3.0
     assert m.tick(2.9) == []
     restart = Restart("A", "a0", "it cannot be reached, and last could 2.0 s ago")
     assert m.tick(3.0) == [DeviceEnded(3.0, "A"), restart]
     assert m.tick(6.9) == []
-    assert m.answered(9.0, "a0") == []  # too late, because its restart has begun
-    assert m.started(10.0, "A", "n1", "a1") == [DeviceReturned(10.0, "A")]
-    assert m.suspected(11.0, "a0", 9.0) == []
+    assert m.observe_answer(9.0, "a0") == []  # too late, because its restart has begun
+    assert m.observe_start(10.0, "A", "n1", "a1") == [DeviceReturned(10.0, "A")]
+    assert m.observe_silence(11.0, "a0", 9.0) == []
     assert m.state("A") is DeviceState.LIVE
 
 
 def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
     m = live(device_timeout_s=2.0)
     assert m.cut_off(0.5, "a0") == []  # it responds nevertheless
-    m.suspected(1.0, "a0", 2.0)
+    m.observe_silence(1.0, "a0", 2.0)
     away = see.Exclude(2.0, "A", "n1", "it cannot be reached, and last could 2.0 s ago")
     assert m.cut_off(2.0, "a0") == [away]
     assert m.tick(3.9) == []
@@ -99,17 +99,17 @@ def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
 
 def test_cut_off_device_returns_when_it_responds() -> None:
     m = live()
-    m.suspected(1.0, "a0", 2.0)
+    m.observe_silence(1.0, "a0", 2.0)
     m.cut_off(2.0, "a0")
-    assert m.answered(20.0, "a0") == [DeviceReturned(20.0, "A", is_steady=False)]
+    assert m.observe_answer(20.0, "a0") == [DeviceReturned(20.0, "A", is_steady=False)]
     assert m.tick(50.0) == [DeviceSteady(50.0, "A")]
 
 
 def test_observations_of_an_earlier_address_are_ignored() -> None:
     m = live()
-    assert m.started(1.0, "A", "n1", "a1") == []
-    assert m.ended(2.0, "a0", "killed") == []
-    assert m.suspected(2.0, "a0", 2.0) == []
+    assert m.observe_start(1.0, "A", "n1", "a1") == []
+    assert m.observe_end(2.0, "a0", "killed") == []
+    assert m.observe_silence(2.0, "a0", 2.0) == []
 
 
 def test_lost_messages_lose_and_return_their_device() -> None:
@@ -118,15 +118,15 @@ def test_lost_messages_lose_and_return_their_device() -> None:
         DeviceReturned(1.0, "A"),
     ]
     liveness = live()
-    liveness.suspected(2.0, "a0", 2.0)
+    liveness.observe_silence(2.0, "a0", 2.0)
     assert liveness.messages_lost(2.5, "a0") == []  # lost already
-    liveness.answered(3.0, "a0")
+    liveness.observe_answer(3.0, "a0")
     assert liveness.messages_lost(3.5, "a0")[1] == DeviceReturned(3.5, "A", is_steady=False)
 
 
 def test_ended_process_is_restarted_with_growing_pauses() -> None:
     m = live()
-    orders = m.ended(1.0, "a0", "killed")
+    orders = m.observe_end(1.0, "a0", "killed")
     assert orders == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
     assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
     now_s, pauses = 5.0, []
@@ -136,37 +136,37 @@ def test_ended_process_is_restarted_with_growing_pauses() -> None:
         now_s = m.next_time_s
         assert [type(order) for order in m.tick(now_s)] == [Restart]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    m.started(now_s, "A", "n1", "a1")
-    orders = m.ended(now_s + 60, "a1", "killed")
+    m.observe_start(now_s, "A", "n1", "a1")
+    orders = m.observe_end(now_s + 60, "a1", "killed")
     assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had run for a long time
 
 
 def test_process_with_a_hanging_stage_is_restarted() -> None:
     m = live()
-    loss, restart = m.overdue(5.2, "a0", 5.1)
+    loss, restart = m.observe_overdue_run(5.2, "a0", 5.1)
     assert isinstance(loss, DeviceLost)
     assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in loss.cause
     assert restart == Restart("A", "a0", loss.cause)
-    assert m.overdue(5.4, "a0", 5.3) == []
+    assert m.observe_overdue_run(5.4, "a0", 5.3) == []
 
 
 def test_slowly_restarting_device_is_excluded_once() -> None:
     m = live()
-    m.ended(1.0, "a0", "killed")
+    m.observe_end(1.0, "a0", "killed")
     assert m.tick(4.9) == []
     assert m.next_time_s == 5.0
     assert m.tick(5.0) == [see.Exclude(5.0, "A", "n1", "killed")]
     assert m.tick(9.0) == []
-    assert m.started(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
+    assert m.observe_start(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
 
 
 def test_device_of_a_removed_node_returns_after_restart() -> None:
     m = live()
-    m.ended(1.0, "a0", "killed")
-    assert m.removed(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
-    assert m.removed(4.0, "A", "left") == []
+    m.observe_end(1.0, "a0", "killed")
+    assert m.observe_removal(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
+    assert m.observe_removal(4.0, "A", "left") == []
     assert m.tick(8.0) == []
-    assert m.started(9.0, "A", "n3", "a1") == [DeviceReturned(9.0, "A")]
+    assert m.observe_start(9.0, "A", "n3", "a1") == [DeviceReturned(9.0, "A")]
 
 
 kinds = st.sampled_from(
@@ -219,20 +219,20 @@ def test_each_loss_is_reported_once_and_ends(
         follow(m.tick(now_s))
         address = earlier[name] if forever else present[name]
         sight: dict[str, Callable[[], list[Order]]] = {
-            "suspected": partial(m.suspected, now_s, address, 2.0),
-            "answered": partial(m.answered, now_s, address),
-            "hangs": partial(m.overdue, now_s, address, 9.0),
+            "suspected": partial(m.observe_silence, now_s, address, 2.0),
+            "answered": partial(m.observe_answer, now_s, address),
+            "hangs": partial(m.observe_overdue_run, now_s, address, 9.0),
             "lost": partial(m.messages_lost, now_s, address),
-            "ended": partial(m.ended, now_s, address, "x"),
-            "left": partial(m.removed, now_s, name, "x"),
+            "ended": partial(m.observe_end, now_s, address, "x"),
+            "left": partial(m.observe_removal, now_s, name, "x"),
         }
         if what == "failed" and name in restarting:
             restarting.discard(name)
-            follow(m.removed(now_s, name, "x") if forever else m.start_failed(now_s, name))
+            follow(m.observe_removal(now_s, name, "x") if forever else m.start_failed(now_s, name))
         elif what == "started" and (name in restarting or away[name] == 2):
             restarting.discard(name)
             earlier[name], present[name] = present[name], f"{name}{next(number)}"
-            follow(m.started(now_s, name, "n", present[name]))
+            follow(m.observe_start(now_s, name, "n", present[name]))
             assert not away[name]
         elif what in sight:
             follow(sight[what]())
@@ -243,7 +243,7 @@ def test_each_loss_is_reported_once_and_ends(
             if state in (DeviceState.SUSPECTED, DeviceState.RESTARTING):
                 assert device in restarting or m.next_time_s < inf
             # Each returned device is steady, or its probation has an end.
-            if back := m.returned(now_s, device):
+            if back := m.return_event(now_s, device):
                 assert back.is_steady == (device not in unsteady)
                 assert back.is_steady or m.next_time_s < inf
 
@@ -251,12 +251,12 @@ def test_each_loss_is_reported_once_and_ends(
 def test_device_that_unloaded_stages_reloads_them() -> None:
     liveness = live()
     cause = "it could not reach this client for long"
-    assert liveness.unloaded(50.0, "a0") == [
+    assert liveness.observe_unloading(50.0, "a0") == [
         DeviceLost(50.0, "A", "n1", cause, may_live=True),
         Restart("A", "a0", cause, keep=True),
     ]
-    assert liveness.started(51.0, "A", "n1", "a0") == [DeviceReturned(51.0, "A")]
-    assert liveness.ended(90.0, "a0", "killed") == [
+    assert liveness.observe_start(51.0, "A", "n1", "a0") == [DeviceReturned(51.0, "A")]
+    assert liveness.observe_end(90.0, "a0", "killed") == [
         DeviceLost(90.0, "A", "n1", "killed"),
         Restart("A", "a0", "killed"),
     ]
@@ -264,7 +264,7 @@ def test_device_that_unloaded_stages_reloads_them() -> None:
 
 def test_process_that_cannot_load_its_stages_is_replaced() -> None:
     liveness = live()
-    liveness.unloaded(50.0, "a0")
+    liveness.observe_unloading(50.0, "a0")
     assert liveness.start_failed(51.0, "A") == []
     (restart,) = liveness.tick(51.5)  # half a second before the second start
     assert restart == Restart("A", "a0", "it could not reach this client for long", keep=False)
@@ -272,17 +272,17 @@ def test_process_that_cannot_load_its_stages_is_replaced() -> None:
 
 def test_client_of_pool_excludes_suspected_device_without_restart() -> None:
     m = live(of_pool=True, restarts=False)
-    assert [type(order) for order in m.suspected(1.0, "a0", 2.0)] == [DeviceLost]
+    assert [type(order) for order in m.observe_silence(1.0, "a0", 2.0)] == [DeviceLost]
     assert m.tick(6.9) == []
     assert [type(order) for order in m.tick(7.0)] == [see.Exclude]
     assert m.tick(1000.0) == []
-    assert m.answered(1001.0, "a0") == [DeviceReturned(1001.0, "A", is_steady=False)]
-    m.suspected(2000.0, "a0", 2.0)
-    m.answered(2001.0, "a0")
+    assert m.observe_answer(1001.0, "a0") == [DeviceReturned(1001.0, "A", is_steady=False)]
+    m.observe_silence(2000.0, "a0", 2.0)
+    m.observe_answer(2001.0, "a0")
     assert [type(order) for order in m.tick(3000.0)] == [DeviceSteady]
 
 
 def test_stage_timeout_on_pool_device_has_a_minimum() -> None:
     m = live(of_pool=True)
-    assert m.overdue(1.0, "a0", 0.1) == []
-    assert isinstance(m.overdue(11.0, "a0", 10.1)[-1], Restart)
+    assert m.observe_overdue_run(1.0, "a0", 0.1) == []
+    assert isinstance(m.observe_overdue_run(11.0, "a0", 10.1)[-1], Restart)

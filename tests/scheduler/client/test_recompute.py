@@ -27,7 +27,7 @@ from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.types import events
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.limits import Limits
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from tests.scheduler.models import Line, build, cut
 from tests.scheduler.plugins import ToyPlugin
 from tests.support.manual_clock import ManualClock
@@ -67,7 +67,7 @@ class Cluster:
         plan, self.sources = cut(model, ("A", ["first"]), ("B", ["second"]), ("C", ["third"]))
         self.deployment = Deployed(
             "key",
-            alone(plan),
+            single_placement(plan),
             {},
             Limits(),
             self.deployments,

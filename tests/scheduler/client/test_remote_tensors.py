@@ -242,7 +242,7 @@ def test_rows_are_joined_on_their_device(memory: RemoteMemory, devices: Devices)
         # Padded to three columns, aligned to the end.
         "t": ([(other, [1, 0])], RowLayout(0, 1, 3, True)),
     }
-    values: Any = first.joined(joins)
+    values: Any = first.join_rows(joins)
     assert devices.kinds() == [("a", "ConcatTensors")]
     assert {type(value) for value in values.values()} == {ResidentTensor}
     tensors = {name: value.tensor for name, value in values.items()}
@@ -293,7 +293,7 @@ def given(
     """Return the values left on the host, and the messages to devices."""
     devices.sent.clear()
     resolved, _ = memory.usable(values)
-    left: Any = memory.give(devices, TASK, "stage", resolved)  # type: ignore[arg-type]
+    left: Any = memory.send_resident_inputs(devices, TASK, "stage", resolved)  # type: ignore[arg-type]
     return left, devices.sent
 
 
@@ -325,7 +325,7 @@ def test_devices_send_resident_inputs_to_the_stage(memory: RemoteMemory, devices
     }
     assert given(memory, devices, a=a)[0] is None
     host = {"h": X}
-    assert memory.give(devices, TASK, "stage", host) is host  # type: ignore[arg-type]
+    assert memory.send_resident_inputs(devices, TASK, "stage", host) is host  # type: ignore[arg-type]
 
 
 def test_request_for_inputs_carries_the_bundles_to_free(
@@ -365,7 +365,7 @@ def test_awaited_outputs_make_their_device_wait(memory: RemoteMemory, devices: D
     assert as_answered("x", X) is X
     tensor = outputs["z"].tensor
     assert (tensor.dtype, tensor.shape, bundle.key) == (np.int64, (), "m/7/1/2")
-    assert memory.sent("A", "a", TASK).key == "m/7/1/2/sent"
+    assert memory.sent_bundle("A", "a", TASK).key == "m/7/1/2/sent"
     other = memory.outputs("A", "a", Task(TASK.request, 3), {"y": ("float", ())})["y"]
     assert other.bundle is not bundle
 
@@ -405,7 +405,7 @@ def test_unusable_inputs_raise(memory: RemoteMemory, devices: Devices) -> None:
     own.kept.bundle.lineage = LineageNode([], 0, lambda bundles: None)
     assert memory.usable({"p": own})[1] == {"B"}  # it is recomputed later
     with pytest.raises(TensorLostError):
-        memory.give(devices, TASK, "stage", {"p": own.kept})  # type: ignore[arg-type]
+        memory.send_resident_inputs(devices, TASK, "stage", {"p": own.kept})  # type: ignore[arg-type]
 
 
 def recomputing(

@@ -81,7 +81,7 @@ def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
     loops = executor._loops.values()
     return (
         runner.counts() == (0, 0)
-        and not runner.live()
+        and not runner.live_records()
         and not runner._calls
         and in_flight.nbytes == in_flight.num_running == 0
         and all(way.num_running == 0 for way in machine._routes.states)

@@ -122,7 +122,7 @@ def _run(runner: RequestRunner, clock: Clock) -> None:
     submission.future.result(_WAIT_S)
     for _ in range(2):  # the second event is handled after the first
         came_by = threading.Event()
-        clock.later(came_by.set)
+        clock.call_soon(came_by.set)
         assert came_by.wait(_WAIT_S)
 
 
@@ -155,7 +155,7 @@ def test_deadlines_hold_after_a_raising_callback_or_order(clock: Clock) -> None:
     runner = _runner(clock)
     first = runner.submit({}, Request(timeout_s=0.02))
     first.future.add_done_callback(fail)
-    clock.later(fail)
+    clock.call_soon(fail)
     with pytest.raises(DeadlineError):
         first.future.result(_WAIT_S)
     second = runner.submit({}, Request(timeout_s=0.02))
@@ -199,7 +199,7 @@ def test_attempt_dropped_at_its_start_is_not_awaited(clock: Clock) -> None:
     with pytest.raises(RequestCancelledError):
         submission.future.result(_WAIT_S)
     assert runner._in_flight.num_running == 0
-    assert runner.running() == []
+    assert runner.running_attempts() == []
     runner.close()
 
 
@@ -294,7 +294,7 @@ def manual() -> tuple[RequestRunner, ManualClock, _Recorded]:
 
 
 def _record(runner: RequestRunner, number: int) -> RequestRecord:
-    return next(record for record in runner.live() if record.id == number)
+    return next(record for record in runner.live_records() if record.id == number)
 
 
 def _finish(runner: RequestRunner, number: int) -> None:
@@ -315,12 +315,12 @@ def test_record_has_the_options_of_the_request(manual: Any) -> None:
     (started,) = attempts.started
     assert (started.id, started.attempt, started.profile) == (1, 1, True)
     assert runner.counts() == (0, 1)
-    assert [attempt for attempt, _ in runner.running()] == [started]
+    assert [attempt for attempt, _ in runner.running_attempts()] == [started]
     assert (runner.has_ended(started), runner.live_route()) == (False, 0)
     assert runner.has_ended(started._replace(attempt=1))  # an equal record of another attempt
     _finish(runner, 1)
     assert runner.has_ended(started)
-    assert runner.running() == []
+    assert runner.running_attempts() == []
 
 
 def test_caller_waits_until_its_deadline(manual: Any) -> None:
@@ -339,7 +339,7 @@ def test_caller_is_admitted_as_another_request_ends(manual: Any) -> None:
     runner, clock, attempts = manual
     first = runner.submit({}, DEFAULT_REQUEST)
     timer = clock.timer(lambda: _finish(runner, first.request_id))
-    timer.by(100.4)
+    timer.make_due_by(100.4)
     second = runner.submit({}, DEFAULT_REQUEST)
     assert second.waited_s == pytest.approx(0.4, abs=runner_module.WAIT_SLICE_S + 0.002)
     assert [request.id for request in attempts.started] == [1, 2]

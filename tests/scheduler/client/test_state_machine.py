@@ -353,7 +353,7 @@ def test_quarantined_requests_run_one_by_one_despite_other_routes() -> None:
     for device in "ABA":  # each device is lost with its requests and returns
         m.handle(on[device])
         m.handle(back[device])
-    records = list(m.live())
+    records = list(m.live_records())
     assert all(record.is_quarantined for record in records)
     for num_lost, now_s in enumerate((2.0, 4.0, 6.0)):
         m.handle(ev.TimePassed(now_s))

@@ -23,7 +23,7 @@ from hetero.scheduler.simulation.client import SimulatedClient
 from hetero.scheduler.simulation.device import SimulatedCluster, Workload
 from hetero.scheduler.simulation.network import Link, Network
 from hetero.scheduler.simulation.simulator import Simulator
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 from tests.simulation.models import expected_values, stage_output
 
@@ -67,7 +67,9 @@ class Deployed:
         self.simulator = Simulator(is_traced=True)
         network = Network(self.simulator, lambda sender, receiver: Link())
         self.cluster = SimulatedCluster(self.simulator, network, NamedValues(), NODES)
-        self.deployment = SimulatedClient(self.cluster, "client", "n0").deploy(alone(plan))
+        self.deployment = SimulatedClient(self.cluster, "client", "n0").deploy(
+            single_placement(plan)
+        )
         inputs = [spec.name for spec in plan.inputs]
         self.inputs = {name: np.full(2, 100 + i, np.int64) for i, name in enumerate(inputs)}
         values = expected_values(plan.stages, self.inputs)

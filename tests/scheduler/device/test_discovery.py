@@ -10,7 +10,7 @@ import pytest
 from hetero.devices.errors import DeviceError
 from hetero.devices.plugin.properties import Property
 from hetero.devices.plugin.registry import PluginEntry
-from hetero.scheduler.device.discovery import named, probe_node, usable
+from hetero.scheduler.device.discovery import probe_node, usable, with_cluster_names
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from tests.scheduler.plugins import ToyPlugin
 
@@ -129,5 +129,5 @@ def test_plugin_that_fails_is_listed_with_its_error() -> None:
 
 def test_devices_of_one_node_are_named() -> None:
     rows = (*probe(BoardPlugin()), *probe(ToyPlugin()))
-    assert [row.name for row in named(rows)] == ["BOARD.left", "BOARD.right", "TOY"]
-    assert [row.device_id for row in named(rows)] == [row.device_id for row in rows]
+    assert [row.name for row in with_cluster_names(rows)] == ["BOARD.left", "BOARD.right", "TOY"]
+    assert [row.device_id for row in with_cluster_names(rows)] == [row.device_id for row in rows]

@@ -33,7 +33,7 @@ def arrive(
 ) -> list[Task]:
     """Deliver a task's only input; return the started tasks."""
     request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
-    return runs(m.arrived(Task(request, level), {"x": None}, (), 0.0))
+    return runs(m.add_inputs(Task(request, level), {"x": None}, (), 0.0))
 
 
 def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:

@@ -33,8 +33,8 @@ def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
     return Task(Request(deployment="d", id=request_id, attempt=attempt), stage)
 
 
-def arrived(m: DeviceMachine, t: Task, *tensors: str) -> list[ev.DeviceInstruction]:
-    return m.arrived(t, dict.fromkeys(tensors), (), 0.0)
+def add_inputs(m: DeviceMachine, t: Task, *tensors: str) -> list[ev.DeviceInstruction]:
+    return m.add_inputs(t, dict.fromkeys(tensors), (), 0.0)
 
 
 def run(t: Task, *tensors: str) -> ev.TaskRun:
@@ -64,7 +64,7 @@ def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
 
 def test_task_runs_forwards_and_reports() -> None:
     m = machine()
-    assert arrived(m, task(1), "x") == [run(task(1), "x")]
+    assert add_inputs(m, task(1), "x") == [run(task(1), "x")]
     assert end(m, task(1)) == [
         run(task(1), "x"),
     ]
@@ -73,8 +73,8 @@ def test_task_runs_forwards_and_reports() -> None:
 
 def test_reopened_stage_keeps_its_tasks() -> None:
     m = machine()
-    arrived(m, task(1), "x")
-    arrived(m, task(2), "x")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(2), "x")
     target = Send("B2", 2, ("t",))
     m.open(ev.StageOpened("d", 0, ("x",), 0, {0: (target,)}))
     assert end(m, task(1)) == [
@@ -85,20 +85,20 @@ def test_reopened_stage_keeps_its_tasks() -> None:
 
 def test_stage_waits_for_all_inputs_in_any_order() -> None:
     m = machine()
-    assert arrived(m, task(1, 1), "b") == []
-    assert arrived(m, task(1, 1), "a") == [run(task(1, 1), "b", "a")]
+    assert add_inputs(m, task(1, 1), "b") == []
+    assert add_inputs(m, task(1, 1), "a") == [run(task(1, 1), "b", "a")]
 
 
 def test_stage_without_inputs_runs_on_its_task_message() -> None:
-    assert arrived(machine(), task(1, 2)) == [run(task(1, 2))]
+    assert add_inputs(machine(), task(1, 2)) == [run(task(1, 2))]
 
 
 def test_older_requests_run_first_and_levels_count_as_requests() -> None:
     m = machine()
-    arrived(m, task(1), "x")
-    arrived(m, task(4), "x")
-    arrived(m, task(3, 1), "a", "b")
-    arrived(m, task(3), "x")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(4), "x")
+    add_inputs(m, task(3, 1), "a", "b")
+    add_inputs(m, task(3), "x")
     order = []
     current = task(1)
     for _ in range(3):
@@ -110,9 +110,9 @@ def test_older_requests_run_first_and_levels_count_as_requests() -> None:
 
 def test_concurrent_runs_equal_the_streams() -> None:
     m = machine(2)
-    assert arrived(m, task(1), "x")
-    assert arrived(m, task(2), "x")
-    assert arrived(m, task(3), "x") == []
+    assert add_inputs(m, task(1), "x")
+    assert add_inputs(m, task(2), "x")
+    assert add_inputs(m, task(3), "x") == []
     assert end(m, task(1))[-1] == run(task(3), "x")
 
 
@@ -125,11 +125,11 @@ def test_each_stage_uses_its_own_streams() -> None:
     m = machine(4)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
-    assert arrived(m, other(1), "x") == [run(other(1), "x")]
-    assert arrived(m, other(2), "x") == []
-    assert arrived(m, other(3), "x") == []
+    assert add_inputs(m, other(1), "x") == [run(other(1), "x")]
+    assert add_inputs(m, other(2), "x") == []
+    assert add_inputs(m, other(3), "x") == []
     # Free streams run other tasks, even later ones.
-    assert arrived(m, task(4), "x") == [run(task(4), "x")]
+    assert add_inputs(m, task(4), "x") == [run(task(4), "x")]
     assert m.drop(other(2).request) == []
     assert end(m, other(1))[-1] == run(other(3), "x")
     m.close("d")
@@ -140,7 +140,7 @@ def test_close_of_wide_stage_keeps_order_of_narrow_one() -> None:
     m = machine(2)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     for request_id in (1, 2, 3):
-        arrived(m, other(request_id), "x")
+        add_inputs(m, other(request_id), "x")
     m.close("d")
     assert end(m, other(1))[-1] == run(other(2), "x")
     assert end(m, other(2))[-1] == run(other(3), "x")
@@ -148,7 +148,7 @@ def test_close_of_wide_stage_keeps_order_of_narrow_one() -> None:
 
 def test_failure_is_reported_without_outputs() -> None:
     m = machine()
-    arrived(m, task(1), "x")
+    add_inputs(m, task(1), "x")
     error = ValueError()
     assert m.end(found(m, task(1)), error) == [
         Failure(task(1), error),
@@ -157,8 +157,8 @@ def test_failure_is_reported_without_outputs() -> None:
 
 def test_drop_cancels_running_and_discards_waiting_tasks() -> None:
     m = machine()
-    arrived(m, task(1), "x")
-    arrived(m, task(1, 1), "a")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(1, 1), "a")
     assert m.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
     assert end(m, task(1)) == []
     assert m.num_tasks == 0
@@ -167,26 +167,26 @@ def test_drop_cancels_running_and_discards_waiting_tasks() -> None:
 def test_late_values_of_dropped_attempt_are_discarded() -> None:
     m = machine()
     m.drop(task(1).request)
-    assert arrived(m, task(1), "x") == []
-    assert arrived(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
+    assert add_inputs(m, task(1), "x") == []
+    assert add_inputs(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
 
 
 def test_dropped_task_in_the_queue_does_not_run() -> None:
     m = machine()
-    arrived(m, task(1), "x")
-    arrived(m, task(2), "x")
-    arrived(m, task(3), "x")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(2), "x")
+    add_inputs(m, task(3), "x")
     m.drop(task(2).request)
     assert end(m, task(1))[-1] == run(task(3), "x")
 
 
 def test_closed_deployment_drops_its_tasks_and_later_ones() -> None:
     m = machine()
-    arrived(m, task(1), "x")
-    arrived(m, task(2), "x")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(2), "x")
     runs = found(m, task(1))
     assert m.close("d") == [ev.Stop(run(task(1), "x"))]
-    assert refusal(arrived(m, task(3), "x"), task(3)).stage == 0
+    assert refusal(add_inputs(m, task(3), "x"), task(3)).stage == 0
     assert m.end(runs) == []
     assert m.num_running == 0
 
@@ -201,26 +201,26 @@ def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
 
 def test_values_for_unknown_stage_are_refused_by_name() -> None:
     m = machine()
-    assert "is not loaded here" in str(refusal(arrived(m, task(1, 9), "x"), task(1, 9)))
-    assert "['y']" in str(refusal(arrived(m, task(1), "y"), task(1)))
+    assert "is not loaded here" in str(refusal(add_inputs(m, task(1, 9), "x"), task(1, 9)))
+    assert "['y']" in str(refusal(add_inputs(m, task(1), "y"), task(1)))
     assert m.num_tasks == 0
 
 
 def test_task_runs_at_once_if_a_stream_is_free() -> None:
     m = machine()
     m.drop(task(1).request)
-    assert arrived(m, task(1), "x") == []
-    assert arrived(m, task(2), "x") == [run(task(2), "x")]
-    assert arrived(m, task(2), "x") == []  # again
-    assert arrived(m, task(3), "x") == []
-    assert arrived(m, task(4), "x") == []
+    assert add_inputs(m, task(1), "x") == []
+    assert add_inputs(m, task(2), "x") == [run(task(2), "x")]
+    assert add_inputs(m, task(2), "x") == []  # again
+    assert add_inputs(m, task(3), "x") == []
+    assert add_inputs(m, task(4), "x") == []
     assert end(m, task(2)) == [
         run(task(2), "x"),
         run(task(3), "x"),
     ]
     wide = machine(2)
-    assert arrived(wide, task(1), "x")
-    assert arrived(wide, task(2), "x")
+    assert add_inputs(wide, task(1), "x")
+    assert add_inputs(wide, task(2), "x")
     assert wide.drop(task(1).request) == [ev.Stop(run(task(1), "x"))]
     assert end(wide, task(1)) == []
     assert wide.find(task(2)) is not None
@@ -229,17 +229,17 @@ def test_task_runs_at_once_if_a_stream_is_free() -> None:
 
 def test_duplicate_values_change_nothing() -> None:
     m = machine()
-    arrived(m, task(1, 1), "a")
-    assert arrived(m, task(1, 1), "a") == []
-    assert arrived(m, task(1, 1), "b") == [run(task(1, 1), "b", "a")]
-    assert arrived(m, task(1, 1), "a", "b") == []
+    add_inputs(m, task(1, 1), "a")
+    assert add_inputs(m, task(1, 1), "a") == []
+    assert add_inputs(m, task(1, 1), "b") == [run(task(1, 1), "b", "a")]
+    assert add_inputs(m, task(1, 1), "a", "b") == []
     end(m, task(1, 1))
     assert m.num_tasks == 0
 
 
 def test_impossible_events_raise() -> None:
     m = machine()
-    arrived(m, task(1), "x")
+    add_inputs(m, task(1), "x")
     runs = found(m, task(1))
     m.end(runs)
     with pytest.raises(InvalidTaskError, match="gone"):
@@ -269,7 +269,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
         if what in "xab":  # some values are duplicates
             sent_values.add((number, what))
             came = task(number, 0 if what == "x" else 1)
-            follow(m.arrived(came, {what: np.zeros(10, np.uint8)}, (), 0.0))
+            follow(m.add_inputs(came, {what: np.zeros(10, np.uint8)}, (), 0.0))
         elif what == "e" and running:
             follow(end(m, running.pop(number % len(running))))
         elif what == "d":
@@ -288,9 +288,9 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
 
 def test_duplicate_values_of_finished_task_are_discarded() -> None:
     m = machine()
-    arrived(m, task(1), "x")
+    add_inputs(m, task(1), "x")
     end(m, task(1))
-    assert arrived(m, task(1), "x") == []
+    assert add_inputs(m, task(1), "x") == []
     assert m.num_tasks == 0
 
 
@@ -298,18 +298,18 @@ def test_removed_client_leaves_no_state_and_others_continue() -> None:
     m = DeviceMachine()
     for deployment, client in (("d", "one"), ("e", "other")):
         m.open(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
-    arrived(m, task(1), "x")
-    arrived(m, task(2), "x")
-    arrived(m, other(1), "x")
+    add_inputs(m, task(1), "x")
+    add_inputs(m, task(2), "x")
+    add_inputs(m, other(1), "x")
     runs = found(m, task(1))
     assert m.close("d") == [ev.Stop(run(task(1), "x"))]
     assert m.end(runs) == [run(other(1), "x")]
-    assert isinstance(refusal(arrived(m, task(3), "x"), task(3)), DeviceLostError)
+    assert isinstance(refusal(add_inputs(m, task(3), "x"), task(3)), DeviceLostError)
     assert nbytes_of(m, "one") == 0
 
 
 def joining(m: DeviceMachine, request_id: int, nbytes: int = 10) -> list[ev.DeviceInstruction]:
-    return m.arrived(task(request_id, 1), {"a": np.zeros(nbytes, np.uint8)}, (), 0.0)
+    return m.add_inputs(task(request_id, 1), {"a": np.zeros(nbytes, np.uint8)}, (), 0.0)
 
 
 @pytest.mark.parametrize("bounds", [{"max_tasks": 8}, {"max_nbytes": 80}])
@@ -319,8 +319,8 @@ def test_client_over_its_memory_loses_its_oldest_join(
     m = DeviceMachine(**bounds)
     m.open(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
     m.open(ev.StageOpened("e", 0, ("x",), 0, client="other"))
-    arrived(m, other(1), "x")  # a task of another client runs and remains
-    arrived(m, other(2), "x")
+    add_inputs(m, other(1), "x")  # a task of another client runs and remains
+    add_inputs(m, other(2), "x")
     for request_id in range(1, 9):
         assert joining(m, request_id) == []
     done = joining(m, 9)
@@ -335,7 +335,7 @@ def test_client_over_its_memory_loses_its_oldest_join(
 def test_reused_stage_number_takes_inputs_of_new_subgraph() -> None:
     m = machine()
     m.open(ev.StageOpened("d", 0, ("z",), 0))
-    assert arrived(m, task(1), "z") == [run(task(1), "z")]
+    assert add_inputs(m, task(1), "z") == [run(task(1), "z")]
 
 
 def test_queries_of_clients_and_attempts() -> None:
@@ -363,9 +363,9 @@ def test_queries_of_clients_and_attempts() -> None:
 def test_timings_of_two_paths_are_joined() -> None:
     m = machine()
     timings = [StageTiming(stage, "A") for stage in range(3)]
-    m.arrived(task(1, 1), {"a": None}, (timings[0], timings[1]), 5.0)
+    m.add_inputs(task(1, 1), {"a": None}, (timings[0], timings[1]), 5.0)
     newer = timings[0]._replace(device="B")
-    (run,) = m.arrived(task(1, 1), {"b": None}, (newer, timings[2]), 7.0)
+    (run,) = m.add_inputs(task(1, 1), {"b": None}, (newer, timings[2]), 7.0)
     assert isinstance(run, ev.TaskRun)
     assert [(r.stage, r.device) for r in run.runs] == [(0, "B"), (1, "A"), (2, "A")]
     assert (run.ready_s, list(run.tensors)) == (7.0, ["a", "b"])
@@ -384,7 +384,7 @@ def test_direct_task_occupies_a_stream_until_it_leaves() -> None:
     assert (first.entered, stage.num_running, m.num_running) == (stage, 1, 1)
     assert not m.enter(stage, second)
     assert second.entered is None
-    assert arrived(m, task(5), "x") == []  # it waits
+    assert add_inputs(m, task(5), "x") == []  # it waits
     assert m.release_stream(stage, first) == [run(task(5), "x")]
     assert (first.entered, stage.num_running, m.num_running) == (None, 1, 1)
     assert m.release_stream(stage, first) == []
@@ -399,13 +399,13 @@ def test_direct_task_is_remembered_by_its_attempt() -> None:
     assert m.num_tasks == 1
     assert m.is_obsolete(stage, (1, 1))
     assert not m.is_obsolete(m.stage("d", 1), (1, 1))
-    assert arrived(m, task(1), "x") == []
+    assert add_inputs(m, task(1), "x") == []
     assert m.end_direct(stage, direct) == []
     assert (m.num_tasks, m.num_running) == (0, 0)
     m.drop(task(2).request)
     assert m.is_obsolete(stage, (2, 1))
     joins = m.stage("d", 1)
-    arrived(m, task(3, 1), "a")
+    add_inputs(m, task(3, 1), "a")
     assert not m.begin_direct(joins, (3, 1), Direct())  # it has a record already
     assert m.begin_direct(stage, (3, 1), Direct())
 
@@ -414,7 +414,7 @@ def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch: pytest.Monke
     monkeypatch.setattr("hetero.scheduler.device.task_queue._REMEMBERED", 2)
     m = machine()
     for number in (1, 2, 3):
-        arrived(m, task(number), "x")
+        add_inputs(m, task(number), "x")
         end(m, task(number))
         m.drop(task(number + 10).request)
     assert [m.is_obsolete(m.stage("d", 0), (n, 1)) for n in (1, 2, 3)] == [False, True, True]
@@ -434,11 +434,11 @@ def test_misplaced_tasks_name_the_stage_and_attempt() -> None:
     m = machine()
     expected = {"stage": 7, "request_id": 3, "attempt": 2}
     unknown = task(3, 7, attempt=2)
-    for failure in (m.arrived(unknown, {"x": None}, (), 0.0)[0], m.misplaced_failure(unknown)):
+    for failure in (m.add_inputs(unknown, {"x": None}, (), 0.0)[0], m.misplaced_failure(unknown)):
         assert isinstance(failure, Failure)
         assert isinstance(failure.error, DeviceLostError)
         assert expected.items() <= failure.error.data.items()
-    (failure,) = arrived(m, task(3, 0, attempt=2), "q")
+    (failure,) = add_inputs(m, task(3, 0, attempt=2), "q")
     assert isinstance(failure, Failure)
     assert type(failure.error) is DeviceError
     assert failure.error.data == {**expected, "stage": 0}
@@ -449,6 +449,6 @@ def test_average_run_time_moves_by_a_quarter() -> None:
     assert stage.ewma_s == float("inf")
     averages = []
     for run_s in (8.0, 4.0, 7.0):
-        stage.learn(run_s)
+        stage.record_run(run_s)
         averages.append(stage.ewma_s)
     assert averages == [8.0, 7.0, 7.0]

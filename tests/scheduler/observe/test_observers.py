@@ -22,7 +22,7 @@ from hetero.scheduler.observe.observer import DeviceEvent, ObservedRequest
 from hetero.scheduler.types import events
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.messages import Failure, Message, Outputs, Values
-from hetero.scheduler.types.placement import alone
+from hetero.scheduler.types.placement import single_placement
 from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import chain
 from tests.scheduler.observers import Notes
@@ -67,7 +67,7 @@ def deployed(
     clock = Clock("test")
     return Deployed(
         "test",
-        alone(plan),
+        single_placement(plan),
         {},
         limits,
         Deployments([notes], RemoteMemory("memory", Switchboard().connect, clock), clock),

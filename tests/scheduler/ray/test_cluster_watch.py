@@ -103,7 +103,7 @@ def test_exhausted_file_descriptors_do_not_report_the_head(
         for _ in range(20):
             refusals.get(timeout=LONG_S)
         with pytest.raises(ClusterError, match=r"this process cannot ask .*ulimit"):
-            watch.look()
+            watch.check()
         watch.close()
         watch.join()
     assert watch.loss_error is None

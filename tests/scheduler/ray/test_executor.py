@@ -261,7 +261,7 @@ def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
     device = executor._devices.device("TOY.0")
     submission = deployment.submit({"x": X})
     error = exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(device.actor_id))
-    executor._supervisor.ended(device, error)
+    executor._supervisor.handle_end(device, error)
     assert submission.future.result(300)
     assert executor._devices.device("TOY.0") is device
     assert [line.attempt for line in deployment.story(submission.request_id)][-1] == 1
@@ -308,7 +308,7 @@ def test_slow_node_is_added_when_it_answers(
     probe_node = NodeDiscovery._query_node
     monkeypatch.setattr(NodeDiscovery, "_query_node", probe_with_gate)
     waiting_devices = RayDevices(
-        executor._session, (TOY,), {}, executor._supervisor.ended, probe_timeout_s=600
+        executor._session, (TOY,), {}, executor._supervisor.handle_end, probe_timeout_s=600
     )
     with ThreadPoolExecutor(2) as threads:
         listing = threads.submit(waiting_devices.descriptors)
@@ -317,7 +317,7 @@ def test_slow_node_is_added_when_it_answers(
         threads.submit(waiting_devices.forget, "an actor").result(300)
         assert not listing.done()
         other_devices = RayDevices(
-            executor._session, (TOY,), {}, executor._supervisor.ended, probe_timeout_s=0
+            executor._session, (TOY,), {}, executor._supervisor.handle_end, probe_timeout_s=0
         )
         wait_for(lambda: current_descriptors(other_devices))
         assert {descriptor.node for descriptor in current_descriptors(other_devices)} == {fast.name}

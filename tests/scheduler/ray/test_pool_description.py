@@ -28,7 +28,7 @@ from hetero.scheduler.ray.pool import Pool
 def test_pool_serves_exactly_the_devices_that_a_client_names(
     devices: dict[str, int], plugins: tuple[Any, ...], expected: bool
 ) -> None:
-    assert Pool({"ORT": 2}, ("a:A", "b:B")).serves(devices, plugins) == expected
+    assert Pool({"ORT": 2}, ("a:A", "b:B")).offers(devices, plugins) == expected
 
 
 def test_pools_are_equal_by_devices_and_plugins() -> None:

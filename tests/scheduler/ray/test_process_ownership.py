@@ -61,7 +61,7 @@ try:
         process = ray.get(device.actor.ping.remote())
         supervisor = core.executor._supervisor
         # Simulates a client without connection for longer than a device of its own may be silent.
-        supervisor.suspected(device.address, 2.0)
+        supervisor.handle_silence(device.address, 2.0)
         time.sleep(10)
         supervisor.live_again(device.address)
         y = model(inputs)["y"]

@@ -119,7 +119,7 @@ def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
     helping.start()
     assert looked.wait(LONG_S)
     client.awaited.clear()
-    client.receiver.look()
+    client.receiver.check_end()
     helping.join(LONG_S)
     assert not helping.is_alive()
 

@@ -6,7 +6,7 @@ import pytest
 
 from hetero.devices.errors import UnknownDeviceError
 from hetero.scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
-from hetero.scheduler.device.discovery import named
+from hetero.scheduler.device.discovery import with_cluster_names
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import assign_names, match_name
 
@@ -74,7 +74,7 @@ def test_ids_may_be_names_and_default_to_the_first(name: str, expected: str | No
 def test_devices_whose_ids_are_names_keep_them() -> None:
     rows = [DeviceDescriptor("", "OV", i, "node") for i in ("CPU", "GPU.0")]
     rows.append(DeviceDescriptor("", "ORT", "0", "node"))
-    assert [row.name for row in named(rows)] == ["OV.CPU", "OV.GPU.0", "ORT"]
+    assert [row.name for row in with_cluster_names(rows)] == ["OV.CPU", "OV.GPU.0", "ORT"]
 
 
 def test_unknown_name_error_lists_devices_and_nearest() -> None:

@@ -16,7 +16,7 @@ from hetero.devices.errors import PlanError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.scheduler.client.routes import Routes
 from hetero.scheduler.types import events as ev
-from hetero.scheduler.types.placement import Placement, alone, share
+from hetero.scheduler.types.placement import Placement, share, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 from tests.scheduler.models import replicate
 from tests.support.machine_routes import route
@@ -35,7 +35,7 @@ def chain(*devices: str) -> Plan:
 
 
 def test_single_plan_has_one_route() -> None:
-    placed = alone(chain("A", "B"))
+    placed = single_placement(chain("A", "B"))
     assert placed.stages == chain("A", "B").stages
     assert [r.stages for r in placed.routes] == [(0, 1)]
     assert placed.devices == ("A", "B")
@@ -72,7 +72,9 @@ def test_replicated_stage_has_a_route_per_device() -> None:
 
 
 def test_placement_is_extended_by_missing_stages() -> None:
-    placed = alone(chain("A", "B", "C")).extended(alone(chain("A", "C", "C")))
+    placed = single_placement(chain("A", "B", "C")).with_routes(
+        single_placement(chain("A", "C", "C"))
+    )
     assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C"), (3, "C")]
     assert [r.stages for r in placed.routes] == [(0, 1, 2), (0, 3, 2)]
 
@@ -87,7 +89,7 @@ def test_invalid_placements_are_refused() -> None:
     with pytest.raises(PlanError, match="one each"):
         share([chain("A")], [1, 1])
     with pytest.raises(PlanError, match="do not match its plan"):
-        Placement((), alone(chain("A")).routes)
+        Placement((), single_placement(chain("A")).routes)
 
 
 def test_equal_idle_routes_take_turns() -> None:
