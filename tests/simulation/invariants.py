@@ -135,7 +135,7 @@ class Invariants:
         has_room = False
         if machine.num_waiting and (first := machine._waiting.first()):
             nbytes = machine.record(first[1]).submitted.nbytes
-            nbytes += machine._expected.of(nbytes) + machine.nbytes_in_flight
+            nbytes += machine._expected.output_nbytes(nbytes) + machine.nbytes_in_flight
             has_room = (
                 machine.num_in_flight < machine._most
                 and machine._routes.is_any_live()
