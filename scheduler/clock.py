@@ -122,6 +122,7 @@ class Clock:
                     order()
             except Exception:  # later timers and calls still have to run
                 _log.exception("%s: a timer or call failed", self._name)
+            order = None  # an idle clock would keep what its last call refers to, such as tensors
 
     def _enqueue(self, order: Callable[[], None] | None) -> None:
         """Queue a call for the clock's thread; None: compute the next wake-up again."""
