@@ -128,6 +128,11 @@ def _parse(data: bytes, context: str) -> onnx.ModelProto:
             f"{context}: a model in ONNX Runtime's own format; expected an ONNX model. Read the "
             "model that it was converted from."
         )
+    if data.lstrip()[:1] == b"<" and b"<net" in data[:4096]:
+        raise ModelError(
+            f"{context}: a model in OpenVINO's IR format; expected an ONNX model. Read the ONNX "
+            "model that it was converted from; OpenVINO cannot write ONNX."
+        )
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)

@@ -65,4 +65,6 @@ def compile_command(
     lines = [] if cached else [f"compiled in {command.compile_s * 1e3:.0f} ms"]
     lines += [line for line in verification.sentences() if line]
     lines += [f"wrote {file}" for file in files]
+    if not (files or "CACHE_DIR" in command.config):
+        lines.append("wrote nothing; add -o FILE to keep the compiled model, or --cache DIR")
     print_result("compile", document, [*render_subgraphs(compiled, command.shapes), *lines])

@@ -28,6 +28,21 @@ MEMORY_PROPERTIES: Final = {"fit": "FIT_MEMORY", "memory": "DEVICE_MEMORY_NBYTES
 SHAPES: Final = "PLAN_SHAPES"
 
 
+def _parse_size(text: str) -> int:
+    """Return the bytes of a size with a unit; a plain number would hide a forgotten unit."""
+    if text[-1:].isdigit():
+        raise ValueError("expected a unit")
+    return parse_nbytes(text)
+
+
+class _Word(click.Choice[str]):
+    """A choice of words in any case; the error lists them as the documentation writes them."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the error message for another word."""
+        return f"expected {' or '.join(map(str, self.choices))}, got {value!r}."
+
+
 class _ReplicasType(click.IntRange):
     """A positive number, a range, ``auto`` or ``plan``."""
 
@@ -61,7 +76,7 @@ memory_options: Final = combine_options(
         "--memory",
         metavar="DEVICE=SIZE,...",
         callback=name_value_pairs(
-            "DEVICE=SIZE, such as ORT.0=2GB or GPU=1.5GiB", parse_nbytes, listed=True
+            "DEVICE=SIZE with a unit, such as ORT.0=2GB or GPU=1.5GiB", _parse_size, listed=True
         ),
         help="Memory that a device's process may take, such as ORT.0=2GB,ORT.1=1GB; by default "
         "the device's own memory.",
@@ -73,14 +88,14 @@ planning_options: Final = combine_options(
     memory_options,
     click.option(
         "--policy",
-        type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
+        type=_Word(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
         metavar="PRIORITY|PIPELINE_PARALLEL|AUTO",
         help="Place nodes by the priority of the device list, as a chain of stages, or by cost "
         "(property MODEL_DISTRIBUTION_POLICY).",
     ),
     click.option(
         "--hint",
-        type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
+        type=_Word(["THROUGHPUT", "LATENCY"], case_sensitive=False),
         metavar="THROUGHPUT|LATENCY",
         help="Goal of a plan by cost: requests per second, or the time of one request (property "
         "PERFORMANCE_HINT).",

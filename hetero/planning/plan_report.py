@@ -64,6 +64,8 @@ class Alternative:
     nbytes: int = 0
     replicas: int = 1
     chosen: bool = False
+    #: Whether it keeps within the memory budgets; always if the planning had none.
+    fits: bool = True
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from hetero.affinity.affinity import Affinity
@@ -22,6 +22,7 @@ from hetero.partition.replicas import replicate
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.memory.device_memory import MemoryModel
 from hetero.planning.memory.fit import FitSearch
+from hetero.planning.memory.predict_memory import predict_memory
 from hetero.planning.plan_report import (
     Alternative,
     PlanReport,
@@ -114,7 +115,7 @@ def _plan_within_memory(
     memory: MemoryModel,
     start_s: float,
 ) -> PlanReport:
-    """Plan within memory budgets; the alternatives of the report ignore the budgets."""
+    """Plan within memory budgets; the report marks the alternatives that exceed them."""
     predictor = _PlanPredictor(task, task_problem, {})
     is_priority = options.policy == "PRIORITY"
     fit_search = FitSearch(task_problem, memory)
@@ -139,7 +140,7 @@ def _plan_within_memory(
         fixed_plans={"fit": fit.assignment},
         required_name="fit",
     )
-    report = _report(task, options, task_problem, solution, predictor, start_s)
+    report = _report(task, options, task_problem, solution, predictor, start_s, memory)
     return replace(report, memory=tuple(fit.predictions.values()))
 
 
@@ -241,6 +242,14 @@ class _PlanPredictor:
         task, concurrent = self._task_problem.task, _uses_several_devices(placements)
         return max(predict_latency(task, p.partition, concurrent=concurrent) for p in placements)
 
+    def fits(self, candidate: Candidate, memory: MemoryModel) -> bool:
+        """Return whether a plan has one copy of the model, within the devices' budgets."""
+        placement, *copies = self.placements(candidate.name, candidate.replicas)
+        if copies:
+            return False
+        predictions = predict_memory(self._task.model, placement.partition.subgraphs, memory)
+        return all(prediction.fits for prediction in predictions.values())
+
     def crossing_nbytes(self, candidate: Candidate) -> list[int]:
         """Return the bytes of each tensor that crosses between subgraphs of a plan."""
         spec = self._task_problem.task.model.spec
@@ -259,7 +268,12 @@ def _report(
     solution: Solution,
     predictor: _PlanPredictor,
     start_s: float,
+    memory: MemoryModel | None = None,
 ) -> PlanReport:
+    @cache
+    def fits(candidate: Candidate) -> bool:
+        return memory is None or predictor.fits(candidate, memory)
+
     choice = solution.choice
     by_share = tuple(sorted(choice.replicas, key=lambda r: -r.share))
     replicas = predictor.placements(choice.name, by_share)
@@ -289,8 +303,8 @@ def _report(
         bound_name=bound_name,
         bound_scope=scope,
         ratio=objective_s / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(options, solution, loads),
-        alternatives=_alternatives(task.all_devices, options, predictor, solution),
+        advice=_advice(options, solution, loads, fits, has_budgets=memory is not None),
+        alternatives=_alternatives(task.all_devices, options, predictor, solution, fits),
         stages=tuple(predictor.stages(replicas)),
         wires=tuple(predictor.wires(replicas)),
         node_times=times,
@@ -322,12 +336,23 @@ def _bound(options: PlanOptions, solution: Solution) -> tuple[float, str, str]:
     return seconds, name, bound.scope
 
 
-def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
-    """Return suggestions that would improve the objective, one sentence each."""
+def _advice(
+    options: PlanOptions,
+    solution: Solution,
+    loads: dict[str, float],
+    fits: Callable[[Candidate], bool],
+    *,
+    has_budgets: bool,
+) -> tuple[str, ...]:
+    """Return suggestions that would improve the objective, one sentence each.
+
+    `fits`: whether a plan keeps within the memory budgets, if the planning `has_budgets`; such a
+        plan has one copy of the model, so further devices do not share its requests.
+    """
     choice, hint = solution.choice, options.hint
     objective_s = choice.objective_s(hint)
     lines: list[str] = []
-    best = solution.runners_up[0] if solution.runners_up else choice
+    best = next(filter(fits, solution.runners_up), choice)
     if best.objective_s(hint) < objective_s * (1 - MIN_IMPROVEMENT):
         metric = "latency" if hint == "LATENCY" else "bottleneck"
         hint_text = ""
@@ -337,7 +362,7 @@ def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -
             f"{best.name}: {metric} {milliseconds(best.objective_s(hint))} instead of "
             f"{milliseconds(objective_s)}{hint_text}"
         )
-    if hint == "THROUGHPUT" and options.policy != "PRIORITY":
+    if hint == "THROUGHPUT" and options.policy != "PRIORITY" and not has_budgets:
         busiest = max(loads, key=lambda d: loads[d])
         others = (load for d, load in loads.items() if d != busiest)
         halved_s = max([loads[busiest] / 2, *others])
@@ -350,7 +375,11 @@ def _advice(options: PlanOptions, solution: Solution, loads: dict[str, float]) -
 
 
 def _alternatives(
-    devices: Sequence[str], options: PlanOptions, predictor: _PlanPredictor, solution: Solution
+    devices: Sequence[str],
+    options: PlanOptions,
+    predictor: _PlanPredictor,
+    solution: Solution,
+    fits: Callable[[Candidate], bool],
 ) -> tuple[Alternative, ...]:
     """List the chosen plan, single devices, priority, replicas and the best others, best first."""
     choice = solution.choice
@@ -383,6 +412,7 @@ def _alternatives(
                 nbytes=sum(nbytes),
                 replicas=len(predictor.placements(c.name, c.replicas)),
                 chosen=name == chosen_name,
+                fits=fits(c),
             )
         )
     return tuple(alternatives)

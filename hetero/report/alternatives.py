@@ -21,6 +21,8 @@ def alternatives(
 ) -> list[dict[str, Any]]:
     """Return a row for each alternative; rows have times only if there is a plan.
 
+    Rows of a plan that fits state whether the alternative keeps within the memory budgets.
+
     `document`: the unfinished report, with the `subgraphs` and `wires` of the chosen placement.
     """
     by_name = {a.name: a for a in plan.alternatives} if plan else {}
@@ -44,6 +46,10 @@ def alternatives(
     if plan is not None and plan.bound_s > 0:
         rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
     base = plan.figure_s if plan else None
+    if plan is not None and plan.memory:
+        exceeding = {a.name for a in plan.alternatives if not a.fits}
+        for row in rows:
+            row["fits"] = row["name"] not in exceeding
     for row in rows:
         row["relative"] = row[figure] / base if base and row[figure] is not None else None
     return rows

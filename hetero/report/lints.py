@@ -117,7 +117,8 @@ def _fallbacks(document: _Document) -> _Lints:
 
 def _devices(document: _Document) -> _Lints:
     unmeasured = (document["plan"] or {}).get("unmeasured", {})
-    for device in document["devices"]:
+    devices = document["devices"]
+    for device in devices:
         if device["used"]:
             continue
         name, count = device["name"], _count_nodes(device["supported"])
@@ -125,6 +126,16 @@ def _devices(document: _Document) -> _Lints:
             why = "it supports none of the nodes"
         elif name in unmeasured:
             why = f"it could not be measured ({unmeasured[name]})"
+        elif document.get("memory") and document["request"]["policy"] == "PRIORITY":
+            # A plan that fits fills the devices in their order until no node is left.
+            later = devices[devices.index(device) + 1 :]
+            if any(other["used"] for other in later):
+                why = (
+                    f"its memory is too small for any of the {count} that it supports; allow more "
+                    f"(--memory {name}=SIZE)"
+                )
+            else:
+                why = "the model fits the memory of the devices before it in the list"
         elif document["request"]["policy"] == "PRIORITY":
             why = (
                 f"devices before it in the list get the {count} that it supports; put it first, "
@@ -251,7 +262,8 @@ def _times(document: _Document) -> _Lints:
     rows = document["counterfactuals"]
     chosen_s = next((row[f"{figure}_s"] for row in rows if row["chosen"]), None)
     for row in rows if chosen_s is not None else ():
-        single_s = row[f"{figure}_s"] if row["kind"] == "single" and row["possible"] else None
+        is_usable = row["possible"] and row.get("fits", True)
+        single_s = row[f"{figure}_s"] if row["kind"] == "single" and is_usable else None
         if single_s is not None and single_s < chosen_s and not row["chosen"]:
             text = (
                 f"{row['devices'][0]} alone takes {seconds_text(single_s)}, the chosen placement "

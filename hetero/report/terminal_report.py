@@ -191,7 +191,9 @@ def memory_table(rows: Sequence[Mapping[str, Any]]) -> Rows:
 
 def _alternatives(document: dict[str, Any]) -> Rows:
     def subgraphs(row: dict[str, Any]) -> object:
-        return row["subgraphs"] if row["possible"] else f"{row['missing']} unsupported"
+        if not row["possible"]:
+            return f"{row['missing']} unsupported"
+        return row["subgraphs"] if row.get("fits", True) else "does not fit"
 
     columns: Columns = {
         "alternative": "name",

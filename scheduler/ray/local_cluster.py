@@ -111,14 +111,25 @@ def start_head() -> str:
         address = _address(process, place)
         (place / "head.json").write_text(json.dumps({"address": address}))
     except BaseException as error:
-        log_tail = _read(place / "log")[-1000:] if (place / "log").exists() else ""
+        reason = _last_line(place / "log")
         stop_head()
         if not isinstance(error, OSError | ClusterError):  # Ctrl-C
             raise
         raise ClusterError(
-            f"Ray cannot start on this machine: {error}\n{log_tail}", cause=str(error)
+            f"Ray cannot start on this machine: {error}{reason}. Check free memory, /dev/shm and "
+            f"the permissions of {place.parent}, and `hetero doctor`; without a pool, commands "
+            "start a Ray of their own, or run in process: --executor inprocess.",
+            cause=str(error),
         ) from error
     return address
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log in parentheses: the error under Ray's traceback."""
+    with contextlib.suppress(OSError):
+        lines = [line.strip() for line in _read(log).splitlines() if line.strip()]
+        return f" ({lines[-1].rstrip('.')})" if lines else ""
+    return ""
 
 
 def _address(process: subprocess.Popen[bytes], place: Path) -> str:

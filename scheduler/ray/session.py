@@ -293,9 +293,10 @@ def _start(options: dict[str, Any]) -> RaySession:
         if not isinstance(error, Exception):  # Ctrl-C
             raise
         raise ClusterError(
-            f"Ray cannot start on this machine: {type(error).__name__}: {error}. Check free "
-            f"memory, /dev/shm and the permissions of {folder.parent}; without Ray everything "
-            "runs in process: --executor inprocess, Core(executor='inprocess').",
+            f"Ray cannot start on this machine: {type(error).__name__}: "
+            f"{str(error).rstrip('.')}. Check free memory, /dev/shm and the permissions of "
+            f"{folder.parent}; without Ray everything runs in process: --executor inprocess, "
+            "Core(executor='inprocess').",
             cause=str(error),
         ) from error
     # Ray's own exit handler stops its processes first: handlers run last in, first out.

@@ -99,7 +99,9 @@ def resolve_name(name: str, available: Collection[str]) -> str:
     ids = [device for (other, _), device in devices.items() if other == plugin]
     # GPU is not a misspelling of CPU, although two of three letters are equal.
     close_matches = difflib.get_close_matches(name.upper(), devices.values(), 1, 0.7)
-    if ids and device_id.isdecimal():
+    if ":" in name:
+        hint = f" Separate devices by commas: {name.replace(':', ',')}."
+    elif ids and device_id.isdecimal():
         hint = (
             f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "
             f"--devices {plugin}=2."

@@ -84,11 +84,11 @@ def generate(
     if (prompt is None) == (ids is None):
         raise click.UsageError("Give either --prompt TEXT or --ids 1,2,3.")
     command.model = str(decoder_file(command.model))
+    source = None if is_blob(command.model) else read_decoder(command.model)
     words = None
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or published_folder(command.model))
         ids = ids if prompt is None else words.encode(prompt)
-    source = None if is_blob(command.model) else read_decoder(command.model)
     if source is not None and fits_memory(command.config) and SHAPES not in command.config:
         past = len(ids or []) + max_new_tokens
         shapes = step_shapes(source, Decoder.of(source), past)

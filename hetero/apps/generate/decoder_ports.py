@@ -162,6 +162,13 @@ def find_ports(
     role_of_name = {name: role for role, names in ROLES.items() for name in names}
     roles = {name: role_of_name.get(name, "") for name in inputs} | dict(role_overrides)
     if unknown := [f"{name!r} ({inputs[name]})" for name, role in roles.items() if not role]:
+        if not any(roles.values()):
+            raise ArgumentError(
+                f"model {model.name!r}: expected a decoder with an input of token ids "
+                f"({', '.join(ROLES['ids'])}), got the inputs {', '.join(unknown)}. `hetero run` "
+                "and Core.compile_model run any model. If it is a decoder, pass the roles of its "
+                f"inputs to read_decoder: ports={{name: role}} with a role of {', '.join(ROLES)}."
+            )
         raise ArgumentError(
             f"decoder {model.name!r}: the roles of inputs {', '.join(unknown)} are unknown. Pass "
             f"ports={{name: role}} with a role of {', '.join(ROLES)}, or states={{input: output}} "

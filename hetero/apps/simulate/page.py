@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from math import ceil, log10
+from math import ceil, floor, log10
 from typing import Final
 
 from hetero.apps.simulate.simulation import Simulation
@@ -19,6 +19,9 @@ _BELOW: Final = 40
 _NUM_COLORS: Final = 8
 #: Number of curves in the plot of utilisation: the busiest parts.
 _MAX_CURVES: Final = 5
+#: Maximum number of steps of a scale, and what rounding adds to a maximum that is itself a tick.
+_NUM_STEPS: Final = 5
+_TOLERANCE: Final = 1 - 1e-9
 #: Additions to the report's style.
 _STYLE: Final = (
     "main{max-width:1100px}svg{display:block;max-width:760px;margin:6px 14px;font-size:12px}"
@@ -130,21 +133,23 @@ def _plot(title: str, unit: str, curves: _Curves) -> str:
     points = [point for curve in curves.values() for point in curve]
     if not points:
         return ""
-    limit = _round(max(x for x, _ in points)), _round(max(y for _, y in points))
+    across, upward = (_ticks(max(point[axis] for point in points)) for axis in (0, 1))
 
     def at(x: float, y: float) -> str:
-        return f"{_LEFT + x / limit[0] * _WIDTH:.1f},{_HEIGHT * (1 - y / limit[1]) + 10:.1f}"
+        return f"{_LEFT + x / across[-1] * _WIDTH:.1f},{_HEIGHT * (1 - y / upward[-1]) + 10:.1f}"
 
     size = f"0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW + 26}"
     parts = [f"<svg role='img' viewBox='{size}'>"]
-    for part in range(5):
-        x, y = limit[0] * part / 4, limit[1] * part / 4
-        (left, height), (across, _) = (at(*p).split(",") for p in ((0, y), (x, 0)))
+    for y in upward:
+        left, height = at(0, y).split(",")
         parts.append(
             f"<line x1='{left}' x2='{_LEFT + _WIDTH}' y1='{height}' y2='{height}' "
-            f"stroke='var(--line)'/><text x='{_LEFT - 8}' y='{height}' text-anchor='end'>{y:g}"
-            f"</text><text x='{across}' y='{_HEIGHT + 28}' text-anchor='middle'>{x:g}</text>"
+            f"stroke='var(--line)'/><text x='{_LEFT - 8}' y='{height}' dy='.35em' "
+            f"text-anchor='end'>{y:g}</text>"
         )
+    for x in across:
+        left, _ = at(x, 0).split(",")
+        parts.append(f"<text x='{left}' y='{_HEIGHT + 28}' text-anchor='middle'>{x:g}</text>")
     middle = _LEFT + _WIDTH // 2
     parts.append(
         f"<text x='{middle}' y='{_HEIGHT + 48}' text-anchor='middle'>requests per second</text>"
@@ -160,7 +165,13 @@ def _plot(title: str, unit: str, curves: _Curves) -> str:
     return f"<section class=plot>{head}{chips}{''.join(parts)}</svg></section>"
 
 
-def _round(maximum: float) -> float:
-    """Round up to 1, 1.5, 2, 2.5 and so on, times a power of ten."""
-    step = 10.0 ** ceil(log10(maximum or 1.0)) / 20
-    return ceil(maximum / step) * step
+def _ticks(maximum: float) -> list[float]:
+    """Return four to six round numbers, the first 0, the last at least `maximum`.
+
+    Their distance is 1, 2, 2.5 or 5 times a power of ten.
+    """
+    maximum = maximum or 1.0
+    power = 10.0 ** floor(log10(maximum / _NUM_STEPS))
+    step = next(s for s in (1, 2, 2.5, 5, 10) if s * power * _NUM_STEPS >= maximum * _TOLERANCE)
+    count = ceil(maximum * _TOLERANCE / (step * power))
+    return [float(f"{i * step * power:.12g}") for i in range(count + 1)]

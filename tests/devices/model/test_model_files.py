@@ -230,6 +230,13 @@ def test_external_length_of_zero_is_the_rest_of_the_tensor(tmp_path: Path) -> No
     np.testing.assert_array_equal(array, [1, 2, 3, 4])
 
 
+def test_openvinos_own_format_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.xml"
+    path.write_text('<?xml version="1.0"?>\n<net name="g" version="11"><layers/></net>')
+    with pytest.raises(ModelError, match=r"OpenVINO's IR format.*Read the ONNX model"):
+        read_model(path)
+
+
 def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.ort"
     options = onnxruntime.SessionOptions()

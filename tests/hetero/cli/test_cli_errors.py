@@ -133,6 +133,12 @@ def test_hints_are_case_insensitive(shell: Shell, model: Path, hint: str) -> Non
     assert shell(line, model, "-c", "PROFILE_SECONDS=0.1").code == 0
 
 
+def test_invalid_hint_error_lists_the_documented_words(shell: Shell, model: Path) -> None:
+    result = shell("plan --hint SPEED", model)
+    assert result.code == 2
+    assert "expected THROUGHPUT or LATENCY, got 'SPEED'" in result.err
+
+
 def test_symbolic_dimension_has_one_size_in_all_inputs(
     shell: Shell, two_inputs: Path, tmp_path: Path
 ) -> None:

@@ -100,6 +100,14 @@ def test_table_truncates_nothing(width: int) -> None:
     assert "short" in text
 
 
+def test_compile_without_a_file_states_how_to_keep_the_result(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    assert "wrote nothing; add -o FILE" in shell("compile -d CPU", model).out
+    assert "wrote nothing" not in shell("compile -d CPU", model, "-o", tmp_path / "m.hetero").out
+    assert "wrote nothing" not in shell("compile -d CPU", model, "--cache", tmp_path).out
+
+
 def test_one_item_is_singular(shell: Shell, model: Path) -> None:
     assert "nodes in 1 subgraph\n" in shell("compile -d ORT", model).out
     assert "nodes in 3 subgraphs\n" in shell("compile", model, *SPLIT).out

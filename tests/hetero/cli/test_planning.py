@@ -168,6 +168,7 @@ def test_plan_that_fits_lists_the_memory_of_each_device(shell: Shell, model: Pat
         ("--fit --memory CPU.0=2GBB", "got 'CPU.0=2GBB', expected DEVICE=SIZE"),
         ("--fit --memory CPU.7=2GB", "expected one of the model's devices CPU.0, CPU.1"),
         ("--memory CPU.0=2GB", "add --fit"),
+        ("--fit --memory CPU.0=175", "'CPU.0=175', expected DEVICE=SIZE with a unit"),
         ("--fit --memory CPU.0=1kB,CPU.1=1kB", "the smallest change that suffices"),
     ],
 )
@@ -177,6 +178,25 @@ def test_invalid_memory_is_reported(shell: Shell, model: Path, options: str, mes
         result = shell(f"{command} {options}", model, *devices)
         assert result.code != 0
         assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("memory", "reason"),
+    [
+        ("CPU.0=1MB,CPU.1=1GB", "its memory is too small for any of the 8 nodes"),
+        ("CPU.0=1GB,CPU.1=1GB", "the model fits the memory of the devices before it"),
+    ],
+)
+def test_memory_is_the_reason_of_an_unused_device(
+    shell: Shell, model: Path, memory: str, reason: str
+) -> None:
+    devices = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1", "--plan-seconds", "0.1")
+    report = shell(f"plan --json --fit --memory {memory}", model, *devices).document
+    (lint,) = [lint for lint in report["lints"] if lint["code"] == "unused-device"]
+    assert reason in lint["message"]
+    fits = {row["name"]: row["fits"] for row in report["counterfactuals"]}
+    assert fits["single CPU.0"] == ("CPU.0=1GB" in memory)
+    assert fits["single CPU.1"]
 
 
 def test_plan_that_fits_needs_all_sizes(shell: Shell, tmp_path: Path) -> None:

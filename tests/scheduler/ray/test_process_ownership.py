@@ -138,6 +138,23 @@ def test_stop_head_ends_only_its_own_processes(
         parent.stdout.close()
 
 
+def test_head_that_does_not_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 'Traceback (most'\necho 'OSError: no memory.'\nexit 1\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(local_cluster, "folder", lambda: tmp_path / "pool")
+    monkeypatch.setattr("sys.executable", str(program))
+    for name in ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(local_cluster.ClusterError) as error:
+        local_cluster.start_head()
+    assert "exit code 1 (OSError: no memory). Check free memory" in str(error.value)
+    assert "--executor inprocess" in str(error.value)
+    assert "Traceback" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("hosts", "is_node"), [(["127.0.0.1", "192.0.2.77"], True), (["192.0.2.77"], False), ([], True)]
 )

@@ -92,6 +92,11 @@ def test_missing_hardware_hint_names_the_driver() -> None:
         resolve_name("OV.GPU", ("OV.CPU", "ORT"))
 
 
+def test_colon_between_devices_hint_names_the_comma() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"'ORT:CPU'; .* by commas: ORT,CPU\."):
+        resolve_device("HETERO:ORT:CPU", AVAILABLE)
+
+
 def test_resolve_a_list() -> None:
     assert resolve_device("HETERO:ORT,CPU,ORT.0", AVAILABLE) == ("ORT.0", "CPU")
     assert resolve_device("HETERO", AVAILABLE) == AVAILABLE

@@ -104,3 +104,11 @@ def test_decoder_that_fits_gives_equal_tokens(shell: Shell, model: Path) -> None
     assert result.document["tokens"] == greedy([3, 14], 6)
     assert {row["device"] for row in result.document["layers"]} == {"CPU.0"}
     assert "does not fit" in shell(f"{line} --memory CPU.0=1MB,CPU.1=1MB").out
+
+
+def test_model_that_is_no_decoder_is_named_before_its_tokenizer(shell: Shell) -> None:
+    result = shell("generate light:squeezenet --executor inprocess -d CPU --prompt hello")
+    assert result.code == 1
+    assert "expected a decoder with an input of token ids" in result.err
+    assert "'data_0'" in result.err
+    assert "hetero run" in result.err

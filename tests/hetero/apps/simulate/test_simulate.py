@@ -17,7 +17,7 @@ import pytest
 import hetero
 from hetero.apps.simulate.arrivals import Arrivals, read_arrivals, read_batches
 from hetero.apps.simulate.fleet import Fleet, FleetNode, Program, planned_fleet, read_fleet
-from hetero.apps.simulate.page import page_html
+from hetero.apps.simulate.page import _ticks, page_html
 from hetero.apps.simulate.simulation import simulate
 from hetero.apps.simulate.virtual_run import run
 from hetero.devices.errors import ArgumentError, PlanError
@@ -288,6 +288,20 @@ def test_trace_has_each_run_with_its_duration(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("maximum", "ticks"),
+    [
+        (0.0123, [0, 0.0025, 0.005, 0.0075, 0.01, 0.0125]),
+        (44.4, [0, 10, 20, 30, 40, 50]),
+        (100, [0, 20, 40, 60, 80, 100]),
+        (101, [0, 25, 50, 75, 100, 125]),
+        (251, [0, 100, 200, 300]),
+    ],
+)
+def test_scales_of_plots_have_round_steps(maximum: float, ticks: list[float]) -> None:
+    assert _ticks(maximum) == ticks
+
+
 def test_page_plots_the_curve() -> None:
     report = plan_of(0.004, 0.010)
     simulation = simulate(

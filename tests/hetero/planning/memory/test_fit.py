@@ -17,6 +17,7 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
 from hetero.planning.memory.device_memory import MemoryModel
 from hetero.planning.memory.fit import FitSearch
+from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import build_problem
 from tests.support.costs import costs, task
 from tests.support.graphs import proto
@@ -92,6 +93,23 @@ def test_devices_are_filled_in_order() -> None:
     fit = fit_search(model, budgets, {"A": PLAIN, "B": PLAIN}).search()
     assert fit.assignment == (0, 0, 0, 0, 0, 1, 1, 1)
     assert fit.predictions["A"].weights_nbytes == 2.5 * stage_nbytes
+
+
+def test_alternatives_over_the_budgets_are_marked_and_not_advised() -> None:
+    model = products([100] * 4)
+    traits = {"A": PLAIN, "B": PLAIN}
+    model_costs = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in traits})
+    weights = model.weight_nbytes
+    memory = MemoryModel(traits, {"A": 3000 + weights * 3 // 4, "B": 3000 + weights // 4})
+    options = PlanOptions(seconds=0.2)
+    report = plan_task(task(model, model_costs), options, memory=memory)
+    fits = {a.name: a.fits for a in report.alternatives}
+    assert not any(fits[name] for name in ("single A", "single B", "replicas"))
+    assert [a.fits for a in report.alternatives if a.chosen] == [True]
+    # Two copies of the model would be faster, but neither device holds one.
+    advised = {line.partition(":")[0] for line in report.advice}
+    assert all(fits[name] for name in advised)
+    assert all(a.fits for a in plan_task(task(model, model_costs), options).alternatives)
 
 
 def test_copies_of_weights_are_left_out_if_too_large() -> None:
