@@ -518,7 +518,10 @@ class Core:
         """
         source = self._read(model)
         source, request, support = self._query(source, device_name, config or {}, affinity)
-        results = {n: self._queries.timed(n, source, request.configs[n]) for n in request.devices}
+        results = {
+            n: self._queries.query_with_seconds(n, source, request.configs[n])
+            for n in request.devices
+        }
         wrong = {
             device: {n: refusal for n, refusal in nodes.items() if support.get(n) != device}
             for device, nodes in self._wrong_nodes(source, request).items()

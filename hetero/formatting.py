@@ -41,7 +41,7 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds * 1e6:.2g} µs" if seconds else "0"
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 node``, ``2,000 nodes``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -20,7 +20,7 @@ Column = str | tuple[str, Callable[[Any], str]] | Callable[[Any], object]
 Columns = dict[str, Column]
 
 
-def styled(text: str, style: str = "") -> Text:
+def styled_text(text: str, style: str = "") -> Text:
     """Return text in which markup has no effect and control characters are visible."""
     return Text(visible(text), style)
 
@@ -37,15 +37,17 @@ class Rows(rich_table.Table):
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:
         columns = [
-            rich_table.Column(styled(head), overflow="fold", no_wrap=head not in wraps)
+            rich_table.Column(styled_text(head), overflow="fold", no_wrap=head not in wraps)
             for head in heads
         ]
         super().__init__(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        self._widen(map(styled, heads))
+        self._widen(map(styled_text, heads))
 
     def add(self, *cells: object, style: str | None = None) -> None:
         """Add a row; None is an empty cell."""
-        texts = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
+        texts = [
+            c if isinstance(c, Text) else styled_text("" if c is None else str(c)) for c in cells
+        ]
         self._widen(texts)
         self.add_row(*texts, style=style)
 

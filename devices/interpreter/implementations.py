@@ -203,7 +203,7 @@ def _extension_kernel(origin: str) -> Kernel | Refusal:
     attributes = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def call(xp: Any, *inputs: Any, **attributes: Any) -> Any:
-        return extension.checked(inputs, extension(*inputs, **attributes), attributes)
+        return extension.checked_outputs(inputs, extension(*inputs, **attributes), attributes)
 
     call.__name__ = extension.origin.partition("#")[0]
     return Kernel(

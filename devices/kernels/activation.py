@@ -26,7 +26,7 @@ def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     return xp.maximum(x, x * alpha)
 
 
-def _sloped(xp: Xp, x: Array, slope: Array) -> Array:
+def _scale_negatives(xp: Xp, x: Array, slope: Array) -> Array:
     check_same_type(x, slope)
     return xp.where(x < 0, x * slope, x)
 
@@ -38,14 +38,14 @@ def prelu_6(xp: Xp, x: Array, slope: Array) -> Array:
     channels = x.shape[1] if x.ndim > 1 else 1
     if slope.size not in (1, channels):
         raise ValueError(f"slope: expected shape (1,) or ({channels},), got {slope.shape}")
-    return _sloped(xp, x, slope.reshape((-1,) + (1,) * max(x.ndim - 2, 0)))
+    return _scale_negatives(xp, x, slope.reshape((-1,) + (1,) * max(x.ndim - 2, 0)))
 
 
 @op("PRelu", since=7)
 @in_float32
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:
     """Return x, multiplied by slope where it is negative; slope broadcasts to x's shape."""
-    y = _sloped(xp, x, slope)
+    y = _scale_negatives(xp, x, slope)
     if y.shape != x.shape:
         raise ValueError(f"slope: expected a shape that broadcasts to {x.shape}, got {slope.shape}")
     return y

@@ -38,7 +38,7 @@ def _batch_norm(
     return y.astype(dtype, copy=False)
 
 
-def _running(old: Array, new: Array, momentum: float) -> Array:
+def _running_average(old: Array, new: Array, momentum: float) -> Array:
     return (old * momentum + new * (1 - momentum)).astype(old.dtype, copy=False)
 
 
@@ -83,7 +83,10 @@ def batch_normalization(
     y = _batch_norm(xp, x, *_per_channel(x, scale, b, batch_mean, batch_var), epsilon=epsilon)
     if version < 14:
         batch_mean, batch_var = batch_mean.astype(mean.dtype), batch_var.astype(var.dtype)
-    running = _running(mean, batch_mean, momentum), _running(var, batch_var, momentum)
+    running = (
+        _running_average(mean, batch_mean, momentum),
+        _running_average(var, batch_var, momentum),
+    )
     return (y, *running) if version >= 14 else (y, *running, batch_mean, batch_var)
 
 

@@ -96,7 +96,9 @@ class Extension:
                 "with one for each output."
             ) from error
 
-    def checked(self, inputs: Sequence[Any], outputs: Any, attributes: Mapping[str, Any]) -> Any:
+    def checked_outputs(
+        self, inputs: Sequence[Any], outputs: Any, attributes: Mapping[str, Any]
+    ) -> Any:
         """Return the outputs of the function after checking them against the type-and-shape rule.
 
         Raises ValueError if the type or shape of an output differs from the rule.

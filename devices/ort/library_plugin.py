@@ -86,7 +86,7 @@ class LibraryPlugin(ProviderPlugin):
     program: ClassVar[type[OrtProgram]] = LibraryProgram
 
     @property
-    def known(self) -> KnownProvider:
+    def provider_facts(self) -> KnownProvider:
         """Facts about the provider; empty for an unknown one."""
         return KNOWN_PROVIDERS.get(self.name) or KnownProvider("", "", "its hardware is missing")
 
@@ -94,7 +94,10 @@ class LibraryPlugin(ProviderPlugin):
         """Load the library in the worker, and keep its devices that work."""
         self._devices: list[ProviderDevice] = []
         result = WORKER.call(
-            try_library, self.library, tuple(self.known.defaults.items()), count=_TRIAL_QUERIES
+            try_library,
+            self.library,
+            tuple(self.provider_facts.defaults.items()),
+            count=_TRIAL_QUERIES,
         )
         if isinstance(result, WorkerFailure):
             raise self._load_error(
@@ -105,11 +108,13 @@ class LibraryPlugin(ProviderPlugin):
             raise self._load_error(f"it cannot be loaded: {result}", self._version_advice())
         devices = [ProviderDevice(*row) for row in result]
         if not devices:
-            raise self._load_error("it finds no device on this machine", self.known.requirement)
+            raise self._load_error(
+                "it finds no device on this machine", self.provider_facts.requirement
+            )
         self._devices = [device for device in devices if not device.error]
         if not self._devices:
             reason = f"its device {_label(devices[0])} does not work: {devices[0].error}"
-            raise self._load_error(reason, self.known.requirement)
+            raise self._load_error(reason, self.provider_facts.requirement)
         type(self).provider_name = self._devices[0].provider
         type(self).rank = min(_RANKS.get(device.kind, 10) for device in self._devices)
 
@@ -130,14 +135,14 @@ class LibraryPlugin(ProviderPlugin):
     def provider(self, config: Config) -> Provider:
         """Return the provider with its options, its threads and the device DEVICE_ID."""
         device = self._devices[int(config.get("DEVICE_ID", 0))]
-        options = dict(self.known.defaults)
+        options = dict(self.provider_facts.defaults)
         for name, value in config.get("PROVIDER_OPTIONS", {}).items():
-            if name in self.known.options:
-                value = self.known.options[name].parse(value)
+            if name in self.provider_facts.options:
+                value = self.provider_facts.options[name].parse(value)
             options[name] = str(int(value)) if isinstance(value, bool) else str(value)
         threads = config.get("INFERENCE_NUM_THREADS")
-        if threads and self.known.threads:
-            options.setdefault(self.known.threads, str(threads))
+        if threads and self.provider_facts.threads:
+            options.setdefault(self.provider_facts.threads, str(threads))
         return Provider(
             device.provider,
             tuple(sorted(options.items())),

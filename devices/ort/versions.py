@@ -18,14 +18,14 @@ from hetero.devices.ort.provider import Provider, quiet_options
 @cache
 def newest_ir_version() -> int:
     """Return the newest IR version that ONNX Runtime loads."""
-    return next(v for v in range(onnx.IR_VERSION, 2, -1) if _loads(v, {"": 7}))
+    return next(v for v in range(onnx.IR_VERSION, 2, -1) if _can_load(v, {"": 7}))
 
 
 @cache
 def newest_opset(domain: str) -> int | None:
     """Return the newest operator set of a domain that ONNX Runtime loads; None if it loads any."""
     candidates = range(SUPPORTED_OPSETS.get(domain, 0), 0, -1)
-    return next((v for v in candidates if _loads(7, {"": 7, domain: v})), None)
+    return next((v for v in candidates if _can_load(7, {"": 7, domain: v})), None)
 
 
 def lower_versions(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -59,7 +59,7 @@ def newer_operator(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
     return None
 
 
-def _loads(ir_version: int, opsets: dict[str, int]) -> bool:
+def _can_load(ir_version: int, opsets: dict[str, int]) -> bool:
     """Return whether ONNX Runtime loads an empty model of these versions."""
     graph = onnx.parser.parse_graph("probe (float[1] x) => (float[1] x) {}")
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]

@@ -110,7 +110,7 @@ class DeviceModel:
                 start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
             else:
-                with _locked(self._run_lock, context):
+                with _hold_lock(self._run_lock, context):
                     start_s = time.perf_counter()
                     outputs = self._program.run(inputs, context)
             end_s = time.perf_counter()
@@ -234,7 +234,7 @@ class DeviceModel:
 
 
 @contextmanager
-def _locked(lock: Lock, context: RunContext) -> Iterator[None]:
+def _hold_lock(lock: Lock, context: RunContext) -> Iterator[None]:
     """Hold a lock; while waiting for it, raise if the run is cancelled or past its deadline."""
     while not lock.acquire(timeout=_CHECK_S):
         context.check_cancelled()

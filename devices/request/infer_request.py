@@ -120,7 +120,7 @@ class InferRequest:
                     f"{port.name!r} ({port}) and output {output.name!r} ({output}).",
                     port=port.name,
                 )
-        with self._machine.idle("feedback"):
+        with self._machine.hold_idle("feedback"):
             self._machine.feedback = {port.name: output.name for port, output in pairs}
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
@@ -285,7 +285,7 @@ class InferRequest:
 
         Without PERF_COUNT every status is NOT_RUN.
         """
-        with self._machine.idle("profiling_info"):
+        with self._machine.hold_idle("profiling_info"):
             run = self._machine.run
         has_profile = self._target.profiles and run is not None and run.error is None
         return profile_rows(run if has_profile else None, self._target)
@@ -320,13 +320,13 @@ class InferRequest:
         cancelled does not.
         """
         machine = self._machine
-        with machine.idle("query_state"):
+        with machine.hold_idle("query_state"):
             states = machine.states
-            return tuple(VariableState(v, states, machine.idle) for v in states.variables)
+            return tuple(VariableState(v, states, machine.hold_idle) for v in states.variables)
 
     def reset_state(self) -> None:
         """Reset all state variables to their initial state."""
-        with self._machine.idle("reset_state"):
+        with self._machine.hold_idle("reset_state"):
             for variable in self._machine.states.variables:
                 self._machine.states.reset(variable)
 
@@ -351,7 +351,7 @@ class InferRequest:
         DeviceMemoryError
             A device has too little memory.
         """
-        with self._machine.idle("join_states"):
+        with self._machine.hold_idle("join_states"):
             states = [(other._machine.states, rows) for other, rows in parts]
             self._machine.states.join(states, layouts)
 
@@ -379,7 +379,7 @@ class InferRequest:
 
     def get_tensor(self, name: str | TensorSpec) -> Tensor:
         """Return the tensor of an input or output; runs do not replace the object."""
-        with self._machine.idle("get_tensor"):
+        with self._machine.hold_idle("get_tensor"):
             return self._tensors.get(name)
 
     def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
@@ -392,7 +392,7 @@ class InferRequest:
         TensorNameError, TensorTypeError, TensorShapeError
             The tensor does not fit; shared memory is never converted.
         """
-        with self._machine.idle("set_tensor"):
+        with self._machine.hold_idle("set_tensor"):
             self._tensors.set(name, tensor)
 
     def set_tensors(self, name: Any, tensors: Sequence[Any] | None = None) -> None:
@@ -409,29 +409,29 @@ class InferRequest:
             for key, tensor in _pairs(name):
                 self.set_tensor(key, tensor)
             return
-        with self._machine.idle("set_tensors"):
+        with self._machine.hold_idle("set_tensors"):
             self._tensors.set_batch(self._tensors.input_port(name), tensors)
 
     def get_input_tensor(self, index: int | None = None) -> Tensor:
         """Return an input's tensor; without an index, that of the only input."""
-        with self._machine.idle("get_input_tensor"):
+        with self._machine.hold_idle("get_input_tensor"):
             return self._tensors.get_input(self._tensors.input_port(index))
 
     def get_output_tensor(self, index: int | None = None) -> Tensor:
         """Return an output's tensor; without an index, that of the only output."""
-        with self._machine.idle("get_output_tensor"):
+        with self._machine.hold_idle("get_output_tensor"):
             return self._tensors.output(self._tensors.output_port(index))
 
     def set_input_tensor(self, *arguments: Any) -> None:
         """Set an input's memory: ``(tensor)`` for the only input, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._machine.idle("set_input_tensor"):
+        with self._machine.hold_idle("set_input_tensor"):
             self._tensors.set_input(self._tensors.input_port(index), tensor)
 
     def set_output_tensor(self, *arguments: Any) -> None:
         """Set an output's memory: ``(tensor)`` for the only output, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._machine.idle("set_output_tensor"):
+        with self._machine.hold_idle("set_output_tensor"):
             self._tensors.set_output(self._tensors.output_port(index), tensor)
 
     def set_input_tensors(self, *arguments: Any) -> None:
@@ -461,7 +461,7 @@ class InferRequest:
         and `to_host` copies it to the host. Each run creates a new tensor. The device frees it when
         no reference remains.
         """
-        with self._machine.idle("keep_remote"):
+        with self._machine.hold_idle("keep_remote"):
             self._tensors.keep_remote(self._tensors.output_port(name), keep)
 
 

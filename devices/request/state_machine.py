@@ -97,7 +97,7 @@ class RequestStateMachine:
     # Checks of the state.
 
     @contextmanager
-    def idle(self, action: str) -> Iterator[None]:
+    def hold_idle(self, action: str) -> Iterator[None]:
         """Keep the request idle within this block; raise RequestBusyError if it is busy."""
         with self._lock:
             self._require_idle(action)
@@ -128,7 +128,7 @@ class RequestStateMachine:
 
     def set_callback(self, callback: Callback | None, userdata: Any) -> None:
         """Set the callback of runs that are started with `call_back`."""
-        with self.idle("set_callback"):
+        with self.hold_idle("set_callback"):
             self._callback, self.userdata = callback, userdata
 
     def _require_idle(self, action: str) -> None:

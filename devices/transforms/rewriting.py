@@ -34,7 +34,7 @@ class Rewrite:
         return UniqueNames.of_values(self.model)
 
     @cached_property
-    def _fixed(self) -> frozenset[str]:
+    def _fixed_names(self) -> frozenset[str]:
         """Values that cannot be renamed: outputs, and values that bodies capture."""
         captured_values = (name for node in self.model.nodes for name in node.captures)
         return frozenset([*(port.name for port in self.model.outputs), *captured_values])
@@ -46,7 +46,7 @@ class Rewrite:
 
     def readers(self, value: str) -> tuple[int, ...]:
         """Return the positions of the nodes that read `value`; empty if it cannot be renamed."""
-        return () if value in self._fixed else self.model.consumers.get(value, ())
+        return () if value in self._fixed_names else self.model.consumers.get(value, ())
 
     def sole_reader(self, value: str) -> int | None:
         """Return the position of the node with the only use of `value`, or None."""
@@ -57,7 +57,7 @@ class Rewrite:
 
     def can_rename(self, value: str) -> bool:
         """Return whether `value` is neither an output nor captured by a body."""
-        return value not in self._fixed
+        return value not in self._fixed_names
 
     def constant(self, value: str) -> np.ndarray | None:
         """Return the array of a constant, or None."""

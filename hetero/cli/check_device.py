@@ -17,7 +17,7 @@ from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.testing import CheckResult, device_results, drawn_results, operator_results
-from hetero.formatting import counted
+from hetero.formatting import count_text
 from hetero.scheduler.types.device_names import parse_device
 from hetero.terminal_tables import Columns, table
 
@@ -66,7 +66,9 @@ def check_device_command(
             subject = f"{plugin.name} {plugin.version()}"
             results = [*_results(plugin, operators, drawn)]
     failed = [result for result in results if result.error]
-    summary = f"{subject}: passes {len(results) - len(failed)} of {counted(len(results), 'check')}"
+    summary = (
+        f"{subject}: passes {len(results) - len(failed)} of {count_text(len(results), 'check')}"
+    )
     columns: Columns = {
         "check": lambda result: result.name.removeprefix("check_").replace("_", " "),
         "error": lambda result: " ".join((result.error or "").split()),

@@ -18,7 +18,7 @@ from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, show, wants_json
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.formatting import counted, nbytes_text
+from hetero.formatting import count_text, nbytes_text
 from hetero.report.document import describe_model
 from hetero.report.terminal_report import model_line, port_lines
 from hetero.scheduler.formats.blob_file import BlobFile
@@ -86,7 +86,7 @@ def _blob_parts(file: str, document: dict[str, Any]) -> Iterator[RenderableType]
         f"{document['name']}: {document['kind']}, format {document['format_version']}, hetero "
         f"{document['hetero']}, {nbytes_text(document['nbytes'])}"
         f"{in_file} in "
-        f"{counted(document['segments'], 'segment')}"
+        f"{count_text(document['segments'], 'segment')}"
     )
     yield f"written {document['written']}; model {document['content_hash'] or 'unknown'} (SHA-256)"
     yield from port_lines(document)

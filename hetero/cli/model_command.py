@@ -26,7 +26,7 @@ from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.plugin_source import PluginSource
 from hetero.devices.plugin.registry import GROUP
-from hetero.formatting import counted
+from hetero.formatting import count_text
 from hetero.measure.sample_inputs import sample_shapes
 from hetero.planning.cost.estimation import value_nbytes, with_input_shapes
 from hetero.query.survey import Survey
@@ -241,6 +241,6 @@ def render_subgraphs(
 ) -> Iterator[RenderableType]:
     """Yield a summary and a table of the subgraphs with their devices."""
     rows = subgraph_rows(compiled, shapes)
-    nodes = sum(len(row["nodes"]) for row in rows)
-    yield f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}"
+    nodes = count_text(sum(len(row["nodes"]) for row in rows), "node")
+    yield f"{compiled.plan.name}: {nodes} in {count_text(len(rows), 'subgraph')}"
     yield subgraph_table(rows)

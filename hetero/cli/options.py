@@ -229,7 +229,7 @@ def with_core(
         take_memory_options(rest)
         move_planning_options(rest, plans=plans)
         if simulates:
-            rest["fleet"], device_counts = device_counts, _measured(rest["config"])
+            rest["fleet"], device_counts = device_counts, _num_measured_devices(rest["config"])
         if "pins" in rest:
             layers = {f"layer:{numbers}": name for numbers, name in rest.pop("layers").items()}
             rest["pins"] = layers | parse_pins(rest["pins"])
@@ -246,7 +246,7 @@ def with_core(
         command_fields = {name: rest.pop(name) for name in _COMMAND_FIELDS if name in rest}
         with (
             Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
-            _observed(core, **observe),
+            _observers(core, **observe),
         ):
             return function(
                 ModelCommand(core, uses_ray=executor == "ray", **command_fields), **rest
@@ -256,7 +256,7 @@ def with_core(
 
 
 @contextmanager
-def _observed(
+def _observers(
     core: Core,
     *,
     trace: Path | None = None,
@@ -288,7 +288,7 @@ def _measures(config: dict[str, Any], plans: bool) -> bool:
     return not costs or len({d.identity.node for d in read_costs(costs).devices.values()}) > 1
 
 
-def _measured(config: dict[str, Any]) -> dict[str, int]:
+def _num_measured_devices(config: dict[str, Any]) -> dict[str, int]:
     """Return the number of devices of each plugin in the configured cost file."""
     path = config.get("COST_FILE")
     devices = read_costs(path).devices.values() if path else ()

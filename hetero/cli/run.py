@@ -33,7 +33,7 @@ from hetero.cli.terminal import print_note, print_result, progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.light_models import EQUAL_SCORES, PREFIX, light_model_outputs
 from hetero.devices.model.model import Model
-from hetero.formatting import counted
+from hetero.formatting import count_text
 from hetero.report.run_profile import TimedRequest, build_profile
 from hetero.scheduler.formats.publish import publish
 from hetero.terminal_tables import Columns, Rows, table
@@ -164,7 +164,7 @@ def _fallback_line(command: ModelCommand, compiled: CompiledModel, source: Model
     name, refusal = next(iter(fallbacks.items()))
     operator = source.nodes[source.index_of[name]].op_type
     return (
-        f"{preferred} refused {counted(len(fallbacks), 'node')}; fallback to "
+        f"{preferred} refused {count_text(len(fallbacks), 'node')}; fallback to "
         f"{', '.join(fallback_devices)}; for example {name!r} ({operator}): "
         f"{refusal.message}{advice}"
     )

@@ -17,7 +17,7 @@ from hetero.cli.query import command_line
 from hetero.cli.terminal import progress
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.model.model import Model
-from hetero.formatting import counted, seconds_text
+from hetero.formatting import count_text, seconds_text
 from hetero.planning.plan_report import PlanReport
 from hetero.report import build_report, report_html
 from hetero.report.terminal_report import memory_table
@@ -123,7 +123,7 @@ def render_profile(profile: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield memory_table(profile["memory"])
     spans = profile["request"]
     yield (
-        f"medians of {counted(profile['requests'], 'request')}: "
+        f"medians of {count_text(profile['requests'], 'request')}: "
         f"{seconds_text(spans['latency_s'])}; {seconds_text(spans['infer_s'])} in subgraphs, "
         f"{seconds_text(spans['preprocess_s'])} preprocessing, "
         f"{seconds_text(spans['admission_s'])} admission, "

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hetero.cli.option_types import WANTS_JSON
 from hetero.formatting import visible
-from hetero.terminal_tables import styled
+from hetero.terminal_tables import styled_text
 
 #: Version of the JSON documents; increases when the meaning of a field changes.
 VERSION: Final = 2
@@ -35,18 +35,18 @@ def console(*, stderr: bool = False) -> Console:
 def show(*parts: RenderableType) -> None:
     """Print tables and lines of text for people."""
     for part in parts:
-        console().print(styled(part) if isinstance(part, str) else part, crop=False)
+        console().print(styled_text(part) if isinstance(part, str) else part, crop=False)
 
 
 def print_note(text: str) -> None:
     """Print a line on stderr."""
-    console(stderr=True).print(styled(text))
+    console(stderr=True).print(styled_text(text))
 
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
     """Show a spinner with a text; only on a terminal."""
-    with console(stderr=True).status(styled(text)):
+    with console(stderr=True).status(styled_text(text)):
         yield
 
 

@@ -15,7 +15,7 @@ from hetero.cli.metrics_snapshot import PERCENTILES, MetricsSnapshot, summarize_
 from hetero.cli.option_types import FiniteFloat, json_option
 from hetero.cli.terminal import console, print_note, print_result, wants_json
 from hetero.formatting import nbytes_text, seconds_text
-from hetero.terminal_tables import Columns, Rows, styled, table
+from hetero.terminal_tables import Columns, Rows, styled_text, table
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -142,7 +142,7 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
     )
     rows = ({**row, **row["latency_s"]} for row in document["models"])
     return [
-        styled(interval),
+        styled_text(interval),
         table(rows, models, wraps=("model",)),
         table(document["devices"], devices, style=lambda row: None if row["up"] else "red"),
         table(document["stages"], stages, wraps=("model",)),

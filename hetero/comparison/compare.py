@@ -199,7 +199,7 @@ class _Search:
     def bisect(self, comparison: Comparison) -> Comparison:
         """Find the shortest prefix that differs although the one before it agrees."""
         prefixes = Prefixes(self.model)
-        ends = prefixes.ends
+        ends = prefixes.end_positions
         differences: dict[int, tuple[Difference, ...]] = {}
 
         def agrees(end: int) -> bool:

@@ -427,10 +427,10 @@ class InferenceSession:
                 f"input_feed: expected a dict of arrays by name, got {type(input_feed).__name__}."
             )
         if run_options is None:
-            return self._compiled.run(output_names or None, self._checked(input_feed))
+            return self._compiled.run(output_names or None, self._checked_inputs(input_feed))
         ports = self._ports(output_names)
         request = self._compiled.create_infer_request()
-        request.start_async(self._checked(input_feed))
+        request.start_async(self._checked_inputs(input_feed))
         while not request.wait_for(_TERMINATION_MS):
             if getattr(run_options, "terminate", False):
                 request.cancel()
@@ -467,7 +467,7 @@ class InferenceSession:
             callback(values, user_data, error)
 
         request.set_callback(call_back)
-        request.start_async(self._checked(input_feed))
+        request.start_async(self._checked_inputs(input_feed))
 
     def run_with_ort_values(
         self,
@@ -487,7 +487,7 @@ class InferenceSession:
         """Run once with bound inputs and outputs."""
         iobinding.run(run_options)
 
-    def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked_inputs(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs; refuse an array of another element type instead of converting it."""
         inputs = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in feed.items()}
         for port in self._compiled.inputs:

@@ -111,7 +111,7 @@ class CostPlanner:
         """
         options = request.hetero_config
         policy, fits = request.policy, options["FIT_MEMORY"]
-        supports = self._supports(model, request, refusals)
+        supports = self._query_devices(model, request, refusals)
         if policy == "PRIORITY" and not fits:
             priority = place_by_priority(model, request, self._queries.querier(request), refusals)
         else:
@@ -310,7 +310,7 @@ class CostPlanner:
         by_name = {d.name: d for d in self._get_executor().devices(wait=False)}
         return tuple(by_name[name] for name in request.all_devices)
 
-    def _supports(
+    def _query_devices(
         self, model: Model, request: CompileRequest, refusals: RefusalsByDevice
     ) -> dict[str, Support]:
         query = self._queries.querier(request)

@@ -34,7 +34,7 @@ class QueryCache:
 
     def support(self, device: str, model: Model, config: Mapping[str, Any]) -> Support:
         """Return which nodes of a model a device supports."""
-        return self.timed(device, model, config)[0]
+        return self.query_with_seconds(device, model, config)[0]
 
     def querier(self, request: CompileRequest) -> Callable[[str, Model], Support]:
         """Return a function that queries devices, each together with its replicas."""
@@ -50,7 +50,9 @@ class QueryCache:
 
         return query
 
-    def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
+    def query_with_seconds(
+        self, device: str, model: Model, config: Mapping[str, Any]
+    ) -> tuple[Support, float]:
         """Return which nodes of a model a device supports, and the seconds that the query took."""
         key = (device, repr(sorted(config.items())))
         while True:

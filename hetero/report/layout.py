@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from hetero.formatting import counted, nbytes_text, seconds_text
+from hetero.formatting import count_text, nbytes_text, seconds_text
 
 #: Width and height in pixels: a subgraph, and a model input or output.
 BOX: Final = (190, 66)
@@ -310,11 +310,11 @@ def _box(graph: _Graph, index: int, rectangle: _Rectangle) -> dict[str, Any]:
     device = graph.devices[index]
     if index == WHOLE_MODEL:
         title = "whole model, not partitioned"
-        detail = counted(len(graph.document["nodes"]), "node")
+        detail = count_text(len(graph.document["nodes"]), "node")
     else:
         subgraph = graph.document["subgraphs"][index]
         title = f"{index} · {device or 'no device'}"
-        detail = counted(len(subgraph["nodes"]), "node")
+        detail = count_text(len(subgraph["nodes"]), "node")
         if subgraph["run_s"] is not None:
             detail += f" · {seconds_text(subgraph['run_s'])}"
     labels = {"subgraph": index, "device": device, "title": title, "detail": detail}

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from hetero.formatting import counted, nbytes_text, seconds_text, shapes_text
+from hetero.formatting import count_text, nbytes_text, seconds_text, shapes_text
 from hetero.report.support_matrix import without_names
 
 #: A subgraph is tiny up to this number of nodes.
@@ -38,7 +38,7 @@ STRICT: Final = frozenset({"unsupported-nodes", "unused-device", "fallback", "no
 _ERROR_CODES: Final = ("unsupported-nodes", "not-cut")
 _INFO_CODES: Final = ("double-wire", "unknown-wire", "planned-shapes", "single-device")
 _RANK: Final = {"error": 0, "warning": 1, "info": 2}
-_count_nodes: Final = partial(counted, noun="node")
+_count_nodes: Final = partial(count_text, noun="node")
 #: Bytes of an element, for casts.
 _WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float": 4, "double": 8, "int8": 1, "uint8": 1}
 
@@ -48,7 +48,7 @@ _Lints = Iterator[dict[str, Any]]
 
 def lints(document: _Document) -> list[dict[str, Any]]:
     """Return the lints of a document that lacks only its lints and verdict, the worst first."""
-    checks = (_nodes, _fallbacks, _devices, _subgraphs, _casts, _wires, _times)
+    checks = (_nodes, _fallbacks, _devices, _subgraphs, _casts, _wires, _plan_basis)
     every_lint = [lint for check in checks for lint in check(document)]
     listed: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -250,7 +250,7 @@ def _wires(document: _Document) -> _Lints:
             yield _lint("unknown-wire", text, subgraphs=ends)
 
 
-def _times(document: _Document) -> _Lints:
+def _plan_basis(document: _Document) -> _Lints:
     shapes = document["request"]["shapes"]
     if document["plan"] and shapes and "PLAN_SHAPES" not in document["request"]["config"]:
         text = (

@@ -29,7 +29,7 @@ def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[st
     ]
 
 
-def causes(refusals: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def count_causes(refusals: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """Count refusals (code, message) by cause, the most frequent first.
 
     Messages that differ only in quoted names have one cause; its message has … for the names.
@@ -58,5 +58,5 @@ def _cell(names: list[str], device: str, answer: Support) -> dict[str, Any]:
     reasons = (refusal_of(answer, name, device) for name in refused_names)
     return {
         "supported": len(names) - len(refused_names),
-        "refusals": causes((refusal.code, refusal.message) for refusal in reasons),
+        "refusals": count_causes((refusal.code, refusal.message) for refusal in reasons),
     }

@@ -8,8 +8,8 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetero.formatting import counted, nbytes_text, port_text, seconds_text, visible
-from hetero.terminal_tables import Column, Columns, Rows, styled, table
+from hetero.formatting import count_text, nbytes_text, port_text, seconds_text, visible
+from hetero.terminal_tables import Column, Columns, Rows, styled_text, table
 
 #: Rows of a table before the rest is counted; HTML and JSON list all.
 MAX_ROWS: Final = 20
@@ -29,7 +29,7 @@ def model_line(model: dict[str, Any]) -> Text:
     opsets = ", ".join(f"{domain} {version}" for domain, version in model["opsets"].items())
     return Text.assemble(
         (visible(model["name"]), "bold"),
-        f": {counted(model['nodes'], 'node')}, {counted(model['parameters'], 'parameter')} "
+        f": {count_text(model['nodes'], 'node')}, {count_text(model['parameters'], 'parameter')} "
         f"({nbytes_text(model['weight_nbytes'])}), opset {visible(opsets)}, {model['hash'][:12]}",
     )
 
@@ -38,14 +38,14 @@ def port_lines(model: dict[str, Any]) -> Iterator[Text]:
     """Yield a line for each input and output of a document's model."""
     for kind in ("input", "output"):
         for port in model[f"{kind}s"]:
-            yield styled(f"{kind} {port['name']}: {port_text(port)}")
+            yield styled_text(f"{kind} {port['name']}: {port_text(port)}")
 
 
 def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     model = document["model"]
     yield model_line(model)
     yield from port_lines(model)
-    yield styled(document["verdict"]["sentence"])
+    yield styled_text(document["verdict"]["sentence"])
     yield _devices(document)
     yield _matrix(document)
     if nodes:
@@ -57,13 +57,13 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     if len(document["counterfactuals"]) > 1:
         yield _alternatives(document)
     if document["plan"]:
-        yield styled(document["plan"]["sentence"])
-        yield styled(document["plan"]["basis"])
+        yield styled_text(document["plan"]["sentence"])
+        yield styled_text(document["plan"]["basis"])
     for replica in document["replicas"] if len(document["replicas"]) > 1 else ():
         places = ", ".join(f"{name} {count}" for name, count in replica["devices"].items())
-        yield styled(f"{replica['share'] * 100:.1f} % of the requests: {places}")
+        yield styled_text(f"{replica['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
-        yield styled(f"advice: {advice}")
+        yield styled_text(f"advice: {advice}")
     by_code: dict[str, list[dict[str, Any]]] = {}
     for lint in document["lints"]:
         by_code.setdefault(lint["code"], []).append(lint)
@@ -75,7 +75,7 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
             )
         if len(lints) > MAX_LINTS:
             rest = sum(lint["count"] for lint in lints[MAX_LINTS:])
-            yield styled(f"and {rest} more of {code}", style="dim")
+            yield styled_text(f"and {rest} more of {code}", style="dim")
 
 
 def _devices(document: dict[str, Any]) -> Rows:
@@ -87,7 +87,9 @@ def _devices(document: dict[str, Any]) -> Rows:
         "on": "node",
         "threads": "num_threads",
         "supports": lambda d: f"{d['supported']}/{total}",
-        "gets": lambda d: counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
+        "gets": lambda d: (
+            count_text(d["nodes"], "node") if d["used"] else Text("nothing", "yellow")
+        ),
     }
     if document["plan"]:
         columns["load"] = ("load_s", seconds_text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.formatting import counted, nbytes_text, seconds_text, shapes_text
-from hetero.report.support_matrix import causes
+from hetero.formatting import count_text, nbytes_text, seconds_text, shapes_text
+from hetero.report.support_matrix import count_causes
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def fallback(document: dict[str, Any]) -> dict[str, Any]:
     return {
         "device": first,
         "nodes": [node["name"] for node in fallback_nodes],
-        "reasons": causes((refusal["code"], refusal["message"]) for refusal in refusals),
+        "reasons": count_causes((refusal["code"], refusal["message"]) for refusal in refusals),
     }
 
 
@@ -40,7 +40,7 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
     total = sum(d["load_s"] or 0.0 for d in document["devices"])
     loads = {d["name"]: d["load_s"] / total for d in document["devices"] if total and d["used"]}
     shares = [
-        f"{name} ({counted(count, 'node')}"
+        f"{name} ({count_text(count, 'node')}"
         + (f", {loads[name] * 100:.0f} % of the time)" if name in loads else ")")
         for name, count in used.items()
     ]
@@ -49,16 +49,16 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         f"USED {' '.join(shares) or 'none'}",
     ]
     if num_unsupported:
-        parts.append(f"UNSUPPORTED {counted(num_unsupported, 'node')}")
+        parts.append(f"UNSUPPORTED {count_text(num_unsupported, 'node')}")
     reasons = len(document["fallback"]["reasons"])
     parts.append(
-        f"FALLBACK {counted(len(fallback_nodes), 'node')}"
-        + (f", {counted(reasons, 'reason')}" if reasons else "")
+        f"FALLBACK {count_text(len(fallback_nodes), 'node')}"
+        + (f", {count_text(reasons, 'reason')}" if reasons else "")
     )
     if document["uncut"] is None:
         more = " plus open dimensions" if has_open_dimensions else ""
-        more += f" plus {counted(num_unknown, 'tensor')} of unknown size" if num_unknown else ""
-        cuts = counted(len(document["wires"]), "cut")
+        more += f" plus {count_text(num_unknown, 'tensor')} of unknown size" if num_unknown else ""
+        cuts = count_text(len(document["wires"]), "cut")
         parts.append(f"{cuts}, {nbytes_text(crossing_nbytes)} per request{more}")
     else:
         parts.append("cannot be partitioned")

@@ -19,7 +19,7 @@ class Prefixes:
         self._model = model
 
     @cached_property
-    def ends(self) -> list[int]:
+    def end_positions(self) -> list[int]:
         """Positions of the last nodes of the prefixes whose outputs all have known types."""
         ends: list[int] = []
         alive: set[str] = set()

@@ -145,11 +145,11 @@ class LiveSampler:
                 return
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._work, name="hetero-live-samples", daemon=True
+                    target=self._run_samples, name="hetero-live-samples", daemon=True
                 )
                 self._thread.start()
 
-    def _work(self) -> None:
+    def _run_samples(self) -> None:
         while True:
             try:
                 inputs, outputs = self._waiting.get(timeout=_IDLE_S)

@@ -268,7 +268,7 @@ class _Search:
     def smallest_failure(self) -> list[int]:
         """Return the positions of the nodes of the smallest failing subgraph."""
         prefixes = Prefixes(self._part)
-        ends = prefixes.ends
+        ends = prefixes.end_positions
         failing: dict[int, Difference | str] = {}
 
         def agrees(end: int) -> bool:

@@ -63,13 +63,13 @@ class _ShakenBackend(ArrayBackend):
         plain, shaker = super().function(kernel, keywords, on_host), self.shaker
         quantises = kernel.op_type == "QuantizeLinear"
 
-        def shaken(*arguments: Any) -> Any:
+        def call_shaken(*arguments: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either
                 arguments = (shaker(arguments[0], moves_counts=True), *arguments[1:])
             result = plain(*arguments)
             return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
 
-        return shaken
+        return call_shaken
 
 
 class _ShakenProgram(CPUProgram):

@@ -21,7 +21,7 @@ from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.support import Refusal
-from hetero.formatting import counted
+from hetero.formatting import count_text
 from hetero.partition.partition import PlacedPartition, Subgraph
 from hetero.planning.cost.estimation import DEFAULT_SPEED, count_work, with_input_shapes
 from hetero.properties.compile_request import CompileRequest
@@ -134,8 +134,8 @@ class Verifier:
             wrong = {node for verdict in verdicts for node in refusals_of(verdict)}
             agreeing = sum(verdict.status == "agrees" for verdict in verdicts)
             texts = [
-                *([f"{counted(agreeing, 'subgraph')} equal to {REFERENCE}"] if agreeing else []),
-                *([f"{counted(len(wrong), 'wrong node')}"] if wrong else []),
+                *([f"{count_text(agreeing, 'subgraph')} equal to {REFERENCE}"] if agreeing else []),
+                *([f"{count_text(len(wrong), 'wrong node')}"] if wrong else []),
             ]
             if texts:
                 summaries[device] = ", ".join(texts)
@@ -316,8 +316,8 @@ class Session:
         num_refused = sum(map(len, self.refusals.values()))
         num_kept = sum(map(len, self.kept.values()))
         outcome = [
-            *([f"on other devices: {counted(num_refused, 'node')}"] if num_refused else []),
-            *([f"kept for lack of another: {counted(num_kept, 'node')}"] if num_kept else []),
+            *([f"on other devices: {count_text(num_refused, 'node')}"] if num_refused else []),
+            *([f"kept for lack of another: {count_text(num_kept, 'node')}"] if num_kept else []),
         ]
         _log.warning(
             "model=%s: verification found wrong results (%s): %s",

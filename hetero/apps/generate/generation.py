@@ -95,9 +95,9 @@ class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
         return self._item(tokens)
 
     def __await__(self) -> Generator[Any, None, A]:
-        return self._all().__await__()
+        return self._all_tokens().__await__()
 
-    async def _all(self) -> A:
+    async def _all_tokens(self) -> A:
         async for _ in self:
             pass
         return self.tokens

@@ -236,14 +236,14 @@ class _Section(dict[str, Any]):
         return _Section(f"{self.at}: {name}", self.get(name), allowed)
 
     def number(self, name: str, default: float = 0.0) -> float:
-        return self._checked(name, self.get(name, default))
+        return self._parse_number(name, self.get(name, default))
 
     def numbers(self, name: str) -> tuple[float, ...]:
         entry = self.get(name, [])
         values = entry if isinstance(entry, list) else [entry]
-        return tuple(self._checked(name, value) for value in values)
+        return tuple(self._parse_number(name, value) for value in values)
 
-    def _checked(self, name: str, value: Any) -> float:
+    def _parse_number(self, name: str, value: Any) -> float:
         numeric = isinstance(value, int | float) and not isinstance(value, bool)
         if not numeric or not 0 <= value < 1e12:
             raise ArgumentError(f"{self.at}: {name} {value!r}; expected a number of at least 0.")

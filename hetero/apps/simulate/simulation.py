@@ -218,15 +218,15 @@ def _bottleneck(full_load: Outcome, fleet: Fleet) -> str:
     for row in full_load.used:
         groups.setdefault((row.kind, likes.get(row.name, row.name)), []).append(row)
 
-    def busy(rows: list[Utilisation]) -> float:
+    def mean_utilisation(rows: list[Utilisation]) -> float:
         return sum(row.busy for row in rows) / len(rows)
 
     def priority(rows: list[Utilisation]) -> float:
-        return busy(rows) + _CORES_MARGIN * (rows[0].kind == "cores")
+        return mean_utilisation(rows) + _CORES_MARGIN * (rows[0].kind == "cores")
 
     (kind, name), rows = max(groups.items(), key=lambda item: priority(item[1]))
     part = {"client": "the client's processor", "cores": f"the processor of node {name}"}.get(
         kind, f"the {kind} {name}"
     )
     count = f" ({len(rows)} of them)" if len(rows) > 1 else ""
-    return f"{part}{count} is busy {busy(rows):.0%} of the time and limits the rest."
+    return f"{part}{count} is busy {mean_utilisation(rows):.0%} of the time and limits the rest."

@@ -224,7 +224,7 @@ class Model(ABC, PortLookup):
         """Return the model in its present state; it does not change."""
         return self._source
 
-    def become(self, source: ImmutableModel) -> Self:
+    def replace_contents(self, source: ImmutableModel) -> Self:
         """Replace the contents."""
         self._source = source
         ports = {port.name: port for port in self._inputs}
@@ -251,7 +251,7 @@ class Model(ABC, PortLookup):
         """Replace the declared type of a port."""
         role = "inputs" if port in self._inputs else "outputs"
         specs = [spec if old == port else old for old in getattr(self._source, role)]
-        self.become(self._source.replace(**{role: specs}))
+        self.replace_contents(self._source.replace(**{role: specs}))
 
     def rename(self, port: Output, name: str) -> None:
         """Rename the value of a port.
@@ -274,7 +274,7 @@ class Model(ABC, PortLookup):
         port.update(replace(port.spec, name=name), None)
         if old in self._bounds:
             self._bounds[name] = self._bounds.pop(old)
-        self.become(
+        self.replace_contents(
             source.replace(
                 nodes=[renamed_node(node, names) for node in source.nodes],
                 inputs=[renamed(spec) for spec in source.inputs],
@@ -365,7 +365,7 @@ class Model(ABC, PortLookup):
                 )
         source = self._source.reshape(by_name)
         self._bounds |= {name: PartialShape(shape) for name, shape in by_name.items()}
-        return self.become(source)
+        return self.replace_contents(source)
 
     def add_outputs(self, outputs: Any) -> list[Output]:
         """Make inner values outputs, and return the new ports.
@@ -390,7 +390,7 @@ class Model(ABC, PortLookup):
     def _append(self, specs: Sequence[TensorSpec]) -> list[Output]:
         present = {port.name for port in self._outputs}
         new = [spec for spec in specs if spec.name not in present]
-        self.become(self._source.replace(outputs=[*self._source.outputs, *new]))
+        self.replace_contents(self._source.replace(outputs=[*self._source.outputs, *new]))
         return self._outputs[len(self._outputs) - len(new) :]
 
     def _value_name(self, output: Any) -> str:
@@ -431,7 +431,7 @@ class Model(ABC, PortLookup):
         """
         port = find_port(self._outputs, result, "output")
         outputs = [spec for spec in self._source.outputs if spec.name != port.name]
-        self.become(self._source.replace(outputs=outputs))
+        self.replace_contents(self._source.replace(outputs=outputs))
 
     def validate_nodes_and_infer_types(self) -> None:
         """Do nothing: types always fit the present model."""

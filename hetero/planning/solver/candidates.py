@@ -15,8 +15,8 @@ from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.problem import (
     Assignment,
     Problem,
+    device_seconds,
     is_feasible,
-    loads,
     with_dispatch_margin,
 )
 from hetero.planning.solver.replicas import Replicas
@@ -113,7 +113,7 @@ def predict_plans(
 
     def estimate(replicas: Replicas) -> tuple[float, Replicas]:
         """Estimate the objective: the sum of loads for one request, the maximum for many."""
-        loads_sum = sum(r.share * loads(problem, r.assignment) for r in replicas)
+        loads_sum = sum(r.share * device_seconds(problem, r.assignment) for r in replicas)
         return float(np.sum(loads_sum) if hint == "LATENCY" else np.max(loads_sum)), replicas
 
     def is_required(replicas: Replicas) -> bool:

@@ -141,7 +141,7 @@ def sum_by_index(index: Ints, values: Floats, count: int) -> Floats:
     return np.bincount(index, weights=values, minlength=count).astype(np.float64)
 
 
-def loads(problem: Problem, assignment: Assignment) -> Floats:
+def device_seconds(problem: Problem, assignment: Assignment) -> Floats:
     """Return the seconds that each device computes, sends and receives, shape (devices,).
 
     Dispatch overheads are not included.

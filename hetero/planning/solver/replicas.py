@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads
+from hetero.planning.solver.problem import Assignment, Problem, device_seconds, is_feasible
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,7 +31,7 @@ def whole_model_replicas(problem: Problem) -> Iterator[Replicas]:
     Each device gets requests in proportion to its speed, so all are equally busy.
     """
     n, k = problem.times.shape
-    seconds = {(d,) * n: float(loads(problem, (d,) * n).max()) for d in range(k)}
+    seconds = {(d,) * n: float(device_seconds(problem, (d,) * n).max()) for d in range(k)}
     fastest = sorted(
         (p for p in seconds if seconds[p] > 0 and is_feasible(problem, p)), key=seconds.__getitem__
     )

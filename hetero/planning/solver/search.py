@@ -34,8 +34,8 @@ from hetero.planning.solver.problem import (
     Problem,
     allowed_devices,
     check_constraints,
+    device_seconds,
     is_feasible,
-    loads,
     with_dispatch_margin,
 )
 from hetero.planning.solver.replicas import (
@@ -172,9 +172,9 @@ class _Search:
             if name not in names:
                 names.append(name)
 
-    def best(self) -> list[Assignment]:
+    def ranked_plans(self) -> list[Assignment]:
         """Return all plans, the smallest bottleneck first."""
-        return sorted(self.plans, key=lambda p: (loads(self.problem, p).max(), p))
+        return sorted(self.plans, key=lambda p: (device_seconds(self.problem, p).max(), p))
 
     def add_heuristics(self, *, contiguous: bool, cuts: bool) -> None:
         """Add single devices, the priority list, and minimum cuts."""
@@ -243,9 +243,9 @@ class _Search:
     def anneal(self) -> None:
         """Anneal twice: from the best plan, and from the second best if it is close to the best."""
         problem = with_dispatch_margin(self.problem)
-        first, *others = self.best()
-        limit = SECOND_START_RATIO * loads(problem, first).max()
-        second = next((p for p in others if loads(problem, p).max() <= limit), first)
+        first, *others = self.ranked_plans()
+        limit = SECOND_START_RATIO * device_seconds(problem, first).max()
+        second = next((p for p in others if device_seconds(problem, p).max() <= limit), first)
         speed = min(1.0, QUICK_NODES / problem.node_count)
         proposals = int(self.seconds * PROPOSALS_PER_SECOND * speed / 2)
         half_deadline = (time.monotonic() + self.deadline) / 2
@@ -260,11 +260,11 @@ class _Search:
     def remove_fragments(self) -> None:
         """Add the best plans without their fragments."""
         problem = with_dispatch_margin(self.problem)
-        for assignment in self.best()[:MAX_TIDIED_PLANS]:
+        for assignment in self.ranked_plans()[:MAX_TIDIED_PLANS]:
             name = self.plans[assignment][0]
             self.add(name + TIDIED_SUFFIX, remove_fragments(problem, assignment))
 
     def replicas(self) -> Iterator[Replicas]:
         """Yield replicas of the whole model, and of the best plans that leave devices free."""
         yield from whole_model_replicas(self.problem)
-        yield from replicate_cuts(self.problem, self.best()[:MAX_REPLICATED_PLANS])
+        yield from replicate_cuts(self.problem, self.ranked_plans()[:MAX_REPLICATED_PLANS])

@@ -90,7 +90,7 @@ class QueryCacheCalls(RuleBasedStateMachine):
     def timed_results_are_the_same(self) -> None:
         for (device, model, name), result in self.results.items():
             if name == "none":
-                support, seconds = self.cache.timed(device, self.models[model], {})
+                support, seconds = self.cache.query_with_seconds(device, self.models[model], {})
                 assert support is result
                 assert seconds >= 0
 
@@ -143,5 +143,5 @@ def test_timed_measures_the_query_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("hetero.query.query_cache.time.perf_counter", lambda: next(times))
     cache = QueryCache(lambda *arguments: Support({}))
     model = build("n: y = Neg(x)", outputs="y")
-    assert cache.timed("X.0", model, {}) == (Support({}), 2.5)
-    assert cache.timed("X.0", model, {}) == (Support({}), 2.5)
+    assert cache.query_with_seconds("X.0", model, {}) == (Support({}), 2.5)
+    assert cache.query_with_seconds("X.0", model, {}) == (Support({}), 2.5)

@@ -28,7 +28,7 @@ from hetero.report import (
     report_table,
     strict_problems,
 )
-from hetero.report.support_matrix import causes
+from hetero.report.support_matrix import count_causes
 from tests.support.command_line import Shell
 from tests.support.models import branches, unknown_ops
 from tests.support.report_cases import (
@@ -135,7 +135,7 @@ def test_refusals_that_differ_in_names_have_one_cause() -> None:
         ("dtype", "'e' has an open shape"),
         ("dtype", "'e' has an open shape"),
     ]
-    assert [tuple(row.values()) for row in causes(refusals)] == [
+    assert [tuple(row.values()) for row in count_causes(refusals)] == [
         ("dynamic_shape", "… has an open shape", 3),
         ("dtype", "'e' has an open shape", 2),
         ("dynamic_shape", "'d' has no shape", 1),

@@ -100,7 +100,7 @@ def start_of_input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], Flow]:
     start = _start(port, label)
     ports = _user_ports(port, start, emit)
     orders = [step for step in port.steps if isinstance(step, Order)]
-    model_layout = _ranked(port.model_layout, spec.shape, label)
+    model_layout = _layout_letters(port.model_layout, spec.shape, label)
     if port.model_layout is None:  # the steps' result is passed on unchanged
         model_layout = _layouts(orders, start.layout, label)[-1]
     values = tuple(p.name for p in ports)
@@ -128,7 +128,7 @@ def start_of_output(port: Port, raw: str) -> Flow:
     spec, label = port.spec, f"output {port.spec.name!r}"
     if not spec.is_tensor:
         raise ArgumentError(f"{label}: expected a tensor to postprocess, got {spec.type}.")
-    layout = _ranked(port.model_layout, spec.shape, label)
+    layout = _layout_letters(port.model_layout, spec.shape, label)
     return Flow(label, (raw,), spec.element_type, spec.shape, layout)
 
 
@@ -142,7 +142,7 @@ def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
     flow = convert_element_type(flow, emit, port.element_type or flow.element_type)
     if port.tensor_layout and flow.layout:
         flow = Order(port.tensor_layout)(flow, emit)
-    layout = flow.layout or _ranked(port.tensor_layout, flow.shape, label)
+    layout = flow.layout or _layout_letters(port.tensor_layout, flow.shape, label)
     tensor_spec = TensorSpec(spec.name, f"tensor({flow.element_type})", flow.shape, layout)
     if flow.value == raw:
         return tensor_spec, False
@@ -160,9 +160,9 @@ def _start(port: Port, label: str) -> Flow:
     if shape is None:
         return start
     orders = [step for step in port.steps if isinstance(step, Order)]
-    model_layout = _ranked(port.model_layout, spec.shape, label)
+    model_layout = _layout_letters(port.model_layout, spec.shape, label)
     if port.shape is not None:
-        layout = _ranked(port.tensor_layout, shape, label)
+        layout = _layout_letters(port.tensor_layout, shape, label)
         if not layout and not orders and len(shape) == len(model_layout):
             layout = model_layout
         return replace(start, layout=layout)
@@ -172,13 +172,13 @@ def _start(port: Port, label: str) -> Flow:
     if tensor_layout is None:
         layout = model_layout
         for step in reversed(orders):
-            shape, layout = _before(step, shape, layout, label)
+            shape, layout = _shape_before(step, shape, layout, label)
         return replace(start, shape=shape, layout=layout)
     rank = len(tensor_layout.replace("...", ""))
     layout = tensor_layout.of_rank(len(shape) if "..." in tensor_layout else rank, label)
     layouts = _layouts(orders, layout, label)
     if model_layout:
-        shape = _arranged(shape, model_layout, layouts[-1], label)
+        shape = _permuted_shape(shape, model_layout, layouts[-1], label)
     elif len(layouts[-1]) != len(shape):
         raise ArgumentError(
             f"{label}: layout {layouts[-1]} has {len(layouts[-1])} dimensions, but the model's "
@@ -186,7 +186,7 @@ def _start(port: Port, label: str) -> Flow:
         )
     for step, (earlier, later) in reversed([*zip(orders, pairwise(layouts), strict=True)]):
         if isinstance(step.target, Layout):
-            shape = _arranged(shape, later, earlier, label)
+            shape = _permuted_shape(shape, later, earlier, label)
         else:
             shape = _inverse(step.target, shape, label)
     return replace(start, shape=shape, layout=layout)
@@ -229,7 +229,7 @@ def _layouts(orders: Sequence[Order], layout: str, label: str) -> list[str]:
     return layouts
 
 
-def _before(
+def _shape_before(
     step: Order, shape: tuple[Dimension, ...], layout: str, label: str
 ) -> tuple[tuple[Dimension, ...], str]:
     """Return the shape and layout before a permutation by positions."""
@@ -247,7 +247,9 @@ def _inverse(order: Sequence[int], shape: Sequence[Dimension], label: str) -> tu
     return tuple(shape[order.index(i)] for i in range(len(shape)))
 
 
-def _arranged(shape: Sequence[Dimension], old: str, new: str, label: str) -> tuple[Dimension, ...]:
+def _permuted_shape(
+    shape: Sequence[Dimension], old: str, new: str, label: str
+) -> tuple[Dimension, ...]:
     """Return a shape in another layout; dimensions that `new` lacks must have size 1."""
     omitted = [i for i, letter in enumerate(old) if len(new) < len(old) and letter not in new]
     for i in omitted:
@@ -261,7 +263,7 @@ def _arranged(shape: Sequence[Dimension], old: str, new: str, label: str) -> tup
     return tuple(shape[remaining[i]] for i in order)
 
 
-def _ranked(layout: Layout | None, shape: Sequence[Dimension] | None, label: str) -> str:
+def _layout_letters(layout: Layout | None, shape: Sequence[Dimension] | None, label: str) -> str:
     if layout is None or shape is None:
         return ""
     return layout.of_rank(len(shape), label)

@@ -100,11 +100,11 @@ class Emitter:
         bounds = (self.constant([number]) for number in (begin, end, axis))
         return self.node("Slice", value, *bounds, since=10)
 
-    def pick(self, value: str, axis: int, positions: Sequence[int]) -> str:
+    def gather(self, value: str, axis: int, positions: Sequence[int]) -> str:
         """Add a selection of positions along one axis, in that order."""
         return self.node("Gather", value, self.constant(positions), axis=axis)
 
-    def rounded(self, value: str, element_type: str) -> str:
+    def round_to_integer(self, value: str, element_type: str) -> str:
         """Add a conversion of floats to integers: round half to even, and saturate."""
         limits = np.iinfo(DTYPES[TYPE_NUMBERS[element_type]])
         bounds = (self.constant(limit, np.float32) for limit in (limits.min, limits.max))

@@ -13,7 +13,7 @@ from hetero.devices.model.tensor_spec import Dimension
 from hetero.faces.openvino.preprocess.color_format import PLANES, ColorFormat
 from hetero.faces.openvino.preprocess.emitter import Emitter, Flow
 from hetero.faces.openvino.preprocess.layout import axis_of
-from hetero.faces.openvino.preprocess.tensor_steps import as_float, single, with_last
+from hetero.faces.openvino.preprocess.tensor_steps import as_float, require_one_plane, with_last
 
 
 class ResizeAlgorithm(Enum):
@@ -78,7 +78,7 @@ def resize(
         return replace(tensor, values=(value,), shape=tuple(target_shape))
 
     if algorithm is ResizeAlgorithm.RESIZE_NEAREST:
-        return write(single(flow))
+        return write(require_one_plane(flow))
 
     def compute(tensor: Flow) -> Flow:
         # Runtimes implement cubic resizing only for height and width as the last dimensions.
@@ -86,7 +86,7 @@ def resize(
             return write(tensor)
         return with_last(tensor, "HW", emit, write, "resize")
 
-    return as_float(single(flow), emit, compute)
+    return as_float(require_one_plane(flow), emit, compute)
 
 
 def _sizes(flow: Flow, shape: list[Dimension], emit: Emitter) -> str:
@@ -95,7 +95,7 @@ def _sizes(flow: Flow, shape: list[Dimension], emit: Emitter) -> str:
         return emit.constant(shape)
     whole = emit.node("Shape", flow.value)
     parts = [
-        emit.constant([size]) if isinstance(size, int) else emit.pick(whole, 0, [axis])
+        emit.constant([size]) if isinstance(size, int) else emit.gather(whole, 0, [axis])
         for axis, size in enumerate(shape)
     ]
     return emit.node("Concat", *parts, since=4, axis=0)
@@ -136,8 +136,8 @@ def convert_color(flow: Flow, emit: Emitter, color: ColorFormat) -> Flow:
     else:
         axis = flow.layout.index("C")
         order = [_RGB[flow.color][i] for i in _RGB[color]]
-        value = emit.pick(flow.value, axis, order)
-        converted = replace(flow, values=(value,), shape=_with(flow, axis, len(order)))
+        value = emit.gather(flow.value, axis, order)
+        converted = replace(flow, values=(value,), shape=_resized_shape(flow, axis, len(order)))
     return replace(converted, color=color)
 
 
@@ -167,7 +167,7 @@ def _rgb_from_planes(flow: Flow, planes: list[Flow], emit: Emitter, color: Color
         yuv = emit.node("Concat", y, *upsampled, since=4, axis=channels)
         start = np.reshape([16, 128, 128], [-1] + [1] * (len(flow.layout) - channels - 1))
         centred = emit.node("Sub", yuv, emit.constant(start, whole.dtype), since=7)
-        tensor = replace(whole, values=(centred,), shape=_with(planes[0], channels, 3))
+        tensor = replace(whole, values=(centred,), shape=_resized_shape(planes[0], channels, 3))
         colours = _weighted_sums(tensor, np.transpose(_RGB_FROM_YUV)[:, list(_RGB[color])], emit)
         bounds = (emit.constant(limit, whole.dtype) for limit in (0, 255))
         return replace(colours, values=(emit.node("Clip", colours.value, *bounds, since=11),))
@@ -180,7 +180,7 @@ def _weighted_sums(flow: Flow, weights: np.ndarray, emit: Emitter) -> Flow:
 
     def write(last: Flow) -> Flow:
         value = emit.node("MatMul", last.value, emit.constant(weights, last.dtype))
-        return replace(last, values=(value,), shape=_with(last, -1, weights.shape[1]))
+        return replace(last, values=(value,), shape=_resized_shape(last, -1, weights.shape[1]))
 
     def compute(floats: Flow) -> Flow:
         return with_last(floats, "C", emit, write, "convert_color")
@@ -218,7 +218,7 @@ def _planes(flow: Flow, emit: Emitter) -> list[Flow]:
     return [replace(flow, values=(value,), shape=tuple(sizes)) for value in (first, second)]
 
 
-def _with(flow: Flow, axis: int, size: int) -> tuple[Dimension, ...]:
+def _resized_shape(flow: Flow, axis: int, size: int) -> tuple[Dimension, ...]:
     shape = list(flow.shape or ())
     shape[axis] = size
     return tuple(shape)

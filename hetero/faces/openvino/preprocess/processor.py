@@ -48,7 +48,7 @@ class PrePostProcessor:
 
     def __init__(self, model: Source | Model) -> None:
         #: A model that changes in place.
-        self._target: Any = model if hasattr(model, "become") else None
+        self._target: Any = model if hasattr(model, "replace_contents") else None
         self._model = read_model(model)
         self._inputs: dict[str, Port] = {}
         self._outputs: dict[str, Port] = {}
@@ -99,7 +99,7 @@ class PrePostProcessor:
         """
         model = build(self._model, self._inputs, self._outputs)
         if self._target is not None:
-            changed_model: Model = self._target.become(model)
+            changed_model: Model = self._target.replace_contents(model)
             return changed_model
         warn_if_unused("model = processor.build()")
         return model
@@ -209,7 +209,7 @@ class PostProcessSteps(_Info):
 
     def convert_element_type(self, type: Any = None) -> Self:
         """Convert the elements, by default to the type of the user's tensor or of the model."""
-        target_type = self._implied() if type is None else Type(type)
+        target_type = self._element_type_before_steps() if type is None else Type(type)
         return self._add(convert_element_type, element_type=target_type)
 
     def convert_layout(self, layout: str | Layout | Sequence[int]) -> Self:
@@ -225,7 +225,7 @@ class PostProcessSteps(_Info):
             "ONNX nodes and merge it into the model with onnx.compose.merge_models."
         )
 
-    def _implied(self) -> str:
+    def _element_type_before_steps(self) -> str:
         return self._port.element_type or self._port.spec.element_type
 
     def _add(self, step: Callable[..., Flow], **options: Any) -> Self:
@@ -236,7 +236,7 @@ class PostProcessSteps(_Info):
 class PreProcessSteps(PostProcessSteps):
     """Ordered preprocessing steps of an input."""
 
-    def _implied(self) -> str:
+    def _element_type_before_steps(self) -> str:
         return self._port.spec.element_type
 
     def mean(self, value: float | Sequence[float]) -> Self:

@@ -39,7 +39,7 @@ class Order:
         rank = _rank(flow)
         if not isinstance(self.target, Layout):
             check_order(self.target, rank, flow.label)
-            return permuted(single(flow), self.target, emit)
+            return permuted(require_one_plane(flow), self.target, emit)
         if not flow.layout:
             side = ".model()" if flow.is_output else ".tensor()"
             raise ArgumentError(
@@ -48,7 +48,9 @@ class Order:
                 "convert_layout([0, 3, 1, 2])."
             )
         letters = len(self.target.replace("...", ""))
-        return to_layout(single(flow), self.target.of_rank(max(rank, letters), flow.label), emit)
+        return to_layout(
+            require_one_plane(flow), self.target.of_rank(max(rank, letters), flow.label), emit
+        )
 
 
 def convert_element_type(flow: Flow, emit: Emitter, element_type: str) -> Flow:
@@ -78,7 +80,9 @@ def arithmetic(flow: Flow, emit: Emitter, op_type: str, numbers: Sequence[float]
             )
         constant = np.reshape(numbers, [-1] + [1] * (len(flow.layout) - axis - 1))
     other = emit.constant(constant, flow.dtype)
-    return replace(flow, values=(emit.node(op_type, single(flow).value, other, since=7),))
+    return replace(
+        flow, values=(emit.node(op_type, require_one_plane(flow).value, other, since=7),)
+    )
 
 
 def reverse_channels(flow: Flow, emit: Emitter) -> Flow:
@@ -90,7 +94,9 @@ def reverse_channels(flow: Flow, emit: Emitter) -> Flow:
             f"{flow.label}: reverse_channels needs a known number of channels; set the shape "
             "with .tensor().set_shape([...])."
         )
-    return replace(flow, values=(emit.pick(single(flow).value, axis, range(channels)[::-1]),))
+    return replace(
+        flow, values=(emit.gather(require_one_plane(flow).value, axis, range(channels)[::-1]),)
+    )
 
 
 def crop(flow: Flow, emit: Emitter, begin: Sequence[int], end: Sequence[int]) -> Flow:
@@ -106,7 +112,7 @@ def crop(flow: Flow, emit: Emitter, begin: Sequence[int], end: Sequence[int]) ->
             )
         sizes.append(size_after)
     bounds = (emit.constant(x) for x in (begin, end, range(len(sizes))))
-    value = emit.node("Slice", single(flow).value, *bounds, since=10)
+    value = emit.node("Slice", require_one_plane(flow).value, *bounds, since=10)
     return replace(flow, values=(value,), shape=tuple(sizes))
 
 
@@ -127,11 +133,11 @@ def pad(
         size + first + last if isinstance(size, int) else None if first or last else size
         for size, first, last in sides
     ]
-    value = single(flow).value
+    value = require_one_plane(flow).value
     if mode is PaddingMode.SYMMETRIC:
         for axis, (size, first, last) in enumerate(sides):
             if first or last:
-                value = emit.pick(value, axis, _mirrored(size, first, last, flow.label))
+                value = emit.gather(value, axis, _mirrored_positions(size, first, last, flow.label))
     else:
         operands = [emit.constant([*begin, *end])]
         if mode is PaddingMode.CONSTANT:
@@ -140,7 +146,7 @@ def pad(
     return replace(flow, values=(value,), shape=tuple(sizes))
 
 
-def single(flow: Flow) -> Flow:
+def require_one_plane(flow: Flow) -> Flow:
     """Return the flow; ArgumentError if it has several planes."""
     if len(flow.values) > 1:
         raise ArgumentError(
@@ -195,7 +201,7 @@ def as_float(flow: Flow, emit: Emitter, write: Callable[[Flow], Flow]) -> Flow:
         return write(flow)
     values = tuple(emit.cast(value, "float") for value in flow.values)
     result = write(replace(flow, values=values, element_type="float"))
-    padded = tuple(emit.rounded(value, flow.element_type) for value in result.values)
+    padded = tuple(emit.round_to_integer(value, flow.element_type) for value in result.values)
     return replace(result, values=padded, element_type=flow.element_type)
 
 
@@ -229,7 +235,7 @@ def _sides(
     return list(zip(flow.shape or (), begin, end, strict=True))
 
 
-def _mirrored(size: Dimension, begin: int, end: int, label: str) -> Sequence[int]:
+def _mirrored_positions(size: Dimension, begin: int, end: int, label: str) -> Sequence[int]:
     if not isinstance(size, int):
         raise ArgumentError(
             f"{label}: pad with SYMMETRIC needs a static size; set it with "

@@ -15,7 +15,7 @@ from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.heuristics import priority_plan
 from hetero.planning.solver.local_search import LoadState, anneal, remove_fragments
 from hetero.planning.solver.min_cut import minimum_cut
-from hetero.planning.solver.problem import Problem, is_feasible, loads, make_problem
+from hetero.planning.solver.problem import Problem, device_seconds, is_feasible, make_problem
 from hetero.planning.solver.replicas import replicate_cuts, whole_model_replicas
 from hetero.planning.solver.slicing import slice_order
 from tests.support.evaluation import plan
@@ -59,7 +59,7 @@ def test_loads_match_brute_force() -> None:
     for problem in small_problems(6):
         rows = every_assignment(problem)[::37]
         expected = every_load(problem, rows)
-        actual = [loads(problem, tuple(row)) for row in rows.tolist()]
+        actual = [device_seconds(problem, tuple(row)) for row in rows.tolist()]
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
@@ -90,8 +90,10 @@ def test_anneal_is_feasible_and_never_worse(cases: list[tuple[Problem, float]]) 
         result, cut_short = anneal(base, start, proposals=2_000, seed=3)
         assert not cut_short
         assert is_feasible(base, result)
-        bottleneck = loads(base, result).max()
-        assert optimum * (1 - 1e-12) <= bottleneck <= loads(base, start).max() * (1 + 1e-12)
+        bottleneck = device_seconds(base, result).max()
+        assert (
+            optimum * (1 - 1e-12) <= bottleneck <= device_seconds(base, start).max() * (1 + 1e-12)
+        )
 
 
 def test_anneal_with_very_slow_device_does_not_overflow() -> None:
@@ -107,7 +109,7 @@ def test_load_state_moves_keep_loads_exact() -> None:
     for _ in range(300):
         v = int(rng.integers(9))
         state.move(v, int(rng.choice(state.options[v])))
-    expected = loads(problem, tuple(state.device_of))
+    expected = device_seconds(problem, tuple(state.device_of))
     np.testing.assert_allclose(state.loads, expected, atol=1e-9)
 
 
@@ -115,9 +117,9 @@ def test_remove_fragments_is_never_worse() -> None:
     for problem in small_problems(20):
         base = collapse_groups(problem).problem
         for row in every_assignment(base)[::701].tolist():
-            loads_before = loads(base, tuple(row))
+            loads_before = device_seconds(base, tuple(row))
             cleaned = remove_fragments(base, tuple(row))
-            loads_after = loads(base, cleaned)
+            loads_after = device_seconds(base, cleaned)
             assert is_feasible(base, cleaned)
             assert loads_after.max() <= loads_before.max() * (1 + 1e-9)
             assert loads_after.sum() <= loads_before.sum() * (1 + 1e-9)
@@ -132,7 +134,7 @@ def test_minimum_cut_is_optimal() -> None:
         value, assignment = result
         assert value == pytest.approx(weighted_sums.min(), rel=1e-6)
         assert value <= weighted_sums.min()
-        actual = loads(problem, assignment) @ np.array([0.3, 0.7])
+        actual = device_seconds(problem, assignment) @ np.array([0.3, 0.7])
         assert actual == pytest.approx(weighted_sums.min(), rel=1e-6)
 
 
@@ -163,7 +165,7 @@ def test_whole_model_replicas_are_equally_busy() -> None:
     (replicas,) = whole_model_replicas(problem)
     assert [r.assignment for r in replicas] == [(0, 0), (1, 1)]
     assert [r.share for r in replicas] == pytest.approx([2 / 3, 1 / 3])
-    busy_s = [r.share * loads(problem, r.assignment).max() for r in replicas]
+    busy_s = [r.share * device_seconds(problem, r.assignment).max() for r in replicas]
     assert busy_s == pytest.approx([4 / 3, 4 / 3])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from hetero.planning.solver.contraction import coarsen, collapse_groups, fuse, fuse_cycles
 from hetero.planning.solver.graph import topological_order
-from hetero.planning.solver.problem import allowed_devices, loads
+from hetero.planning.solver.problem import allowed_devices, device_seconds
 from tests.support.planner_problems import random_problem, residual_network
 
 
@@ -25,7 +25,9 @@ def test_contraction_preserves_loads(seed: int) -> None:
         for _ in range(10):
             plan = tuple(rng.integers(0, 3, contracted.node_count).tolist())
             assignment = contraction.expand(plan)
-            np.testing.assert_allclose(loads(contracted, plan), loads(problem, assignment))
+            np.testing.assert_allclose(
+                device_seconds(contracted, plan), device_seconds(problem, assignment)
+            )
     assert len(topological_order(without_cycles.problem.node_count, without_cycles.problem.edges()))
 
 
