@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from hetero.devices.faults.fault import Fault, NodeView, Proof
+from hetero.devices.model.integer_ranges import by_operator
 
 _ML: Final = "ai.onnx.ml"
 #: Versions before 1.25 lose weights of more bytes if only bodies read them.
@@ -16,6 +17,18 @@ _TREE: Final = """nodes_treeids = [0, 0, 0], nodes_nodeids = [0, 1, 2],
     nodes_featureids = [0, 0, 0], nodes_values = [0.1, 0.0, 0.0],
     nodes_modes = ["BRANCH_LEQ", "LEAF", "LEAF"], nodes_truenodeids = [1, 0, 0],
     nodes_falsenodeids = [2, 0, 0]"""
+
+
+#: Operators on floats that are right except for NaN, for which ONNX defines no result -> a note.
+NOTES: Final = by_operator(
+    {
+        "GlobalMaxPool MaxPool ReduceMax ReduceMin": "NaN may not propagate",
+        "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
+        "ArgMax ArgMin Hardmax": "NaN counts as the extreme element only if it is the first one",
+        "Clip": "a limit of NaN is ignored",
+        "Resize": "NaN does not propagate to samples that weight it with 0",
+    }
+)
 
 
 def _ignores_post_transform(view: NodeView) -> bool:

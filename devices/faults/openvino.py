@@ -12,6 +12,7 @@ from hetero.devices.faults.openvino_conditions import (
     casts_floats_to_narrowed_integers,
     fills_beyond_32_bits,
     has_constant_inputs,
+    has_negative_scales_along_axis,
     has_open_sizes,
     has_quantising_and_other_readers,
     has_scales_along_open_axis,
@@ -41,12 +42,14 @@ NEWEST_OPSET: Final = 23
 #: Operators that are right except for NaN, infinities or rounding -> a note for the query.
 NOTES: Final = by_operator(
     {
-        "Celu Exp HardSigmoid Max Min Relu Softmax LogSoftmax": "NaN does not propagate",
+        "Celu Exp GlobalMaxPool HardSigmoid LogSoftmax Max MaxPool Min ReduceLogSumExp Relu "
+        "Softmax": "NaN does not propagate",
         "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
         "Greater GreaterOrEqual": "true if one side is NaN",
         "Clip": "NaN and infinities become the nearest limit",
         "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "wrong for NaN and infinities",
-        "ReduceMax ReduceMin": "an infinity that is the only element becomes the largest float",
+        "ReduceMax ReduceMin": "NaN may not propagate; a single infinity becomes the largest float",
+        "Resize": "NaN does not propagate to samples that weight it with 0",
         "QuantizeLinear": "a value halfway between two steps may round to the other one",
         "LpNormalization": "a small number is added to the divisor",
     }
@@ -135,6 +138,30 @@ FAULTS: Final = FaultTable(
                 <float[1,3,1] k = {1, -2, 3}, float s = {0.05}, uint8 z = {128}>
                 {m = Mul(x, k) q = QuantizeLinear(m, s, z) y = DequantizeLinear(q, s, z)}""",
                 sizes={"n": 1},
+            ),
+        ),
+        Fault(
+            "QuantizeLinear",
+            "negative scales along an axis give a limit of the type",
+            has_negative_scales_along_axis,
+            proof=Proof(
+                """(float[2,3] x) => (int8[2,3] y)
+                <float[3] s = {-0.1, 0.1, -0.3}, int8[3] z = {3, 4, 5}>
+                {y = QuantizeLinear<axis = 1>(x, s, z)}"""
+            ),
+        ),
+        Fault(
+            "QLinearConv QLinearMatMul",
+            "scales that are not constants give wrong results if they are negative",
+            lambda v: any(v.is_runtime_value(v.input_name(position)) for position in (1, 4, 6)),
+            proof=Proof(
+                """(int8[2,4] a, float[1] s, int8[4,3] b) => (int8[2,3] y) <int8 z = {3}>
+                {y = QLinearMatMul(a, s, z, b, s, z, s, z)}""",
+                {
+                    "a": [[81, 109, -127, 111], [-124, 87, -128, -98]],
+                    "s": [-0.2],
+                    "b": [[25, -76, 117], [-67, -101, -128], [-127, 0, 119], [0, 127, 120]],
+                },
             ),
         ),
         Fault(

@@ -69,6 +69,12 @@ def has_scales_along_open_axis(view: NodeView) -> bool:
     return not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int)
 
 
+def has_negative_scales_along_axis(view: NodeView) -> bool:
+    """Return whether several scales are constants, and one of them is negative."""
+    constant = view.model.constants.get(view.input_name(1))
+    return constant is not None and constant.array.size > 1 and bool((constant.array < 0).any())
+
+
 def slopes_may_fit_channels(view: NodeView) -> bool:
     """Return whether a PRelu's slopes for the last axis may be as many as the channels."""
     shape, slopes = (view.input_shape(i) or () for i in (0, 1))
