@@ -89,12 +89,14 @@ class Node:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of all input and captured values, without duplicates."""
-        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captures) if name))
+        names = dict.fromkeys((*self.inputs, *self.captures))
+        names.pop("", None)
+        return tuple(names)
 
     @property
     def writes(self) -> tuple[str, ...]:
         """Names of all present outputs."""
-        return tuple(name for name in self.outputs if name)
+        return self.outputs if all(self.outputs) else tuple(filter(None, self.outputs))
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -30,6 +30,11 @@ _LETTERS: Final = {denotation: letter for letter, denotation in _DENOTATIONS.ite
 _TENSOR_DTYPES: Final = {
     f"tensor({name})": DTYPES[number] for name, number in TYPE_NUMBERS.items() if number in DTYPES
 }
+#: Type string of a dense tensor -> bits of an element.
+_NUM_BITS: Final = {
+    name: (_ELEMENT_TYPES[name].bitwidth if name in _ELEMENT_TYPES else 0) or dtype.itemsize * 8
+    for name, dtype in _TENSOR_DTYPES.items()
+}
 #: Names of dimensions that do not identify a symbol.
 _ANONYMOUS: Final = ("", "?")
 
@@ -87,15 +92,15 @@ class TensorSpec:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the tensor's elements, or None if the type or a dimension is unknown."""
-        if self.shape is None or self.dtype is None:
+        bits = _NUM_BITS.get(self.type)
+        if self.shape is None or bits is None:
             return None
-        sizes = [d for d in self.shape if isinstance(d, int)]
-        if len(sizes) != len(self.shape):
-            return None
-        bits = self.dtype.itemsize * 8
-        if self.element_type:
-            bits = self.element_type.bitwidth or bits
-        return (math.prod(sizes) * bits + 7) // 8
+        count = 1
+        for dimension in self.shape:
+            if not isinstance(dimension, int):
+                return None
+            count *= dimension
+        return (count * bits + 7) // 8
 
     # OpenVINO's names. In ONNX a port is the only output of its node and has one name, so
     # `get_node` and `get_tensor` return the port itself.

@@ -118,7 +118,7 @@ def _plan_within_memory(
     """Plan within memory budgets; the report marks the alternatives that exceed them."""
     predictor = _PlanPredictor(task, task_problem, {})
     is_priority = options.policy == "PRIORITY"
-    fit_search = FitSearch(task_problem, memory)
+    fit_search = FitSearch(task_problem, memory, lambda a: predictor.placement(a, "fit").partition)
     preferred: list[Assignment] = []
     search = partial(
         search_plan,
@@ -197,16 +197,19 @@ class _PlanPredictor:
 
         If the task has devices with further ones, each replica of the plan becomes several.
         """
-        for assignment in (replica.assignment for replica in replicas):
-            if assignment not in self._placements:
-                affinity = self._known_affinities.get(assignment)
-                if affinity is None:
-                    affinity = self._task_problem.affinity(assignment, f"plan: {name}")
-                split = partition(self._task.model, affinity)
-                self._placements[assignment] = PlacedPartition(split, affinity)
-        originals = [replace(self._placements[r.assignment], share=r.share) for r in replicas]
+        originals = [replace(self.placement(r.assignment, name), share=r.share) for r in replicas]
         placements = [p for o in originals for p in replicate(o, self._task.replicas)]
         return placements if len(placements) == len(originals) else self._balance(placements)
+
+    def placement(self, assignment: Assignment, name: str) -> PlacedPartition:
+        """Return the placement of an assignment; `name` is part of the reasons, if it is new."""
+        if assignment not in self._placements:
+            affinity = self._known_affinities.get(assignment)
+            if affinity is None:
+                affinity = self._task_problem.affinity(assignment, f"plan: {name}")
+            split = partition(self._task.model, affinity)
+            self._placements[assignment] = PlacedPartition(split, affinity)
+        return self._placements[assignment]
 
     def _balance(self, placements: Sequence[PlacedPartition]) -> list[PlacedPartition]:
         """Return placements with shares in proportion to their speed; the largest share first."""

@@ -73,7 +73,11 @@ def query_priority(
                 break
     return Support(
         {name: device_of[name] for name in model.node_names if name in device_of},
-        {name: refusals[name] for name in model.node_names if name in refusals.keys() - device_of},
+        {
+            name: refusals[name]
+            for name in model.node_names
+            if name in refusals and name not in device_of
+        },
         {name: refusals[name] for name in model.node_names if name in refusals},
         {
             name: results[device_of[name]].notes[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetero.devices.errors import PlanError
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.formatting import nbytes_text
-from hetero.partition.partition import partition
+from hetero.partition.partition import Partition
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.live_values import live_nbytes
 from hetero.planning.memory.predict_memory import predict_memory, weight_nbytes
@@ -59,11 +59,20 @@ class _Slot:
 
 
 class FitSearch:
-    """Search of assignments for one planning problem."""
+    """Search of assignments for one planning problem.
 
-    def __init__(self, task_problem: TaskProblem, memory: MemoryModel) -> None:
+    `partition_of`: returns the partition of an assignment.
+    """
+
+    def __init__(
+        self,
+        task_problem: TaskProblem,
+        memory: MemoryModel,
+        partition_of: Callable[[Assignment], Partition],
+    ) -> None:
         self._task_problem = task_problem
         self._memory = memory
+        self._partition_of = partition_of
         problem = task_problem.problem
         groups = collapse_groups(problem)
         self._units = groups.compose(fuse_cycles(groups.problem))
@@ -93,10 +102,9 @@ class FitSearch:
 
     def verify(self, assignment: Assignment) -> Fit:
         """Return an assignment with the memory that its actual partition needs."""
-        task = self._task_problem.task
-        affinity = self._task_problem.affinity(assignment, "fits")
-        split = partition(task.model, affinity)
-        return Fit(assignment, predict_memory(task.model, split.subgraphs, self._memory))
+        subgraphs = self._partition_of(assignment).subgraphs
+        model = self._task_problem.task.model
+        return Fit(assignment, predict_memory(model, subgraphs, self._memory))
 
     def search(self, preferred: Iterable[Assignment] = ()) -> Fit:
         """Return an assignment that fits: the first of the preferred ones, or another.

@@ -15,9 +15,11 @@ from hetero.devices.errors import PlanError
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
+from hetero.partition.partition import Partition, partition
 from hetero.planning.memory.device_memory import MemoryModel
 from hetero.planning.memory.fit import FitSearch
 from hetero.planning.plan_task import PlanOptions, plan_task
+from hetero.planning.solver.problem import Assignment
 from hetero.planning.task import build_problem
 from tests.support.costs import costs, task
 from tests.support.graphs import proto
@@ -61,7 +63,11 @@ def fit_search(
 ) -> FitSearch:
     model_costs = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in budgets})
     problem = build_problem(task(model, model_costs), "LATENCY")
-    return FitSearch(problem, MemoryModel(traits, budgets))
+
+    def partition_of(assignment: Assignment) -> Partition:
+        return partition(model, problem.affinity(assignment, "test"))
+
+    return FitSearch(problem, MemoryModel(traits, budgets), partition_of)
 
 
 @pytest.mark.sampled(4)
