@@ -32,7 +32,11 @@ from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.cost.profile_request import ProfileRequest, identify_device
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.open_sizes import require_sizes
-from hetero.planning.memory.predict_memory import largest_request_count, predict_memory
+from hetero.planning.memory.predict_memory import (
+    largest_request_count,
+    largest_sequence_count,
+    predict_memory,
+)
 from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.planning.task import Constraints, Task
@@ -199,14 +203,16 @@ class CostPlanner:
         *,
         shapes: Mapping[str, Sequence[int]] | None = None,
         requests: int = 1,
+        sequences: int | None = None,
     ) -> dict[str, DeviceMemory]:
         """Predict the memory of each device that placements use.
 
         `shapes`: of inputs with open dimensions; by default those of the plan.
         `requests`: the number of requests in flight.
+        `sequences`: the number of sequences that keep states; by default that of the plan.
         """
         memory = self._memory_model(model, request, self._constraints(model, request))
-        memory = replace(memory, requests=requests)
+        memory = replace(memory, requests=requests, sequences=sequences or memory.sequences)
         shaped = with_input_shapes(model, shapes or _shapes(model, request))
         subgraphs = [s for placement in placements for s in placement.partition.subgraphs]
         return predict_memory(shaped, subgraphs, memory)
@@ -233,8 +239,9 @@ class CostPlanner:
     ) -> CompileRequest:
         """Return a request whose options keep placements within the devices' memory.
 
-        Devices whose copies of weights do not fit get their compact options, and the number of
-        requests in flight is limited. Without FIT_MEMORY the request remains the same.
+        Devices whose copies of weights do not fit get their compact options, and the numbers of
+        requests in flight and of sequences with states are limited. Without FIT_MEMORY the request
+        remains the same.
         """
         if not request.hetero_config["FIT_MEMORY"]:
             return request
@@ -245,8 +252,13 @@ class CostPlanner:
                 traits = request.descriptor(device).memory_traits
                 configs.setdefault(device, {}).update(traits.compact_options)
         limit = request.hetero_config["MAX_REQUESTS_IN_FLIGHT"] or Limits().requests
-        requests = largest_request_count(predictions, limit)
-        return replace(request.with_options(MAX_REQUESTS_IN_FLIGHT=requests), configs=configs)
+        limits = {"MAX_REQUESTS_IN_FLIGHT": largest_request_count(predictions, limit)}
+        if variables_of(model):
+            two = self.predict_memory(model, placements, request, sequences=2)
+            one = self.predict_memory(model, placements, request, sequences=1)
+            counts = request.hetero_config["MAX_SEQUENCES"], largest_sequence_count(one, two)
+            limits["MAX_SEQUENCES"] = min(filter(None, counts), default=0)
+        return replace(request.with_options(**limits), configs=configs)
 
     def _find_refusals(
         self, model: Model, request: CompileRequest, report: PlanReport

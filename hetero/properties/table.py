@@ -194,6 +194,16 @@ HETERO_PROPERTIES: Final = PropertyTable(
         minimum=0,
     ),
     Property(
+        "MAX_SEQUENCES",
+        int,
+        0,
+        mutable=True,
+        doc="Maximum number of sequences that are generated at once, if each is as long as the KV "
+        "caches of PLAN_SHAPES; further ones wait. 0: unlimited. FIT_MEMORY sets it to the number "
+        "whose KV caches fit the devices' memory.",
+        minimum=0,
+    ),
+    Property(
         "MAX_BYTES_IN_FLIGHT",
         int,
         _LIMITS.nbytes,

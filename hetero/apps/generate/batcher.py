@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from hetero.apps.generate.batch_layout import BatchLayout
+from hetero.apps.generate.cache_admission import CacheAdmission
 from hetero.apps.generate.decoder_ports import Decoder
 from hetero.apps.generate.prefill_chunks import ChunkSizer
 from hetero.apps.generate.sequences import MAX_UNREAD, SequenceBatch, StepGroup, TokenSequence
@@ -58,10 +59,18 @@ class Batcher:
 
     `layout`: arrangement of several sequences in one run; None if a run has a single row.
     `lanes`: number of steps that the devices run at once.
+    `admission`: limits the sequences that run at once; None if their number is unlimited.
     """
 
-    def __init__(self, decoder: Decoder, layout: BatchLayout | None, lanes: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        layout: BatchLayout | None,
+        lanes: int,
+        admission: CacheAdmission | None = None,
+    ) -> None:
         self.decoder: Final = decoder
+        self.admission: Final = admission
         self._layout: Final = layout
         self._lanes: Final = lanes
         #: Whether sequences of several calls share steps.
@@ -75,6 +84,8 @@ class Batcher:
 
     def step(self, sequences: Sequence[TokenSequence]) -> list[int | None] | None:
         """Return the next token of each sequence, None for one that has ended; None after all."""
+        if self.admission is not None:
+            self.admission.wait(sequences)
         while not isinstance(turn := self._next_turn(sequences), list):
             if isinstance(turn, OneShotEvent):
                 turn.wait()
@@ -89,6 +100,7 @@ class Batcher:
 
     async def step_async(self, sequences: Sequence[TokenSequence]) -> list[int | None] | None:
         """Do what `step` does, without blocking the event loop."""
+        await self.wait_for_admission(sequences)
         while True:
             changed: Future[None] = Future()
             notify = partial(_complete_future, changed)
@@ -101,6 +113,11 @@ class Batcher:
                 else:  # joining KV caches waits for devices
                     run_in_thread(self._start, turn, notify)
             await wait_in_loop(changed)  # a task that is cancelled here leaves the step to others
+
+    async def wait_for_admission(self, sequences: Sequence[TokenSequence]) -> None:
+        """Wait until the devices have memory for the KV caches of sequences."""
+        if self.admission is not None:
+            await self.admission.wait_async(sequences)
 
     def states(self, sequences: Sequence[TokenSequence]) -> tuple[VariableState, ...]:
         """Return the states of sequences, after joining them into one batch if possible."""
@@ -150,6 +167,12 @@ class Batcher:
             batch.request.cancel()
         if is_new:
             self._chunks.observe_end()
+        self.observe_end()
+
+    def observe_end(self) -> None:
+        """Let sequences that wait for memory begin, because others have ended."""
+        if self.admission is not None:
+            self.admission.notify()
 
     # Turns: which group runs the next step.
 
@@ -355,6 +378,8 @@ class Batcher:
             is_unused = not any(one.slot and one.slot[0] is batch for one in batch.sequences)
         if is_unused:
             batch.request.cancel()  # the step after the last, if it was started
+        if any(sequence.is_complete for sequence in batch.sequences):
+            self.observe_end()
 
     def _restart(self, sequence: TokenSequence) -> None:
         """Recompute a sequence's KV cache from its tokens, at a length where the model changes."""

@@ -26,6 +26,7 @@ from hetero.cli.planning_options import (
 )
 from hetero.cli.terminal import print_note, print_result, wants_json
 from hetero.compile.compiled_model import CompiledModel
+from hetero.devices.model.model import Model
 from hetero.devices.model.reader import published_folder
 from hetero.formatting import nbytes_text
 from hetero.terminal_tables import Columns, table
@@ -89,10 +90,9 @@ def generate(
     if prompt is not None or tokenizer is not None:
         words = Tokenizer(tokenizer or published_folder(command.model))
         ids = ids if prompt is None else words.encode(prompt)
-    if source is not None and fits_memory(command.config) and SHAPES not in command.config:
+    if source is not None:
         past = len(ids or []) + max_new_tokens
-        shapes = step_shapes(source, Decoder.of(source), past)
-        command.config = plan_for_shapes(command.config, shapes)
+        command.config = plan_for_steps(command.config, source, past)
     command.start()
     compiled = command.compile(source)
     start = time.perf_counter()
@@ -134,6 +134,18 @@ def generate(
         speed = f", then {rate:.1f} tokens/s" if rate else ""
         first = f"first after {first_s * 1e3:.1f} ms"
         print_note(f"{count} tokens ({generation.finish_reason}), {first}{speed}")
+
+
+def plan_for_steps(
+    config: dict[str, Any], source: Model, past: int | None = None
+) -> dict[str, Any]:
+    """Return a configuration with the shapes of a decode step, if its plan has to fit.
+
+    `past`: number of tokens in the KV caches; see `step_shapes`.
+    """
+    if not fits_memory(config) or SHAPES in config:
+        return config
+    return plan_for_shapes(config, step_shapes(source, Decoder.of(source), past))
 
 
 def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:

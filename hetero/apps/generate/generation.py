@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from hetero.apps.generate.batch_layout import BatchLayout
 from hetero.apps.generate.batcher import Batcher
+from hetero.apps.generate.cache_admission import CacheAdmission
 from hetero.apps.generate.decoder_ports import Decoder, checked_ids
 from hetero.apps.generate.sampling import Sampling
 from hetero.apps.generate.sequences import FinishReason, TokenSequence
@@ -54,9 +55,26 @@ def batcher_of(compiled: CompiledModel) -> Batcher:
             decoder, configs = Decoder.of(compiled.source), compiled.request.configs
             devices = compiled.get_property("EXECUTION_DEVICES")
             lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in devices)
-            batcher = Batcher(decoder, BatchLayout.of(compiled.source, decoder), max(1, lanes))
+            layout = BatchLayout.of(compiled.source, decoder)
+            admission = _cache_admission(compiled, layout)
+            batcher = Batcher(decoder, layout, max(1, lanes), admission)
             _batchers[compiled] = batcher
         return batcher
+
+
+def _cache_admission(compiled: CompiledModel, layout: BatchLayout | None) -> CacheAdmission | None:
+    """Return the admission of sequences to a compiled model; None if their number is unlimited."""
+    options = compiled.request.hetero_config
+    if not options["MAX_SEQUENCES"]:
+        return None
+    axes = {} if layout is None else layout.axes
+    lengths = [
+        shape[axis]
+        for name, shape in options["PLAN_SHAPES"].items()
+        if name in axes and (axis := axes[name][1]) is not None
+    ]
+    length = max(lengths, default=None)
+    return CacheAdmission(options["MAX_SEQUENCES"], length, options["REQUEST_TIMEOUT_S"])
 
 
 class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
@@ -71,6 +89,7 @@ class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
     def __del__(self) -> None:
         for sequence in self._sequences:  # no reader is left; its batch continues without it
             sequence.is_complete, sequence.slot = True, None
+        self._batcher.observe_end()
 
     def _item(self, tokens: list[int | None]) -> T:
         """Return the item that the iterator yields for a step."""
@@ -101,6 +120,10 @@ class _Stream(Generic[T, A], Iterator[T], AsyncIterator[T]):
         async for _ in self:
             pass
         return self.tokens
+
+    async def wait_for_admission(self) -> None:
+        """Wait until the devices have memory for the KV caches; requesting a token does so too."""
+        await self._batcher.wait_for_admission(self._sequences)
 
     def cancel(self) -> None:
         """Stop generating: cancel the run in flight and free the KV caches. May be repeated."""
@@ -259,7 +282,8 @@ def generate(
     ids : sequence of int, or of such
         The prompt; or several prompts, which are generated as one batch.
     max_new_tokens : int
-        Maximum number of tokens to generate; fewer if the model's context ends.
+        Maximum number of tokens to generate; fewer if the model's context ends, or the memory for
+        KV caches (``MAX_SEQUENCES``).
     temperature : float
         0 takes the most likely token. Otherwise scores are divided by it, and one token is drawn.
     top_k : int
@@ -325,7 +349,9 @@ def start_generation(
     decoder = batcher.decoder
     is_batch = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     id_lists: Sequence[Any] = list(ids) if is_batch else [ids]
-    prompts = tuple(checked_prompt(decoder, id_list) for id_list in id_lists)
+    admission = batcher.admission
+    max_length = None if admission is None else admission.max_length(len(id_lists))
+    prompts = tuple(checked_prompt(decoder, id_list, max_length) for id_list in id_lists)
     if not isinstance(sources, Mapping):
         raise ArgumentTypeError(f"inputs={sources!r}: expected a dict of arrays by input name.")
     if sources.keys() != set(decoder.sources):
@@ -337,7 +363,7 @@ def start_generation(
     limit = max_new_tokens
     if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
         raise ArgumentError(f"max_new_tokens={limit!r}: expected a whole number, 1 or more.")
-    context = np.inf if decoder.context_length is None else decoder.context_length
+    context = min(n for n in (decoder.context_length, max_length, np.inf) if n is not None)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**63))
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
@@ -367,9 +393,12 @@ def start_generation(
     return Generation(prompts[0], sequences[0], batcher)
 
 
-def checked_prompt(decoder: Decoder, ids: npt.ArrayLike) -> tuple[int, ...]:
+def checked_prompt(
+    decoder: Decoder, ids: npt.ArrayLike, max_length: int | None = None
+) -> tuple[int, ...]:
     """Return the ids of a prompt as a tuple.
 
+    `max_length`: maximum number of tokens whose KV cache fits the devices' memory.
     Raises ArgumentError: the prompt is empty, longer than the context, or outside the vocabulary.
     ArgumentTypeError: it is not a sequence of integers.
     """
@@ -396,5 +425,11 @@ def checked_prompt(decoder: Decoder, ids: npt.ArrayLike) -> tuple[int, ...]:
         raise ArgumentError(
             f"the prompt has {array.size} tokens; the context of the model is "
             f"{decoder.context_length}, including generated tokens. Shorten the prompt."
+        )
+    if max_length is not None and array.size >= max_length:
+        raise ArgumentError(
+            f"the prompt has {array.size} tokens; the devices have memory for the KV cache of "
+            f"{max_length} tokens of each sequence, including generated tokens. Shorten the "
+            "prompt, or set a larger DEVICE_MEMORY_NBYTES."
         )
     return tuple(array.tolist())

@@ -30,6 +30,10 @@ class TokenSequence:
         create_request: Callable[[], InferRequest],
     ) -> None:
         self.options: Final = options
+        #: Number of tokens at its end, including the prompt.
+        self.max_length: Final = len(prompt) + options.max_new_tokens
+        #: Whether the devices have memory for its KV cache.
+        self.is_admitted = False
         #: Makes a request of its model.
         self.create_request: Final = create_request
         #: State that the reader sees: tokens read, scores of the last one, reason of the end.

@@ -24,6 +24,7 @@ from hetero.cli.planning_options import memory_options, replicas_option
 from hetero.cli.terminal import print_note, print_result, progress, wants_json
 from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
+from hetero.devices.model.model import Model
 from hetero.devices.model.reader import published_folder
 from hetero.terminal_tables import Columns, table
 
@@ -219,6 +220,8 @@ def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repos
     if not path.is_dir():
         read = hetero.read_decoder if decoder else command.core.read_model
         source = None if is_blob(command.model) else read(command.model)
+        if decoder and source is not None:
+            command.config = _plan_for_steps(command.config, source)
         model_name = name or Path(command.model.rpartition(":")[2]).stem
         folder = published_folder(path)
         only = ModelSource(model_name, "1", lambda: command.compile(source), folder=folder)
@@ -229,19 +232,30 @@ def _repository(command: ModelCommand, name: str | None, decoder: bool) -> Repos
     def load(file: Path, options: ModelOptions) -> Any:
         if not options.join and is_blob(str(file)):
             return command.core.import_model(file, options.device or None, options.config)
-        model: Any = hetero.read_decoder(file) if options.decoder else file
+        model: Any = file
+        config = options.config
+        if options.decoder:
+            model = hetero.read_decoder(file)
+            config = _plan_for_steps(config, model)
         if options.join:
             files = [file / name for name in options.join]
             model = command.core.read_model(files, wires=options.wires)
         return command.core.compile_model(
             model,
             options.device or command.device,
-            options.config,
+            config,
             affinity=options.affinity or None,
         )
 
     defaults = ModelOptions(config=command.config, decoder=decoder)
     return Repository(lambda: folder_sources(path, defaults, load))
+
+
+def _plan_for_steps(config: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return a configuration with the shapes of a decode step, if its plan has to fit."""
+    from hetero.apps.generate.command import plan_for_steps
+
+    return plan_for_steps(config, model)
 
 
 def _run_workers(options: ServerOptions, count: int) -> None:

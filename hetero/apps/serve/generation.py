@@ -250,6 +250,7 @@ class GenerationRunner:
                     self._threads,
                     lambda: model.compiled.generate(rows, max_tokens, eos=eos, **request.sampling),
                 )
+                await generation.wait_for_admission()  # not on a thread, which others need
                 streams = (model.tokenizer.stream(ids if is_continuation else ()) for ids in rows)
                 sequences = [_Sequence(row, stream, stops) for row, stream in enumerate(streams)]
                 while step := await loop.run_in_executor(self._threads, next, generation, None):

@@ -71,7 +71,8 @@ def _predict(
         live = live_nbytes(model, positions, s.outputs, traits)
         values.append(int(live.max(initial=0) * traits.values_factor))
         sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
-        kept_states += sum(n for v, n in sizes.items() if v in states and v in s.inputs)
+        # A run that joins sequences reads and writes the states of all of them.
+        kept_states += sum(n for v, n in sizes.items() if v in states)
         request += sum(n for v, n in sizes.items() if v not in states)
     return DeviceMemory(
         device,
@@ -147,3 +148,18 @@ def largest_request_count(predictions: Mapping[str, DeviceMemory], limit: int) -
         if single.free_nbytes is not None and single.request_nbytes:
             counts.append(1 + max(0, single.free_nbytes) // single.request_nbytes)
     return max(1, min(counts))
+
+
+def largest_sequence_count(one: Mapping[str, DeviceMemory], two: Mapping[str, DeviceMemory]) -> int:
+    """Return the largest number of sequences with states that all budgets allow, at least 1.
+
+    `one`, `two`: predictions for one sequence, and for two.
+    Returns 0 if the number is unlimited.
+    """
+    counts = [
+        1 + max(0, free_nbytes) // nbytes
+        for device, prediction in one.items()
+        if (nbytes := two[device].states_nbytes)
+        and (free_nbytes := prediction.free_nbytes) is not None
+    ]
+    return min(counts, default=0)
