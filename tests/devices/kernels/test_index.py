@@ -15,15 +15,6 @@ def indices(shape, low, high, dtype=np.int64):
     return RNG.integers(low, high, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("opset", [7, 11, 13])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (0,)], ids=str)
-def test_gather(opset, axis, shape):
-    low = 0 if opset < 11 else -X.shape[axis]
-    places = np.asarray(indices(shape, low, X.shape[axis], np.int32))
-    check("Gather", [X, places], {"axis": axis}, opset)
-
-
 def test_gather_of_other_types():
     for data in (np.array(["a", "b"], dtype=object), np.array([True, False]), ints(4, 5)):
         check("Gather", [data, ints(1, 0, 1)], {"axis": -1}, 13)
@@ -48,14 +39,6 @@ def test_gather_from_nothing():
     refuses(IndexError, "empty axes", "Gather", [np.ones((0, 2), np.float32), ints(0)])
 
 
-@pytest.mark.parametrize("opset", [11, 13])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_elements(opset, axis):
-    shape = list(X.shape)
-    shape[axis] = 7
-    check("GatherElements", [X, indices(shape, -3, 3)], {"axis": axis}, opset)
-
-
 def test_gather_elements_of_a_smaller_block():
     check("GatherElements", [X, indices((2, 2, 3), -3, 3)], {"axis": 1}, 13)
     refuses(
@@ -68,29 +51,9 @@ def test_gather_elements_of_a_smaller_block():
     refuses(ValueError, "indices: expected at most", "GatherElements", [X, ints(0)])
 
 
-@pytest.mark.parametrize("opset", [11, 12, 13])
-@pytest.mark.parametrize("shape", [(3,), (2, 1), (2, 6, 2), (0, 2), (2, 3, 3)], ids=str)
-def test_gather_nd(opset, shape):
-    check("GatherND", [X, indices(shape, -3, 3)], {}, opset)
-
-
-@pytest.mark.parametrize("opset", [12, 13])
-@pytest.mark.parametrize(("shape", "batch_dims"), [((4, 1), 1), ((4, 2, 2), 1), ((4, 3, 1), 2)])
-def test_gather_nd_in_batches(opset, shape, batch_dims):
-    check("GatherND", [X, indices(shape, -3, 3)], {"batch_dims": batch_dims}, opset)
-
-
 def test_gather_nd_refuses():
     refuses(ValueError, "batch_dims 3", "GatherND", [X, ints(0)], {"batch_dims": 3})
     refuses(ValueError, "do not fit", "GatherND", [X, ints(0, 0, 0, 0)])
-
-
-@pytest.mark.parametrize("opset", [9, 11])
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize("depth", [np.array(4, np.int64), np.array([4], np.float32)])
-def test_one_hot(opset, axis, depth):
-    values = np.array([-1.5, 2.5], np.float32)
-    check("OneHot", [indices((2, 3), -4, 4), depth, values], {"axis": axis}, opset)
 
 
 def test_one_hot_outside_its_depth():
@@ -114,26 +77,8 @@ def test_non_zero_of_nan_and_a_scalar():
     assert y.shape == (0, 1)
 
 
-@pytest.mark.parametrize("opset", [9, 11])
-def test_compress(opset):
-    check("Compress", [X, np.array([True, False, True])], {"axis": 0}, opset)
-    check("Compress", [X, np.array([False, True, True])], {"axis": 1}, opset)
-    check("Compress", [X, np.array([False] * 7 + [True, True])], {}, opset)
-    check("Compress", [X, np.array([False, False])], {"axis": 0}, opset)
-
-
 def test_compress_refuses():
     refuses(IndexError, "position 3", "Compress", [X, np.ones(4, bool)], {"axis": 1})
-
-
-@pytest.mark.parametrize(("batch_axis", "time_axis"), [(0, 1), (1, 0)])
-@pytest.mark.parametrize("rest", [(), (2,)])
-def test_reverse_sequence(batch_axis, time_axis, rest):
-    x = RNG.standard_normal((3, 4, *rest), dtype=np.float32)
-    lengths = ints(*range(1, x.shape[batch_axis] + 1))
-    lengths[-1] = x.shape[time_axis]
-    attributes = {"batch_axis": batch_axis, "time_axis": time_axis}
-    check("ReverseSequence", [x, lengths], attributes, 10)
 
 
 def test_reverse_sequence_refuses():
@@ -147,42 +92,11 @@ def test_reverse_sequence_refuses():
     )
 
 
-@pytest.mark.parametrize("upper", [0, 1])
-@pytest.mark.parametrize("k", [None, -2, 0, 1, 9])
-def test_trilu(upper, k):
-    inputs = [X] if k is None else [X, np.array(k, np.int64)]
-    check("Trilu", inputs, {"upper": upper}, 14)
-
-
 def test_trilu_drops_nan():
     x = np.full((2, 2), np.nan, np.float32)
     check("Trilu", [x], {}, 14)
     check("Trilu", [np.ones((0, 3), np.int64)], {}, 14)
     check("Trilu", [np.ones((2, 3), bool)], {}, 14)
-
-
-@pytest.mark.parametrize("k", [-3, -1, 0, 2])
-def test_eye_like(k):
-    x = np.ones((3, 4), np.float32)
-    check("EyeLike", [x], {"k": k}, 9)
-    check("EyeLike", [x], {"k": k, "dtype": 7}, 9)
-    check("EyeLike", [x], {"k": k, "dtype": 11}, 22)
-
-
-UNIQUES = [np.array([2, 1, 1, 3, 4, 3], np.float32), indices((3, 4), 0, 3)]
-
-
-@pytest.mark.parametrize("sorted_", [0, 1])
-@pytest.mark.parametrize("x", UNIQUES, ids=["vector", "matrix"])
-def test_unique(x, sorted_):
-    check("Unique", [x], {"sorted": sorted_}, 11, n_outputs=4)
-
-
-@pytest.mark.parametrize("sorted_", [0, 1])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_unique_slices(sorted_, axis):
-    x = np.array([[1, 0, 0, 1], [1, 0, 0, 1], [2, 3, 3, 2]], np.float32)
-    check("Unique", [x], {"sorted": sorted_, "axis": axis}, 11, n_outputs=4)
 
 
 def test_unique_edges():
@@ -192,22 +106,6 @@ def test_unique_edges():
     check("Unique", [np.array(["a", "a\0", "b", "a"], dtype=object)], {}, 11, n_outputs=4)
     check("Unique", [np.zeros(0, np.float32)], {}, 11, n_outputs=4)
     check("Unique", [ints(3, 3)], {}, 11)
-
-
-@pytest.mark.sampled(3, "opset", "axis", "k")
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("opset", [7, 10, 11, 24])
-def test_top_k(opset, axis, k):
-    attributes = {"axis": axis}
-    inputs = [X]
-    if opset < 10:
-        attributes["k"] = k
-    else:
-        inputs.append(ints(k))
-    check("TopK", inputs, attributes, opset, n_outputs=2)
-    if opset >= 11:
-        check("TopK", inputs, attributes | {"largest": 0}, opset, n_outputs=2)
 
 
 @pytest.mark.parametrize("largest", [0, 1])

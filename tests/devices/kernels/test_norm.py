@@ -19,14 +19,6 @@ def statistics(*shape):
     return [floats(*shape), floats(*shape), floats(*shape), abs(floats(*shape)) + 0.1]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3), (2, 3, 7), (1, 3, 2, 3, 4), (0, 3, 4, 4)])
-@pytest.mark.parametrize("opset", [7, 9, 14, 15])
-def test_batch_normalization(shape, opset):
-    check(
-        "BatchNormalization", [floats(*shape), *statistics(3)], {"epsilon": 1e-3}, opset, 1e-4, 1e-5
-    )
-
-
 def test_batch_normalization_7_per_element():
     x = floats(2, 3, 4, 5)
     check("BatchNormalization", [x, *statistics(3, 4, 5)], {"spatial": 0}, 7, 1e-4, 1e-5)
@@ -60,59 +52,9 @@ def test_batch_normalization_of_half_width_data_with_float_statistics():
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 3, 2, 3, 4)])
-@pytest.mark.parametrize("opset", [7, 22])
-def test_instance_normalization(shape, opset):
-    check("InstanceNormalization", [floats(*shape), floats(3), floats(3)], {}, opset, 1e-4, 1e-4)
-
-
-@pytest.mark.parametrize("axis", [-1, 1, 2, 0, -2])
-def test_layer_normalization(axis):
-    x = floats(2, 3, 8)
-    shape = x.shape[axis:]
-    check(
-        "LayerNormalization",
-        [x, floats(*shape), floats(*shape)],
-        {"axis": axis},
-        17,
-        1e-4,
-        1e-5,
-        n_outputs=3,
-    )
-    check("LayerNormalization", [x, floats(*shape)], {"axis": axis, "epsilon": 0.1}, 17, 1e-4, 1e-5)
-
-
 def test_layer_normalization_of_half_width_floats():
     x, scale, bias = (floats(*s).astype(np.float16) for s in ((4, 16), (16,), (16,)))
     check("LayerNormalization", [x, scale, bias], {}, 17, 5e-3, 5e-3, n_outputs=1)
-
-
-@pytest.mark.parametrize("axis", [-1, 1, -3])
-def test_rms_normalization(axis):
-    x = floats(2, 3, 8)
-    check(
-        "RMSNormalization",
-        [x, floats(*x.shape[axis:])],
-        {"axis": axis},
-        23,
-        1e-4,
-        1e-5,
-        oracle=run_reference,
-    )
-
-
-@pytest.mark.parametrize(("opset", "parameters"), [(18, 2), (21, 6)])
-def test_group_normalization(opset, parameters):
-    inputs = [floats(2, 6, 4, 3), floats(parameters), floats(parameters)]
-    check("GroupNormalization", inputs, {"num_groups": 2}, opset, 1e-4, 1e-5)
-
-
-@pytest.mark.parametrize("size", [1, 3, 5, 11])
-@pytest.mark.parametrize("beta", [0.75, 0.5])
-@pytest.mark.parametrize("opset", [7, 13])
-def test_lrn(size, beta, opset):
-    attributes = {"size": size, "beta": beta, "alpha": 0.1, "bias": 2.0}
-    check("LRN", [floats(2, 7, 3, 3)], attributes, opset, 1e-4, 1e-6)
 
 
 def test_lrn_over_an_even_number_of_channels():

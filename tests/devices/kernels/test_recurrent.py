@@ -42,39 +42,12 @@ def run(op_type, inputs, attributes, opset):
 
 
 @pytest.mark.parametrize("op_type", GATES)
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("opset", [7, 14, 22])
-def test_directions(op_type, direction, opset):
-    directions = 2 if direction == "bidirectional" else 1
-    run(op_type, layer(op_type, directions, initial=True), {"direction": direction}, opset)
-
-
-@pytest.mark.parametrize("op_type", GATES)
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("lengths", [[5, 3, 1], [2, 2, 4], [5, 5, 5]])
-def test_sequence_lengths(op_type, direction, lengths):
-    directions = 2 if direction == "bidirectional" else 1
-    inputs = layer(op_type, directions, lengths=lengths, initial=True)
-    run(op_type, inputs, {"direction": direction}, 14)
-
-
-@pytest.mark.parametrize("op_type", GATES)
-def test_no_bias(op_type):
-    run(op_type, layer(op_type, 1, bias=False), {}, 14)
-
-
-@pytest.mark.parametrize("op_type", GATES)
 @pytest.mark.parametrize(("steps", "batch"), [(0, 2), (2, 0)])
 def test_no_steps_and_no_batch(op_type, steps, batch):
     _, w, r, b = layer(op_type, 1)
     y, h, *_ = run_kernel(op_type, [floats(steps, batch, SIZE), w, r, b], {}, 14, n_outputs=3)
     assert y.shape == (steps, 1, batch, HIDDEN)
     np.testing.assert_array_equal(h, np.zeros((1, batch, HIDDEN)))
-
-
-@pytest.mark.parametrize("op_type", GATES)
-def test_clip(op_type):
-    run(op_type, layer(op_type, 1), {"clip": 0.3}, 14)
 
 
 @pytest.mark.parametrize("op_type", GATES)

@@ -11,26 +11,6 @@ RNG = np.random.default_rng(14)
 X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
 
 
-def distinct(shape, axis, size):
-    """Return indices that do not repeat along the axis."""
-    return np.argsort(RNG.random((*shape[:axis], size, *shape[axis + 1 :])), axis)[
-        (slice(None),) * axis + (slice(shape[axis]),)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("op_type", "opset"),
-    [("Scatter", 9), ("ScatterElements", 11), ("ScatterElements", 13), ("ScatterElements", 18)],
-)
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_scatter_elements(op_type, opset, axis):
-    places = distinct((2, 2, 2), axis, X.shape[axis])
-    updates = RNG.standard_normal((2, 2, 2), dtype=np.float32)
-    check(op_type, [X, places, updates], {"axis": axis}, opset)
-    if opset > 9:
-        check(op_type, [X, places - X.shape[axis], updates], {"axis": axis - 3}, opset)
-
-
 REDUCTIONS = [(16, "add"), (16, "mul"), (18, "add"), (18, "mul"), (18, "max"), (18, "min")]
 
 
@@ -45,14 +25,6 @@ def test_scatter_reduces_repeated_indices(opset, reduction, dtype):
     tuples = RNG.integers(-3, 3, (6, 2))
     updates = (10 * RNG.standard_normal((6, 5))).astype(dtype)
     check("ScatterND", [data, tuples, updates], {"reduction": reduction}, opset, rtol=1e-4)
-
-
-@pytest.mark.parametrize("opset", [11, 13, 16, 18])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_scatter_nd(opset, depth):
-    places = np.array([[1, 2, 0], [3, 0, 4], [0, -1, -2]])[:, :depth]
-    updates = RNG.standard_normal((3, *X.shape[depth:]), dtype=np.float32)
-    check("ScatterND", [X, places, updates], {}, opset)
 
 
 def test_scatters_copy_their_input():

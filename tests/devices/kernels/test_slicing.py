@@ -14,14 +14,6 @@ X = RNG.standard_normal((5, 4, 3), dtype=np.float32)
 BIG = 2**63 - 1
 
 
-@pytest.mark.parametrize("opset", [7, 11, 13])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_concat(opset, axis):
-    other = np.take(X, [0, 2], axis=axis)
-    check("Concat", [X, other, X], {"axis": axis}, opset)
-    check("Concat", [X], {"axis": axis}, opset)
-
-
 def test_concat_edges():
     check("Concat", [X, X[:0]], {"axis": -3}, 13)
     strings = np.array(["a", "bcd"], dtype=object)
@@ -36,15 +28,6 @@ def test_concat_refuses():
     refuses(TypeError, "one element type", "Concat", [X, X.astype(np.float64)], {"axis": 0})
     refuses(ValueError, "along dimension 1", "Concat", [X, X[:, :2]], {"axis": 0})
     refuses(ValueError, "same number of dimensions", "Concat", [X, X[0]], {"axis": 0})
-
-
-@pytest.mark.parametrize("opset", [7, 11, 13, 18])
-@pytest.mark.parametrize("sizes", [(2, 3), (5,), (0, 1, 4)])
-def test_split_by_sizes(opset, sizes):
-    if opset < 13:
-        check("Split", [X], {"split": sizes}, opset, n_outputs=len(sizes))
-    else:
-        check("Split", [X, ints(*sizes)], {"axis": -3}, opset, n_outputs=len(sizes))
 
 
 @pytest.mark.parametrize("opset", [7, 11, 13, 18])
@@ -64,22 +47,6 @@ def test_split_refuses():
     refuses(ValueError, "sum to 5", "Split", [X, ints(-1, 6)], {}, 13, n_outputs=2)
     with pytest.raises(ValueError, match="exactly one"):
         run_kernel("Split", [X, ints(2, 3)], {"num_outputs": 2}, 18, n_outputs=2)
-
-
-@pytest.mark.parametrize(
-    ("starts", "ends", "axes"),
-    [
-        ((1,), (3,), None),
-        ((0, 1), (2, 3), (1, 2)),
-        ((-2,), (100,), (0,)),
-        ((3,), (1,), (0,)),
-        ((-100, 1), (-1, BIG), (0, 1)),
-    ],
-)
-def test_slice_attributes(starts, ends, axes):
-    attributes = {"starts": starts, "ends": ends} | ({} if axes is None else {"axes": axes})
-    check("Slice", [X], attributes, 7)
-    check("Slice", [X], attributes, 9)
 
 
 @given(
@@ -109,21 +76,6 @@ def test_slice_defaults_and_refusals():
     refuses(ValueError, "steps: expected", "Slice", [X, ints(0), ints(1), ints(0), ints(0)])
     refuses(IndexError, "axis 3", "Slice", [X, ints(0), ints(1), ints(3)])
     refuses(ValueError, "as many", "Slice", [X, ints(0, 0), ints(1), ints(0)])
-
-
-PADS = [(0, 0, 0, 0), (1, 0, 2, 1), (0, 3, 0, 2), (-1, 1, 2, -2)]
-
-
-@pytest.mark.parametrize("pads", PADS, ids=str)
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-@pytest.mark.parametrize("opset", [7, 11, 13, 18, 19])
-def test_pad(opset, mode, pads):
-    x = X[:, :, 0]
-    if opset < 11:
-        check("Pad", [x], {"pads": pads, "mode": mode, "value": 2.5}, opset)
-    else:
-        inputs = [x, ints(*pads), np.array(2.5, np.float32)]
-        check("Pad", inputs[: 3 if mode == "constant" else 2], {"mode": mode}, opset)
 
 
 @pytest.mark.parametrize("pads", [(1, 0, 2, 1), (7, 0, 11, 0), (0, -1, 0, 2)], ids=str)

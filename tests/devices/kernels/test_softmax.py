@@ -13,18 +13,6 @@ X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
 VERSIONS = cases("Softmax", "LogSoftmax", "Hardmax")
 
 
-@pytest.mark.sampled(3, "op_type", "opset", "axis")
-@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -2])
-@pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
-def test_along_an_axis(op_type: str, opset: int, axis: int | None) -> None:
-    if axis is not None and axis < 0 and opset < 11:
-        axis %= 3
-    check(op_type, [X], {} if axis is None else {"axis": axis}, opset)
-    # With ties, and far enough apart that an unshifted exponential would overflow.
-    x = np.array([[[1000, 0], [1000, -1000]], [[3, 3], [3, 3]], [[0, 1], [2, 3]]], np.float32)
-    check(op_type, [x], {} if axis is None else {"axis": axis}, opset)
-
-
 @pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
 def test_of_nothing(op_type: str, opset: int) -> None:
     for shape in ((0, 3), (2, 0)):
