@@ -97,6 +97,25 @@ def test_loop_without_a_trip_in_a_body():
     assert y.shape == (0, 3)
 
 
+@pytest.mark.parametrize("declared", ["float[a,b] y", "float y", None])
+def test_loop_without_a_trip_infers_sizes_from_captured_shapes(declared):
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (int64 n) => (float[k,l,m] s)
+        <int64[2] shape = {{2, 3}}> {{
+            yes = Constant <value = bool {{1}}> ()
+            s = Loop (n, yes) <body = b (int64 i, bool c) => (bool d, {declared or "float y"}) {{
+                d = Identity(c)
+                one = Cast <to = 1> (i)
+                y = Expand(one, shape)
+            }}>
+        }}"""
+    )
+    if declared is None:
+        model.graph.node[-1].attribute[0].g.output[1].ClearField("type")
+    (result,) = run_cpu(model, {"n": np.array(0)})
+    assert result.shape == (0, 2, 3)
+
+
 def test_loop_without_a_trip_whose_output_types_are_unknown():
     body = Mock(outputs=lambda *inputs: [(np.dtype(bool), ()), (None, None)])
     with pytest.raises(ValueError, match=r"no trip.*Declare the type in the body"):
