@@ -15,7 +15,7 @@ from weakref import WeakSet
 from hetero.apps.generate.sequences import TokenSequence
 from hetero.devices.errors import ArgumentError, DeadlineError
 from hetero.devices.plugin.one_shot_event import OneShotEvent
-from hetero.formatting import counted
+from hetero.formatting import count_text
 
 
 class CacheAdmission:
@@ -111,12 +111,12 @@ class CacheAdmission:
     def _error(self, sequences: Sequence[TokenSequence]) -> DeadlineError:
         with self._lock:
             active = [s for s in self._admitted if not s.is_complete]
-        limit = counted(self.num_sequences, "sequence")
+        limit = count_text(self.num_sequences, "sequence")
         if self.capacity is not None:
             limit = f"{self.capacity} tokens of KV caches"
         longest = max((s.max_length for s in (*active, *sequences)), default=0)
         return DeadlineError(
-            f"{counted(len(sequences), 'sequence')} waited {self._timeout_s:g} s for memory: the "
-            f"devices hold {limit}; running: {counted(len(active), 'sequence')} of up to {longest} "
+            f"{count_text(len(sequences), 'sequence')} waited {self._timeout_s:g} s for memory: the "
+            f"devices hold {limit}; running: {count_text(len(active), 'sequence')} of up to {longest} "
             "tokens. Cancel some, generate fewer tokens, or set a larger DEVICE_MEMORY_NBYTES.",
         )
