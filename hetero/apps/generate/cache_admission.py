@@ -115,8 +115,9 @@ class CacheAdmission:
         if self.capacity is not None:
             limit = f"{self.capacity} tokens of KV caches"
         longest = max((s.max_length for s in (*active, *sequences)), default=0)
+        waiting, running = (count_text(len(group), "sequence") for group in (sequences, active))
         return DeadlineError(
-            f"{count_text(len(sequences), 'sequence')} waited {self._timeout_s:g} s for memory: the "
-            f"devices hold {limit}; running: {count_text(len(active), 'sequence')} of up to {longest} "
-            "tokens. Cancel some, generate fewer tokens, or set a larger DEVICE_MEMORY_NBYTES.",
+            f"{waiting} waited {self._timeout_s:g} s for memory: the devices hold {limit}; running: "
+            f"{running} of up to {longest} tokens. Cancel some, generate fewer tokens, or set a "
+            "larger DEVICE_MEMORY_NBYTES.",
         )
