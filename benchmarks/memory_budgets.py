@@ -237,7 +237,9 @@ def run_part(
         own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes - _library_nbytes(core)
         room_nbytes = fixed_nbytes + own_nbytes
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-        limit_nbytes = base["VmData"] + room_nbytes - prediction.weights_nbytes
+        limit_nbytes = base["VmData"] + room_nbytes
+        if not prediction.compact:  # weights that ONNX Runtime maps itself count as private
+            limit_nbytes -= prediction.weights_nbytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit_nbytes, hard_limit))
         error_text = ""
         try:

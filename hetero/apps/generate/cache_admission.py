@@ -117,7 +117,7 @@ class CacheAdmission:
         longest = max((s.max_length for s in (*active, *sequences)), default=0)
         waiting, running = (count_text(len(group), "sequence") for group in (sequences, active))
         return DeadlineError(
-            f"{waiting} waited {self._timeout_s:g} s for memory: the devices hold {limit}; running: "
-            f"{running} of up to {longest} tokens. Cancel some, generate fewer tokens, or set a "
-            "larger DEVICE_MEMORY_NBYTES.",
+            f"{waiting} waited {self._timeout_s:g} s for memory: the devices hold {limit}; "
+            f"running: {running} of up to {longest} tokens. Cancel some, generate fewer tokens, "
+            "or set a larger DEVICE_MEMORY_NBYTES.",
         )
