@@ -12,13 +12,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, replace
+from threading import Thread
 from typing import Any, Final
 
 import ray
 from ray import exceptions
 
-from hetero.devices.errors import ClusterError
+from hetero.devices.errors import ClusterError, HeteroError
 from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.ray.actor import probe
 from hetero.scheduler.ray.address import is_of_this_process, reach
@@ -39,12 +42,22 @@ Rows = Mapping[str, tuple[DeviceDescriptor, str]]
 
 @dataclass(slots=True)
 class _Probe:
-    """Pending query of a node's devices."""
+    """Pending query of a node's devices.
+
+    `ref`: its result; a future if this process runs the query.
+    """
 
     node: ClusterNode
     ref: Any
     until_s: float
     failure: str = ""
+
+    def answer(self) -> Sequence[DeviceDescriptor]:
+        """Return the devices that the node lists, or raise the error of the query."""
+        rows: Sequence[DeviceDescriptor] = (
+            self.ref.result() if isinstance(self.ref, Future) else ray.get(self.ref)
+        )
+        return rows
 
     def fail(self, cause: str) -> None:
         if cause != self.failure:
@@ -181,6 +194,12 @@ class NodeDiscovery:
 
     def _query_node(self, node: ClusterNode, until_s: float) -> _Probe:
         counts = {**node.counts, **self._counts}
+        if self._session.is_local:
+            # Ray would start another worker, which no device can use later.
+            future: Future[Sequence[DeviceDescriptor]] = Future()
+            arguments = (future, node.name, self.specs, counts, node.num_cpus)
+            Thread(target=_probe_here, args=arguments, name="discovery", daemon=True).start()
+            return _Probe(node, future, until_s)
         # No retries: if the node dies, the query must not run on another node.
         pinned = ray.remote(probe).options(**node.options, max_retries=0)
         ref = pinned.remote(node.name, self.specs, counts, node.num_cpus)
@@ -191,11 +210,11 @@ class NodeDiscovery:
         node = probe_.node
         try:
             left_s = max(0.0, probe_.until_s - time.monotonic())
-            if not self._session.wait([probe_.ref], left_s if wait else 0.0):
+            if not self._is_answered(probe_, left_s if wait else 0.0):
                 if wait or not left_s:
                     probe_.fail(f"no answer within {self._probe_timeout_s:.0f} s")
                 return
-            rows: Sequence[DeviceDescriptor] = ray.get(probe_.ref)
+            rows = probe_.answer()
         except exceptions.TaskUnschedulableError as error:
             probe_.fail(first_line(str(error)))
             # Not all parts of Ray know at once that a node has joined or left.
@@ -208,7 +227,7 @@ class NodeDiscovery:
                         self._probes[node.id] = again
                 if wait:
                     self._store_answer(again, wait=True)
-        except exceptions.RayError as error:
+        except (exceptions.RayError, HeteroError) as error:
             cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
             probe_.fail(str(cause))
             with self._lock:
@@ -216,6 +235,12 @@ class NodeDiscovery:
                     del self._probes[node.id]
         else:
             self._add(node, rows)
+
+    def _is_answered(self, probe_: _Probe, timeout_s: float) -> bool:
+        """Wait for the result of a query; return False after a timeout."""
+        if isinstance(probe_.ref, Future):
+            return bool(wait_for_futures([probe_.ref], timeout_s).done)
+        return self._session.wait([probe_.ref], timeout_s)
 
     def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
         """Store a node's devices with their cluster-wide numbers."""
@@ -253,6 +278,14 @@ class NodeDiscovery:
                 name = self._names.setdefault((node_id, family, number), default_name)
                 rows[name] = (replace(row, name=name), node_id)
         return rows
+
+
+def _probe_here(future: Future[Sequence[DeviceDescriptor]], *arguments: Any) -> None:
+    """List the devices of this machine in this process."""
+    try:
+        future.set_result(probe(*arguments))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _why_unreached(node: ClusterNode) -> OSError | None:

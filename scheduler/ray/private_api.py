@@ -85,18 +85,21 @@ def loopback_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_monitors() -> Iterator[None]:
-    """Start a Ray in the block without its autoscaler and its log monitor.
+    """Start a Ray in the block without its autoscaler, its log monitor and its API server.
 
-    Both are Python processes that a local Ray does not need: it has a fixed size, and workers do
-    not log to the driver. Without them Ray 2.60 starts with a quarter less processor time.
+    These are Python processes that a local Ray does not need: it has a fixed size, workers do not
+    log to the driver, and without the dashboard the API server only reports usage statistics. Ray
+    would wait for the API server before it starts a node.
     """
-    module: Any = ray._private.parameter
-    ray_params = module.RayParams
-    module.RayParams = partial(ray_params, no_monitor=True, include_log_monitor=False)
+    parameters: Any = ray._private.parameter
+    services: Any = ray._private.services
+    ray_params, start_api_server = parameters.RayParams, services.start_api_server
+    parameters.RayParams = partial(ray_params, no_monitor=True, include_log_monitor=False)
+    services.start_api_server = lambda *_, **__: ("", None)
     try:
         yield
     finally:
-        module.RayParams = ray_params
+        parameters.RayParams, services.start_api_server = ray_params, start_api_server
 
 
 def current_connection() -> object:
