@@ -419,6 +419,11 @@ class RequestStateMachine:
                 except HeteroError as error:  # later calls raise it again
                     run.error = error
                     raise
+                if share:  # as in OpenVINO, shared arrays do not own their memory
+                    values = {
+                        name: value.view() if isinstance(value, np.ndarray) else value
+                        for name, value in values.items()
+                    }
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
                 run.postprocess_s = time.perf_counter() - start

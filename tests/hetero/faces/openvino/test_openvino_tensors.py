@@ -41,6 +41,7 @@ def test_output_tensor_keeps_its_memory(cores: Any) -> None:
             results[0][...] = 0  # a copy
             maxima.append(float(memory.max()))
         shared = request.infer(np.zeros((4, 2), np.float32), share_outputs=True)[0]
+        assert not shared.flags.owndata
         columns.append([*maxima, np.shares_memory(shared, memory)])
     assert columns[0] == columns[1] == [4, 4, 4, 8, 8, 8, True]
 
