@@ -207,7 +207,7 @@ class InProcessDeployment(Deployment):
         Returns -1 if it must not run it, or the request program does not support it.
         """
         is_plain = request.timeout_s is None and request.is_plain
-        if not is_plain or not self._runner.home.is_current:
+        if not is_plain or not self._runner.home_process.is_current:
             return -1
         if request.inline is not None:
             return inf if request.inline and self._is_quick else -1
@@ -296,7 +296,7 @@ class InProcessExecutor:
         )
         self._keys = itertools.count(1)
         self._lock = threading.RLock()
-        self._home = HomeProcess()
+        self._home_process = HomeProcess()
         self._closed = False
 
     @property
@@ -474,7 +474,7 @@ class InProcessExecutor:
         close_plugins(plugins)
 
     def _device(self, name: str) -> DeviceLoop:
-        self._home.require(f"device {name}")
+        self._home_process.require(f"device {name}")
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
         with self._lock:
             if self._closed:

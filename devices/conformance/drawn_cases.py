@@ -80,7 +80,7 @@ class OperatorCase:
     outputs: tuple[str, ...]
     #: Changes to the suite's case, for the report.
     changes: tuple[str, ...] = ()
-    ill: bool = field(default=False)
+    is_ill_conditioned: bool = field(default=False)
 
     def __str__(self) -> str:
         inputs_text = ", ".join(_describe_value(x) for x in self.inputs)
@@ -371,7 +371,7 @@ def invalid_case(random: np.random.Generator) -> OperatorCase:
             _set_invalid_attribute,
         )[random.integers(4)]
         if (ill := way(case, schema, random)) is not None:
-            return replace(ill, ill=True)
+            return replace(ill, is_ill_conditioned=True)
 
 
 def _set_invalid_type(

@@ -139,7 +139,7 @@ class DirectChannel:
         self._inbox = Inbox(identity, endpoint.local_path, data)
         self._closing = threading.Lock()
         #: Held by the thread that waits for messages.
-        self._turn = threading.Lock()
+        self._execution_lock = threading.Lock()
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
         remote = None if host is None else Connections(self._sockets)
@@ -200,12 +200,14 @@ class DirectChannel:
             arrives, or `wake` or `close` is called.
         Returns: 1 if a message was delivered, otherwise 0.
         """
-        if self._closed or not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
+        if self._closed or not self._execution_lock.acquire(
+            timeout=-1 if timeout_s is None else timeout_s
+        ):
             return 0
         try:
             arrival = None if self._closed else self._inbox.next(timeout_s)
         finally:
-            self._turn.release()
+            self._execution_lock.release()
         if arrival is None:
             return 0
         sender, frames, start = arrival
@@ -281,12 +283,12 @@ class DirectChannel:
                 return
             self._closed = True
         self._control.stop()
-        while not self._turn.acquire(timeout=0.01):
+        while not self._execution_lock.acquire(timeout=0.01):
             self._inbox.wake()
         # Before the peers are notified: then they reuse the slots that were not taken.
         self._slots.close()
         self._inbox.close()
-        self._turn.release()
+        self._execution_lock.release()
         self._control.close()
         self._peers.close()
         self._pool.close()

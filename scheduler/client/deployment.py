@@ -247,16 +247,16 @@ class Deployment(ABC):
                 except BaseException:  # Ctrl-C: the caller does not receive the submission
                     self._runner.abandon(run, inputs)
                     raise
-        near: frozenset[str] = frozenset()
+        preferred_devices: frozenset[str] = frozenset()
         for value in inputs.values():
             if type(value) is not np.ndarray:
-                inputs, near = self._deployments.memory.usable(inputs)
+                inputs, preferred_devices = self._deployments.memory.usable(inputs)
                 break
         if request.restore_s:
             nbytes = lineage_nbytes(inputs) if self._restores else None
             if nbytes is None or nbytes > MOST_NBYTES:
                 request = request._replace(restore_s=0.0)
-        return self._runner.submit(inputs, request, near)
+        return self._runner.submit(inputs, request, preferred_devices)
 
     def use_lanes(self, shared: SharedChannel) -> None:
         """Use packed messages for plain requests, if the client's channel supports them."""
@@ -312,7 +312,7 @@ class Deployment(ABC):
     def close(self) -> None:
         """Cancel the requests in flight and unload the stages; idempotent."""
         with self._close_lock:  # a second caller waits for the first
-            if self.is_closed or not self._runner.home.is_current:
+            if self.is_closed or not self._runner.home_process.is_current:
                 return
             self.is_closed = True
             try:

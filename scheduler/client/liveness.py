@@ -127,7 +127,7 @@ class Liveness:
         self._restarts = restarts
         self._devices: dict[str, _Device] = {}
         #: Address -> device, for the present addresses.
-        self._at: dict[str, _Device] = {}
+        self._device_at: dict[str, _Device] = {}
         #: Addresses of processes that are being replaced; some answer until they are killed.
         self.given_up: set[str] = set()
         #: When to call `tick` next.
@@ -149,9 +149,9 @@ class Liveness:
         """Observe that a device listens at an address, its stages loaded."""
         device = self._devices.setdefault(name, _Device(name, node, address))
         was_away = device.state is not _S.LIVE
-        self._at.pop(device.address, None)
+        self._device_at.pop(device.address, None)
         self.given_up -= {device.address, address}
-        self._at[address] = device
+        self._device_at[address] = device
         device.address, device.node = address, node
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, inf
         device.exclude_s = inf
@@ -166,7 +166,7 @@ class Liveness:
 
     def observe_silence(self, now_s: float, address: str, silent_s: float) -> list[Order]:
         """Observe that an address cannot be reached, and last could `silent_s` ago."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         if device is None or device.state is not _S.LIVE:
             return []
         cause = f"it cannot be reached, and last could {silent_s:.1f} s ago"
@@ -186,7 +186,7 @@ class Liveness:
 
     def observe_answer(self, now_s: float, address: str) -> list[Order]:
         """Observe that a suspected address answers."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         if device is None or device.state is not _S.SUSPECTED:
             return []
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, inf
@@ -197,7 +197,7 @@ class Liveness:
 
     def observe_overdue_run(self, now_s: float, address: str, overdue_s: float) -> list[Order]:
         """Observe that a stage has run for `overdue_s` at an address, longer than it may."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         if device is None or overdue_s <= self._least_overdue_s:
             return []
         cause = f"a stage has run for {overdue_s:.1f} s, longer than its STAGE_TIMEOUT_S"
@@ -205,7 +205,7 @@ class Liveness:
 
     def messages_lost(self, now_s: float, address: str) -> list[Order]:
         """Observe that messages from or to an address were lost."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         if device is None or device.state is not _S.LIVE:
             return []
         cause = "messages were lost on their way"
@@ -214,17 +214,17 @@ class Liveness:
 
     def observe_end(self, now_s: float, address: str, cause: str) -> list[Order]:
         """Observe that the process at an address has ended."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         return self._replace_process(device, now_s, cause) if device else []
 
     def observe_unloading(self, now_s: float, address: str) -> list[Order]:
         """Observe that a device has unloaded our stages, as it could not reach us for long."""
-        device, cause = self._at.get(address), "it could not reach this client for long"
+        device, cause = self._device_at.get(address), "it could not reach this client for long"
         return self._replace_process(device, now_s, cause, keep=True) if device else []
 
     def cut_off(self, now_s: float, address: str) -> list[Order]:
         """Observe that a suspected device's node is cut off; the device may survive there."""
-        device = self._at.get(address)
+        device = self._device_at.get(address)
         if device is None or device.state is not _S.SUSPECTED:
             return []
         if self._restarts:
@@ -236,7 +236,7 @@ class Liveness:
         device = self._devices.get(name)
         if device is None or device.state is _S.REMOVED:
             return []
-        self._at.pop(device.address, None)
+        self._device_at.pop(device.address, None)
         device.state, device.restart_s, device.exclude_s = _S.REMOVED, inf, inf
         device.steady_s = inf
         return [DeviceRemoved(now_s, device.name, device.node, cause)]
@@ -267,7 +267,7 @@ class Liveness:
                 device.num_starts = 0
         elif device.state is _S.SUSPECTED:
             orders.append(DeviceEnded(now_s, device.name))
-        del self._at[device.address]
+        del self._device_at[device.address]
         self.given_up.add(device.address)
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
         device.steady_s = inf

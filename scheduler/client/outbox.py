@@ -22,12 +22,12 @@ class Outbox:
         #: Orders that are pending or executing. An order that Ctrl-C interrupts is executed again,
         #: so orders must be idempotent.
         self.orders: deque[Callable[[], None]] = deque()
-        self._turn = threading.Lock()
+        self._execution_lock = threading.Lock()
 
     def carry_out(self) -> None:
         """Execute all orders in this thread, unless another thread is executing them already."""
         orders = self.orders
-        while orders and self._turn.acquire(blocking=False):
+        while orders and self._execution_lock.acquire(blocking=False):
             try:
                 while orders:
                     try:
@@ -39,4 +39,4 @@ class Outbox:
                 self._later(self.carry_out)
                 raise
             finally:
-                self._turn.release()
+                self._execution_lock.release()

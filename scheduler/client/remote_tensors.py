@@ -97,7 +97,7 @@ class RemoteMemory:
         self._timer: Timer | None = None
         self.is_lost = is_lost
         self.expect = expect
-        self._home = HomeProcess()
+        self._home_process = HomeProcess()
         self._channel: Channel | None = None
         #: Whether any tensor was ever resident on a device.
         self.is_used = False
@@ -109,7 +109,7 @@ class RemoteMemory:
         self.recomputations: set[int] = set()
         self._lock = threading.Lock()
         #: (address, key) of unreferenced bundles, and whether the timer is set to free them.
-        self._garbage: deque[tuple[str, str]] = deque()
+        self._released_bundles: deque[tuple[str, str]] = deque()
         self._is_scheduled = False
         #: Address of an unreachable device -> when to give up, and the keys to free there.
         self._retries: dict[str, tuple[float, list[str]]] = {}
@@ -421,7 +421,7 @@ class RemoteMemory:
             future.set_exception(message.error)
 
     def _get_channel(self) -> Channel:
-        self._home.require("remote tensors")
+        self._home_process.require("remote tensors")
         with self._lock:
             if self._closed:
                 raise self._closed_error()
@@ -436,7 +436,7 @@ class RemoteMemory:
         keys: dict[str, list[str]] = {}
         with suppress(IndexError):
             while True:
-                address, key = self._garbage.popleft()
+                address, key = self._released_bundles.popleft()
                 keys.setdefault(address, []).append(key)
         return keys
 
@@ -455,7 +455,7 @@ class RemoteMemory:
 
     def schedule_free(self, address: str, key: str) -> None:
         """Schedule a bundle to be freed. Finalizers call it in any thread, under any lock."""
-        self._garbage.append((address, key))
+        self._released_bundles.append((address, key))
         if not self._is_scheduled:  # wake the clock once for many tensors
             self._is_scheduled = True
             self._clock.call_soon(self._free_soon)

@@ -172,16 +172,19 @@ class RequestRunner:
         self._awaits_bytes = False
         self._name = name
         self._deployment = deployment
-        self.home = HomeProcess()
+        self.home_process = HomeProcess()
 
     def submit(
-        self, inputs: Mapping[str, Value], request: Request, near: frozenset[str] = frozenset()
+        self,
+        inputs: Mapping[str, Value],
+        request: Request,
+        preferred_devices: frozenset[str] = frozenset(),
     ) -> Submission:
         """Admit a request, waiting for admission if it permits; see `Deployment.submit`.
 
-        `near`: devices that hold some of its inputs.
+        `preferred_devices`: devices that hold some of its inputs.
         """
-        self.home.require(self._name)
+        self.home_process.require(self._name)
         now_s = self.now_s()
         limits = self._machine.limits
         deadline_s = limits.deadline_s(now_s, request.timeout_s)
@@ -194,7 +197,7 @@ class RequestRunner:
             deadline_s,
             request.waits,
             request.priority,
-            near,
+            preferred_devices,
             request.trace,
         )
         if limits.batching:
@@ -257,7 +260,7 @@ class RequestRunner:
 
         If this raises, the caller has to abandon the request.
         """
-        self.home.require(self._name)
+        self.home_process.require(self._name)
         call = Submission(self, 0, inputs, run.request)
         call.is_granted = True
         with self._lock:

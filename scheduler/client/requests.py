@@ -83,7 +83,7 @@ class Requests:
         self._quarantine = Quarantine()
         #: Dynamic batching, if enabled, and the maximum number of requests in flight.
         self.batcher = Batcher(limits.batching) if limits.batching else None
-        self._most = limits.requests * (limits.batching.size if limits.batching else 1)
+        self._max_in_flight = limits.requests * (limits.batching.size if limits.batching else 1)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -105,7 +105,7 @@ class Requests:
     @property
     def waits_for_bytes(self) -> bool:
         """Whether requests wait for bytes that other deployments may release."""
-        return self.num_waiting > 0 and 0 < self.num_in_flight < self._most
+        return self.num_waiting > 0 and 0 < self.num_in_flight < self._max_in_flight
 
     @property
     def nbytes_in_flight(self) -> int:

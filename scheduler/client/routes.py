@@ -158,18 +158,22 @@ class Routes:
         return next((e for e in causes if isinstance(e, DeviceRemoved)), causes[0])
 
     def choose(
-        self, exclusions: Collection[int] = (), near: frozenset[str] = frozenset()
+        self, exclusions: Collection[int] = (), preferred_devices: frozenset[str] = frozenset()
     ) -> int | None:
         """Choose the next live route except `exclusions`; None if there is none.
 
-        `near`: devices that hold inputs; the route should use them, and few others.
+        `preferred_devices`: devices that hold inputs; the route should use them, and few others.
         """
         if not self.live or (exclusions and not self.is_any_live(exclusions)):
             return None
         if self.count == 1:
             return 0
         self._now += 1 / self._share
-        number = self._choose_nearest(exclusions, near) if near else self._choose_first(exclusions)
+        number = (
+            self._choose_nearest(exclusions, preferred_devices)
+            if preferred_devices
+            else self._choose_first(exclusions)
+        )
         state = self.states[number]
         # The route pays one request, and its debt is at most one request.
         state.turn = min(max(state.turn + 1 / state.share, self._now), self._now + 1 / state.share)
@@ -193,10 +197,15 @@ class Routes:
             self._push_route(other)
         return number
 
-    def _choose_nearest(self, exclusions: Collection[int], near: frozenset[str]) -> int:
+    def _choose_nearest(
+        self, exclusions: Collection[int], preferred_devices: frozenset[str]
+    ) -> int:
         def rank(number: int) -> tuple[int, int, float, int]:
             state = self.states[number]
-            num_missing, num_other = len(near - state.devices), len(state.devices - near)
+            num_missing, num_other = (
+                len(preferred_devices - state.devices),
+                len(state.devices - preferred_devices),
+            )
             return num_missing, num_other, state.due_at(self._now), number
 
         return min((number for number in self.live if number not in exclusions), key=rank)

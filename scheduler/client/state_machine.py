@@ -109,7 +109,7 @@ class ClientMachine(Requests):
         """
         if self.num_waiting or self._closed or self._cluster_error:
             return False
-        if self.num_in_flight >= self._most:
+        if self.num_in_flight >= self._max_in_flight:
             return False
         nbytes = run.input_nbytes + self._expected.output_nbytes(run.input_nbytes)
         if self.num_in_flight and not self._has_bytes(nbytes):
@@ -280,7 +280,7 @@ class ClientMachine(Requests):
     def _has_room(self, request: RequestRecord) -> bool:
         # A request that waits for a batch may also wait for a device.
         awaits = self.batcher is not None and self._routes.may_become_live()
-        if self.num_in_flight >= self._most or not (self._routes.live or awaits):
+        if self.num_in_flight >= self._max_in_flight or not (self._routes.live or awaits):
             return False
         nbytes = request.submitted.nbytes
         request.nbytes = nbytes + self._expected.output_nbytes(nbytes)
@@ -298,7 +298,9 @@ class ClientMachine(Requests):
             if not self._has_room(request):
                 break
             self._waiting.pop()
-            after, instructions = self._enter(request, now_s, near=request.submitted.near)
+            after, instructions = self._enter(
+                request, now_s, preferred_devices=request.submitted.preferred_devices
+            )
             instructions_of_admitted += instructions
             self._move(request, after, now_s)
         return instructions_of_admitted
@@ -316,14 +318,16 @@ class ClientMachine(Requests):
         request: RequestRecord,
         now_s: float,
         but: Collection[int] = (),
-        near: frozenset[str] = frozenset(),
+        preferred_devices: frozenset[str] = frozenset(),
     ) -> _Next:
         """Start an attempt on a route that is not in `but`; with batching, queue the request.
 
         A request that has to avoid routes runs outside batches.
         """
         if self.batcher is None or request.avoided:
-            return _S.RUNNING, self._start(request, self._routes.choose(but, near), now_s)
+            return _S.RUNNING, self._start(
+                request, self._routes.choose(but, preferred_devices), now_s
+            )
         if request.admitted_s is None:
             self._joining.append(request)
         self.due.push((self.batcher.enqueue(request, now_s), request.id))
@@ -347,8 +351,8 @@ class ClientMachine(Requests):
             first, is_joined = requests[0], len(requests) > 1
             tried_routes = {request.route for request in requests if request.attempt}
             but = tried_routes if self._routes.is_any_live(tried_routes) else ()
-            near = frozenset() if is_joined else first.submitted.near
-            route = self._routes.choose(but, near)
+            preferred_devices = frozenset() if is_joined else first.submitted.preferred_devices
+            route = self._routes.choose(but, preferred_devices)
             assert route is not None
             for request in requests:
                 self._begin(request, route, now_s, f"batch of {len(requests)}: started")
@@ -439,7 +443,7 @@ class ClientMachine(Requests):
             return self._expire(request, event.now_s)
         if not self.num_waiting and self._has_room(request):
             self.due.push((event.deadline_s, request.id))
-            return self._enter(request, event.now_s, near=event.near)
+            return self._enter(request, event.now_s, preferred_devices=event.preferred_devices)
         away = self._routes.unavailability()
         if away:
             error = lost_error(request, away)
@@ -464,7 +468,7 @@ class ClientMachine(Requests):
     @property
     def _full(self) -> str:
         return (
-            f"{self.num_in_flight} of {self._most} requests and "
+            f"{self.num_in_flight} of {self._max_in_flight} requests and "
             f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
         )
 

@@ -335,9 +335,9 @@ class _TypedErrors:
     It is a class because a generator-based context manager cannot pass on StopIteration.
     """
 
-    def __init__(self, descriptor: DeviceDescriptor, what: str) -> None:
+    def __init__(self, descriptor: DeviceDescriptor, action: str) -> None:
         self._descriptor = descriptor
-        self._what = what
+        self._action = action
 
     def __enter__(self) -> None:
         pass
@@ -350,7 +350,7 @@ class _TypedErrors:
         if error is None or isinstance(error, HeteroError) or is_interrupt(error):
             return
         raise DeviceError(
-            f"device {name} on node {node} {self._what}: {type(error).__name__}: "
+            f"device {name} on node {node} {self._action}: {type(error).__name__}: "
             f"{error_text(error)}. "
             "This is a bug of its plugin: exclude the device, or report the bug.",
             device=name,

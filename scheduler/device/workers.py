@@ -258,7 +258,7 @@ class PumpingWorkers(BaseWorkers):
         self._channel: PumpedChannel | None = None
         self._jobs: deque[_Job] = deque()
         #: Lock of the thread that waits for messages.
-        self._turn = threading.Lock()
+        self._execution_lock = threading.Lock()
         self._num_to_end = 0
         self._num_streams = 1
         #: Moving average of the run time of tasks.
@@ -331,7 +331,7 @@ class PumpingWorkers(BaseWorkers):
 
     def _receive(self) -> bool:
         """Wait for a task; return False if this thread has to end."""
-        with self._turn:
+        with self._execution_lock:
             while not self._jobs:
                 with self._lock:
                     if self._num_to_end:

@@ -35,7 +35,7 @@ class Metrics:
         self._load = load
         self._clock = clock
         self._since_s = clock()
-        self._away: set[str] = set()
+        self._absent_devices: set[str] = set()
         self._registry = CollectorRegistry()
 
         def of_model(name: str, text: str, *more: str) -> Counter:
@@ -98,9 +98,9 @@ class Metrics:
         if isinstance(event, DeviceLost):
             self._losses.labels(event.device).inc()
         if isinstance(event, DeviceReturned):
-            self._away.discard(event.device)
+            self._absent_devices.discard(event.device)
         else:
-            self._away.add(event.device)
+            self._absent_devices.add(event.device)
 
     def families(self) -> list[Metric]:
         """Return the current values of all metrics."""
@@ -127,7 +127,7 @@ class Metrics:
         yield _gauge(
             "device_up",
             "Whether a device in use is available.",
-            [(labels, labels["device"] not in self._away) for labels, _ in devices],
+            [(labels, labels["device"] not in self._absent_devices) for labels, _ in devices],
         )
         yield _gauge(
             "device_heartbeat_age_seconds",

@@ -98,7 +98,7 @@ class RayDevices:
         #: Shared secret of the network channels; not needed on one machine.
         self.secret = None if session.is_local else cluster_secret()
         #: Ids of actors that ended.
-        self._forgotten: set[str] = set()
+        self._ended_actor_ids: set[str] = set()
         #: Devices in use, by name.
         self._actors: dict[str, DeviceHandle] = {}
         self._closed = False
@@ -159,7 +159,7 @@ class RayDevices:
     def _of_pool(self, name: str) -> DeviceHandle:
         """Return a device of the pool; its supervisor starts the device if it is not running."""
         device = self.pool_table.running_devices.get(name) if self.pool_table else None
-        if device is None or device.actor_id in self._forgotten:
+        if device is None or device.actor_id in self._ended_actor_ids:
             device = self.ask_supervisor("start", [name]).running_devices[name]
         with self._lock:
             if name not in self._actors:
@@ -203,7 +203,7 @@ class RayDevices:
     def forget(self, actor_id: str) -> None:
         """Remove an actor that has ended; the next use of its device starts a new one."""
         with self._lock:
-            self._forgotten.add(actor_id)
+            self._ended_actor_ids.add(actor_id)
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self.discovery.suspect(self._actors.pop(name).node_id)
 

@@ -145,7 +145,7 @@ class RayExecutor:
             self._lock = threading.Lock()
             #: Serializes replanning.
             self._replan_lock = threading.Lock()
-            self._home = HomeProcess()
+            self._home_process = HomeProcess()
             self._closed = False
             host: str | None = None  # a local Ray has no other nodes
             if not self._session.is_local:
@@ -174,7 +174,7 @@ class RayExecutor:
                     + self._deployments.in_flight.num_running
                 ),
             )
-            self._session.when_gone.append(self._cluster_gone)
+            self._session.loss_callbacks.append(self._cluster_gone)
             atexit.register(self._end_devices)  # runs before the session's own
             undo.pop_all()
 
@@ -405,7 +405,7 @@ class RayExecutor:
     def close(self) -> None:
         """Close every deployment and stop everything that this executor started; idempotent."""
         with self._lock:
-            if self._closed or not self._home.is_current:  # a forked child owns no devices
+            if self._closed or not self._home_process.is_current:  # a forked child owns no devices
                 return
             self._closed = True
         for deployment in self._deployments:
@@ -418,18 +418,18 @@ class RayExecutor:
         self._receiver.close()
         self._channel.close()
         self._loader.close()
-        self._session.when_gone.remove(self._cluster_gone)
+        self._session.loss_callbacks.remove(self._cluster_gone)
         self._session.close()
 
     def _end_devices(self) -> None:
         atexit.unregister(self._end_devices)
-        if self._home.is_current:
+        if self._home_process.is_current:
             self._supervisor.close()
             if self._session.is_ours:
                 self._devices.close()
 
     def _ask(self, device: DeviceHandle, method: str, *arguments: Any) -> Any:
-        self._home.require(f"device {device.descriptor.name}")
+        self._home_process.require(f"device {device.descriptor.name}")
         if self._closed:  # otherwise Ray would start another cluster
             raise ClusterError("the executor and its devices are closed; create a new one.")
         ref = getattr(device.actor, method).remote(*arguments)

@@ -60,7 +60,7 @@ class MessageReceiver:
             if not is_parked:
                 self._channel.wake()
             try:
-                while not (interrupt.came or is_ended()):
+                while not (interrupt.signal_arguments or is_ended()):
                     self._pump()
             finally:
                 with self._lock:

@@ -96,10 +96,10 @@ class RaySession:
         self._is_ended = False
         self.folder = folder
         #: The previous environment variables, restored at the end.
-        self.before: dict[str, str | None] = {}
-        self._home = HomeProcess()
+        self.previous_environment: dict[str, str | None] = {}
+        self._home_process = HomeProcess()
         #: Called with an error when the cluster is lost.
-        self.when_gone: list[Callable[[ClusterError], None]] = []
+        self.loss_callbacks: list[Callable[[ClusterError], None]] = []
         self._connection: object = None
         self._watch: ClusterWatch | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -177,7 +177,7 @@ class RaySession:
 
     def end(self, *, parts: bool = False) -> None:
         """Leave Ray, and stop it if hetero started it; idempotent."""
-        if not self._home.is_current:
+        if not self._home_process.is_current:
             return
         self._is_ended = True
         if self._watch is not None:
@@ -191,8 +191,8 @@ class RaySession:
                 ray.shutdown()
             default_signals()
         if not process_end.exits_soon():  # an exiting process needs no environment
-            _restore(self.before)
-        self.before = {}
+            _restore(self.previous_environment)
+        self.previous_environment = {}
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = None
@@ -204,7 +204,7 @@ class RaySession:
 
     def _handle_loss(self, error: ClusterError) -> None:
         """Notify the users of the cluster that it is lost, and leave it."""
-        for notify in list(self.when_gone):
+        for notify in list(self.loss_callbacks):
             notify(error)
         # Threads that wait in Ray have to return and notice the loss before Ray shuts down.
         time.sleep(2 * LOOK_S)
@@ -253,7 +253,7 @@ def connect(
         except BaseException:
             _restore(before)
             raise
-        _current.before = before
+        _current.previous_environment = before
         return _current
 
 

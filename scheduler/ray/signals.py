@@ -24,31 +24,31 @@ class LateInterrupt:
     `notice`: called when the signal arrives, so that the block can end soon.
     """
 
-    __slots__ = ("_before", "_notice", "came")
+    __slots__ = ("_notice", "_previous_handler", "signal_arguments")
 
     def __init__(self, notice: Callable[[], object]) -> None:
         self._notice = notice
-        self._before: Callable[[int, FrameType | None], Any] | None = None
+        self._previous_handler: Callable[[int, FrameType | None], Any] | None = None
         #: The handler's arguments, after the signal has arrived.
-        self.came: tuple[int, FrameType | None] | None = None
+        self.signal_arguments: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> LateInterrupt:
         # Only the main thread receives signals.
         if threading.get_ident() == threading.main_thread().ident:
             before = _get_handler(signal.SIGINT)
             if callable(before):
-                self._before = before
+                self._previous_handler = before
                 _set_handler(signal.SIGINT, self._remember)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._before is not None:
-            _set_handler(signal.SIGINT, self._before)
-            if self.came is not None:
-                self._before(*self.came)
+        if self._previous_handler is not None:
+            _set_handler(signal.SIGINT, self._previous_handler)
+            if self.signal_arguments is not None:
+                self._previous_handler(*self.signal_arguments)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self.came = number, frame
+        self.signal_arguments = number, frame
         self._notice()
 
 

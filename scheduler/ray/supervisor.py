@@ -84,7 +84,7 @@ class DeviceSupervisor:
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         #: Devices that start because their node has returned; devices that are loading stages.
-        self._coming: set[str] = set()
+        self._returning_devices: set[str] = set()
         self._loading: set[str] = set()
         #: Held during the search for removed devices that are available again.
         self._is_looking = threading.Lock()
@@ -369,10 +369,10 @@ class DeviceSupervisor:
                 available = self._devices.present_devices()
             except HeteroError:
                 return
-            for name in sorted(available.intersection(removed_names) - self._coming):
+            for name in sorted(available.intersection(removed_names) - self._returning_devices):
                 starting_states = (see.DeviceState.RESTARTING, see.DeviceState.SUSPECTED)
                 if self._liveness.state(name) not in starting_states:
-                    self._coming.add(name)
+                    self._returning_devices.add(name)
                     self._restart_soon(see.Restart(name, "", "its node is back"))
 
     def _restart_soon(self, order: see.Restart) -> None:
@@ -397,7 +397,7 @@ class DeviceSupervisor:
         else:
             self.watch(device)
         finally:
-            self._coming.discard(name)
+            self._returning_devices.discard(name)
             self._loading.discard(name)
 
     def _give_up(self, device: DeviceHandle) -> None:

@@ -28,22 +28,22 @@ class SimThread:
 
     def __init__(self, simulator: Simulator) -> None:
         self._simulator = simulator
-        self._go = _thread.allocate_lock()
-        self._go.acquire()
+        self._resume_lock = _thread.allocate_lock()
+        self._resume_lock.acquire()
         self.work: Callable[[], None] | None = None
         threading.Thread(target=self._live, name="sim_thread", daemon=True).start()
 
     def resume(self) -> None:
         """Resume the sim thread."""
-        self._go.release()
+        self._resume_lock.release()
 
     def pause(self) -> None:
         """Wait until resumed; called in the sim thread itself."""
-        self._go.acquire()
+        self._resume_lock.acquire()
 
     def _live(self) -> None:
         while True:
-            self._go.acquire()
+            self._resume_lock.acquire()
             if self.work is None:
                 return
             self._simulator.live(self)
@@ -72,8 +72,8 @@ class Simulator:
         self._hash = blake2b(digest_size=_DIGITS // 2)
         self._due: list[tuple[float, int, Callable[..., None], Any]] = []
         self._count = 0
-        self._back = _thread.allocate_lock()
-        self._back.acquire()
+        self._return_lock = _thread.allocate_lock()
+        self._return_lock.acquire()
         self._idle: list[SimThread] = []
         #: Waiting sim threads.
         self._waiting: dict[SimThread, None] = {}
@@ -154,7 +154,7 @@ class Simulator:
         except BaseException as error:
             self.errors.append(error)
         self._idle.append(sim_thread)
-        self._back.release()
+        self._return_lock.release()
 
     def pause(self) -> None:
         """Make the running sim thread wait until `resume_later` resumes it."""
@@ -162,7 +162,7 @@ class Simulator:
         assert sim_thread is not None, "only a SimThread may wait; call spawn"
         if not self._is_closed:
             self._waiting[sim_thread] = None
-            self._back.release()
+            self._return_lock.release()
             sim_thread.pause()
             del self._waiting[sim_thread]
         if self._is_closed:
@@ -181,7 +181,7 @@ class Simulator:
     def _resume(self, sim_thread: SimThread) -> None:
         self.sim_thread = sim_thread
         sim_thread.resume()
-        self._back.acquire()
+        self._return_lock.acquire()
         self.sim_thread = None
 
 

@@ -28,7 +28,7 @@ class Submitted:
     `deadline_s`: time at which it expires.
     `waits`: whether it may wait for admission; None waits only while devices are missing.
     `priority`: waiting requests of higher priority are admitted first.
-    `near`: devices that hold some of its inputs; routes through them are preferred.
+    `preferred_devices`: devices that hold some of its inputs; routes through them are preferred.
     `trace`: trace that its history names.
     `group`, `rows`: dynamic batching joins rows of requests of the same group; None is never
         batched.
@@ -40,7 +40,7 @@ class Submitted:
     deadline_s: float
     waits: bool | None = True
     priority: int = 0
-    near: frozenset[str] = frozenset()
+    preferred_devices: frozenset[str] = frozenset()
     trace: str = ""
     group: Hashable = None
     rows: int = 0

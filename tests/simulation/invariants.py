@@ -137,7 +137,7 @@ class Invariants:
             nbytes = machine.record(first[1]).submitted.nbytes
             nbytes += machine._expected.output_nbytes(nbytes) + machine.nbytes_in_flight
             has_room = (
-                machine.num_in_flight < machine._most
+                machine.num_in_flight < machine._max_in_flight
                 and machine._routes.is_any_live()
                 and (not machine.num_in_flight or nbytes <= limits.nbytes)
             )
@@ -192,7 +192,7 @@ class Invariants:
         outbox, now_s = model.runner._outbox, self.simulator.now
         is_stopped = model.client.process.is_stopped
         # A thread that has appended orders executes them after it has left the machine.
-        is_stopped = is_stopped or outbox._turn.locked() or model.runner._lock.locked()
+        is_stopped = is_stopped or outbox._execution_lock.locked() or model.runner._lock.locked()
         first = outbox.orders[0] if outbox.orders and not is_stopped else None
         known, since_s = self.first_orders.get(outbox, (None, now_s))
         if first is None or first is not known:

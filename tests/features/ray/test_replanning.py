@@ -227,7 +227,7 @@ def test_devices_of_returned_node_start_concurrently(
     monkeypatch.setattr(supervisor, "_start", start)
     supervisor._find(["CPU.0", "CPU.1", "CPU.7"])
     barrier.wait(300)
-    wait_for(lambda: not supervisor._coming)
+    wait_for(lambda: not supervisor._returning_devices)
 
 
 def test_starting_device_on_unreachable_host_is_lost(

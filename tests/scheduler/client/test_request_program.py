@@ -516,7 +516,7 @@ def test_forked_process_is_refused(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = warm(executor.deploy(*chain("TOY.0")))
-    monkeypatch.setattr(deployment._runner.home, "is_current", False)
+    monkeypatch.setattr(deployment._runner.home_process, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match="fork"):
         deployment.submit({"x": X}, WAITS)
 

@@ -307,7 +307,7 @@ def test_record_has_the_options_of_the_request(manual: Any) -> None:
     runner.submit({"x": np.zeros(3)}, request, frozenset("A"))
     submitted = _record(runner, 1).submitted
     assert (submitted.now_s, submitted.deadline_s, submitted.nbytes) == (100.0, 107.0, 24)
-    assert (submitted.waits, submitted.priority, submitted.near, submitted.trace) == (
+    assert (submitted.waits, submitted.priority, submitted.preferred_devices, submitted.trace) == (
         *(None, 3),
         *(frozenset("A"), "00-1"),
     )
@@ -395,6 +395,6 @@ def test_forked_process_is_refused_by_the_name_of_the_model(
     manual: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, _, _ = manual
-    monkeypatch.setattr(runner.home, "is_current", False)
+    monkeypatch.setattr(runner.home_process, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match=r"^m: made in process"):
         runner.submit({}, DEFAULT_REQUEST)

@@ -74,12 +74,17 @@ def test_request_that_lasts_delays_its_route_by_one_turn() -> None:
 
 def test_routes_near_the_inputs_come_before_turns() -> None:
     routes = Routes([route("A", "B"), route("A"), route("B"), route("A")])
-    near = frozenset
-    assert [routes.choose(near=near("A")) for _ in range(4)] == [1, 3, 1, 3]
-    assert routes.choose(near=near("AB")) == 0
-    assert routes.choose([1, 3], near("A")) == 0  # the only other one that has A
-    assert routes.choose([0, 1, 3], near("A")) == 2
-    assert routes.choose([0, 1, 2, 3], near("A")) is None
+    devices = frozenset
+    assert [routes.choose(preferred_devices=devices("A")) for _ in range(4)] == [
+        1,
+        3,
+        1,
+        3,
+    ]
+    assert routes.choose(preferred_devices=devices("AB")) == 0
+    assert routes.choose([1, 3], devices("A")) == 0  # the only other one that has A
+    assert routes.choose([0, 1, 3], devices("A")) == 2
+    assert routes.choose([0, 1, 2, 3], devices("A")) is None
 
 
 def test_excluded_routes_keep_their_turn() -> None:
@@ -172,7 +177,7 @@ class ExactRoutes:
         self.turns.append(self.now)
         self.running.append(0)
 
-    def choose(self, exclusions: Collection[int], near: frozenset[str]) -> int | None:
+    def choose(self, exclusions: Collection[int], preferred_devices: frozenset[str]) -> int | None:
         live = [i for i, devices in enumerate(self.devices) if self.away.isdisjoint(devices)]
         allowed = [i for i in live if i not in exclusions]
         if not allowed:
@@ -185,7 +190,11 @@ class ExactRoutes:
             length = 1 / self.shares[i]
             due = max(self.turns[i], self.now - length) + length * (1 + self.running[i])
             devices = self.devices[i]
-            return (len(near - devices), len(devices - near), due, i) if near else (0, 0, due, i)
+            return (
+                (len(preferred_devices - devices), len(devices - preferred_devices), due, i)
+                if preferred_devices
+                else (0, 0, due, i)
+            )
 
         chosen = min(allowed, key=rank)
         length = 1 / self.shares[chosen]
@@ -223,9 +232,9 @@ def test_choices_equal_those_of_the_exact_policy(
         exact.add(devices, share)
     for step in steps:
         match step:
-            case ("choose", exclusions, near):
-                number = routes.choose(exclusions, near)
-                assert number == exact.choose(exclusions, near)
+            case ("choose", exclusions, preferred_devices):
+                number = routes.choose(exclusions, preferred_devices)
+                assert number == exact.choose(exclusions, preferred_devices)
                 if number is not None:
                     routes.begin(number)
                     exact.running[number] += 1
