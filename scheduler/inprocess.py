@@ -132,7 +132,7 @@ class InProcessDeployment(Deployment):
             stage_message = self.stage_description(stage.index, self._num_streams[stage.index])
             self._devices[stage.device].open_stage(stage_message)
         self._count_streams()
-        self._program = self._compile_program()
+        self._compile_program()
 
     def replan_without(self, device: str, cause: str) -> None:
         """Exclude a device, and replan the model; see `Deployment.replan_without`."""
@@ -154,7 +154,7 @@ class InProcessDeployment(Deployment):
         before = self.placement
         names = replanned.placement.devices
         self._devices = {**self._devices, **{name: self._find_device(name) for name in names}}
-        self._program = None
+        self._program, self._sends_directly = None, False
         addresses = {name: self._devices[name].address for name in names}
         whole = self.extend(replanned.placement, replanned.constants, addresses)
         sources = {
@@ -168,26 +168,27 @@ class InProcessDeployment(Deployment):
             self._open(whole.stages[number] for number in sorted(used))
         except BaseException:
             self.switch_to(before)
-            self._program = self._compile_program()
+            self._compile_program()
             raise
         routes = whole.routes[len(before.routes) :]
         self._runner.handle(events.RoutesAdded(self._runner.now_s(), routes))
 
-    def _compile_program(self) -> RequestProgram | None:
-        """Compile the routes to a request program; None if requests need the state machine."""
+    def _compile_program(self) -> None:
+        """Compile the routes to a request program, unless requests need records."""
         placement = self.placement
         plans = [route.plan for route in placement.routes]
         if self._is_ordered or self.constant_stages.outputs or not self._help_with:
-            return None
+            return
         if any(p.passthrough or p.constant_outputs or not p.stages for p in plans):
-            return None
+            return
         stages = [
             self._devices[stage.device].direct_stage(self.key, stage.index)
             for stage in placement.stages
         ]
-        return RequestProgram(
+        self._program = RequestProgram(
             placement, stages, self._runner, resume=self._resume, learn=self._learn
         )
+        self._sends_directly = True
 
     def submit(
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST

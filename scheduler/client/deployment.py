@@ -158,6 +158,8 @@ class Deployment(ABC):
 
     #: Its packed messages; None if the channel has none.
     _lanes: ClientLanes | None = None
+    #: Whether plain requests are sent without a record.
+    _sends_directly = False
 
     @abstractmethod
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
@@ -233,7 +235,7 @@ class Deployment(ABC):
                 f"{sorted(self._inputs)}."
             )
         if (
-            self._lanes is not None
+            self._sends_directly
             and not self._is_ordered
             and request.timeout_s is None
             and request.is_plain
@@ -272,8 +274,10 @@ class Deployment(ABC):
             )
             shared.lanes[lanes.key] = lanes.receive
             self._lanes = lanes
+            self._sends_directly = True
 
     def _end_sent(self, result: PartialResult) -> None:
+        """Complete a request, or pass a part of its result to the state machine."""
         if not self._runner.end_sent(*result):
             self._runner.handle(events.PartArrived(self._runner.now_s(), *result))
 
@@ -550,9 +554,7 @@ class Deployment(ABC):
     def _part_arrived(
         self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageTiming]
     ) -> None:
-        self._runner.handle(
-            events.PartArrived(self._runner.now_s(), request.id, request.attempt, outputs, runs)
-        )
+        self._end_sent(PartialResult(request.id, request.attempt, outputs, runs))
 
     def _by_our_clock(self, run: StageTiming) -> StageTiming:
         assert self._clock_offset_s

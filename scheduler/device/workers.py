@@ -146,6 +146,12 @@ class Workers(BaseWorkers):
         else:
             self._enqueue((loop, due))
 
+    def keep(self, count: int) -> None:
+        """Resize the pool; see `BaseWorkers.keep`."""
+        super().keep(count)
+        with self._state:
+            self._wake_one()  # a new thread may take jobs that were queued before
+
     @property
     def are_idle(self) -> bool:
         """Whether every thread is waiting."""
@@ -188,6 +194,8 @@ class Workers(BaseWorkers):
     def _enqueue(self, job: _Job) -> None:
         with self._state:
             self._jobs.append(job)
+            if self._num_awake >= self.count:  # each thread looks for jobs before it waits
+                return
             if self._quick_threads or self._num_starting:
                 if self._timer.due_s == inf:
                     self._first_job = self._jobs[0]
@@ -197,6 +205,8 @@ class Workers(BaseWorkers):
 
     def _wake_one(self) -> None:
         """Wake a thread for queued jobs, unless another thread will take them soon."""
+        if self._num_awake >= self.count:
+            return
         if self._jobs and not (self._quick_threads or self._num_starting):
             self._num_starting += 1
             self._calls.put(True)
@@ -237,7 +247,7 @@ class Workers(BaseWorkers):
         """Wake a thread if a job has been queued behind an unexpectedly long task."""
         with self._state:
             before, self._first_job = self._first_job, self._jobs[0] if self._jobs else None
-            if self._first_job is None:
+            if self._first_job is None or self._num_awake >= self.count:
                 return None
             if self._first_job is before:  # no thread has taken it
                 self._quick_threads.clear()
