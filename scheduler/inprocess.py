@@ -49,7 +49,7 @@ from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescrip
 from hetero.scheduler.types.device_names import resolve_name
 from hetero.scheduler.types.isolation import RunBounds, RunResult
 from hetero.scheduler.types.limits import Limits
-from hetero.scheduler.types.messages import Task, Values
+from hetero.scheduler.types.messages import Message, Outputs, Task, Values
 from hetero.scheduler.types.placement import Placement, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 
@@ -96,7 +96,7 @@ class InProcessDeployment(Deployment):
             constants,
             limits,
             deployments,
-            connect=connect,
+            connect=lambda receive: connect(workers.receiver(receive, self._completes_directly)),
             addresses={name: device.address for name, device in devices.items()},
             help_with=workers.help_with,
             restores=False,
@@ -214,6 +214,10 @@ class InProcessDeployment(Deployment):
             return inf if request.inline and self._is_quick else -1
         # A caller that never blocks would keep the interpreter lock from busy workers.
         return self._max_tiny_nbytes if self._workers.are_idle else -1
+
+    def _completes_directly(self, message: Message) -> bool:
+        """Return whether a message contains the result of a request without a record."""
+        return type(message) is Outputs and self._runner.is_direct(message.task.request.id)
 
     def _resume(self, resumption: Resumption) -> None:
         """Send the inputs of a request's remaining stages to their devices."""
@@ -430,7 +434,7 @@ class InProcessExecutor:
             replan=replan,
             workers=self._workers,
             count_streams=self._count_streams,
-            connect=lambda receive: self._switchboard.connect(key, self._workers.receiver(receive)),
+            connect=partial(self._switchboard.connect, key),
         )
         num_threads = plan_shares(
             placement,

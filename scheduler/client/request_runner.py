@@ -275,6 +275,10 @@ class RequestRunner:
         self._start((call,), call.attempt)
         return call
 
+    def is_direct(self, request_id: int) -> bool:
+        """Return whether a request runs without a record."""
+        return self._machine.is_direct(request_id)
+
     def end_sent(
         self,
         request_id: int,

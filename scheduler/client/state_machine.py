@@ -148,6 +148,10 @@ class ClientMachine(Requests):
             routes.advance(run.route)
         return True
 
+    def is_direct(self, request_id: int) -> bool:
+        """Return whether a request runs without a record."""
+        return request_id in self._direct
+
     def end_sent(
         self,
         request_id: int,
@@ -189,7 +193,7 @@ class ClientMachine(Requests):
         # No call between these lines: Ctrl-C comes before or after them.
         self._live[request_id] = request
         del self._direct[request_id]
-        run.is_admitted = False
+        run.is_admitted = run.is_counted = False  # the record is counted instead
         return request
 
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:

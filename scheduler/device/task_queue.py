@@ -200,10 +200,15 @@ class DeviceMachine:
         stage = deployment.stages.get(number)
         if stage is None or not tensors.keys() <= stage.inputs:
             return [Failure(task, _misplaced_tensors_error(task, tensors, stage))]
-        tasks = deployment.tasks.setdefault(attempt, {})
-        run, client = tasks.get(number), deployment.client
+        tasks, client = deployment.tasks.get(attempt), deployment.client
+        run = None if tasks is None else tasks.get(number)
         if run is None:
-            run = tasks[number] = TaskRun(task, tensors, runs, now_s, stage, _S.JOINING)
+            run = TaskRun(task, tensors, runs, now_s, stage, _S.JOINING)
+            # No call between these lines: Ctrl-C comes before or after them.
+            if tasks is None:
+                deployment.tasks[attempt] = {number: run}
+            else:
+                tasks[number] = run
             client.num_tasks += 1
         elif run.state is not _S.JOINING or tensors.keys() <= run.tensors.keys():
             return []
@@ -425,6 +430,8 @@ class DeviceMachine:
                 run.state = _S.DROPPED
             else:
                 self._remove_task(run)
+                if run.entered is not None:  # Ctrl-C interrupted its start
+                    done += self.release_stream(run.stage, run)
         return done
 
 

@@ -180,11 +180,16 @@ class Workers(BaseWorkers):
             if next_job is not None and next_job is not job:
                 self._enqueue(next_job)
 
-    def receiver(self, receive: Receiver) -> Receiver:
-        """Wrap a client's receiver so that it does not delay the next task of a worker."""
+    def receiver(self, receive: Receiver, is_brief: Callable[[Message], bool]) -> Receiver:
+        """Wrap a client's receiver so that it does not delay the next task of a worker.
+
+        `is_brief`: returns whether processing a message costs less than waking another thread.
+        """
 
         def take(message: Message) -> None:
-            if self._thread_state.request_id == _ANY and self._thread_state.job is not None:
+            thread_state = self._thread_state
+            is_busy = thread_state.request_id == _ANY and thread_state.job is not None
+            if is_busy and not is_brief(message):
                 self._clock.call_soon(partial(receive, message))
             else:
                 receive(message)

@@ -428,6 +428,31 @@ def test_ctrl_c_during_a_run_leaves_nothing_reserved(
     assert number > 50
 
 
+@pytest.mark.parametrize("number_of_way", [0, 1])
+@pytest.mark.parametrize("request_", [Request(), Request(timeout_s=300)], ids=["plain", "timed"])
+def test_ctrl_c_during_a_submission_to_devices_leaves_nothing_reserved(
+    executor: InProcessExecutor, number_of_way: int, request_: Request
+) -> None:
+    deployment = warm([*ways_to_run(executor)][number_of_way])
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(interrupted_after(number))
+        try:
+            submission = deployment.submit({"x": X}, request_)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        until_s = time.monotonic() + PATIENCE_S
+        while not held_nothing(executor, deployment):
+            assert time.monotonic() < until_s, number
+            time.sleep(0.0001)
+        assert deployment.submit({"x": X}, request_).future.result(PATIENCE_S), number
+    assert number > 50
+    assert submission.future.result(PATIENCE_S)
+
+
 def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
     """Return a random graph on random devices; one node may have a fault."""
     values, lines = ["x", "y"], list[Line]()
@@ -447,8 +472,11 @@ def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
     return cut(model, *((d, [line[1]]) for d, line in zip(devices, lines, strict=True)))
 
 
-def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
-    """Yield the outcome of random requests, and the counters after each."""
+def lives(seed: int, path: str) -> Iterator[Any]:
+    """Yield the outcome of random requests, and the counters after each.
+
+    `path`: whether requests have a record, are sent without one, or run on their callers' threads.
+    """
     random = Random(seed)
     notes = Notes()
     executor = create_executor(
@@ -460,8 +488,9 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
     try:
         for fault in ("", *random.choices(["", "fail", "full", "refuse", "exit"], k=3)):
             deployment = executor.deploy(*drawn_plan(random, fault))
-            if not is_direct:
+            if path != "program":
                 deployment._program = None
+            deployment._sends_directly = path != "record"
             ended_numbers: list[int] = []
             note = partial(
                 lambda ended_numbers, number, _: ended_numbers.append(number), ended_numbers
@@ -505,11 +534,13 @@ def lives(seed: int, *, is_direct: bool) -> Iterator[Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_direct_and_submitted_requests_have_equal_records(seed: int) -> None:
-    usual, direct = ([*lives(seed, is_direct=is_direct)] for is_direct in (False, True))
+    usual, sent, direct = ([*lives(seed, path)] for path in ("record", "sent", "program"))
     kinds = [one.pop("kind") for one in direct if isinstance(one, dict)]
-    assert {one.pop("kind") for one in usual if isinstance(one, dict)} == {Submission}
+    submitted = {one.pop("kind") for one in [*usual, *sent] if isinstance(one, dict)}
+    assert submitted == {Submission}
     assert CompletedSubmission in kinds
     assert usual == direct
+    assert usual == sent
 
 
 def test_forked_process_is_refused(
