@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -11,6 +10,7 @@ import pytest
 import hetero
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.expected_failures import EXPECTED_FAILURES_OF_THREE_VENDORS
+from tests.support.core_fixtures import core_fixture
 from tests.support.random_affinity import random_affinity
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
@@ -18,10 +18,7 @@ pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 DEVICES = ["OV", "ORT", "CPU"]
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 def cases() -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,16 +12,14 @@ from hetero.devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
 from tests.scheduler.endpoints import wait_for
 from tests.support import prometheus_text as exposition
+from tests.support.core_fixtures import core_fixture
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
 
 TIMEOUT_S = 60
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=(GatedPlugin,)) as core:
-        yield core
+core = core_fixture("module", plugins=(GatedPlugin,))
 
 
 def x(rows: int) -> np.ndarray:

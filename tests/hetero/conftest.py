@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
 import pytest
 
-import hetero
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    """Return a Core with the devices of this process."""
-    with hetero.Core("inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 @pytest.fixture

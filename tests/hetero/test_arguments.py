@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import locale
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import hetero
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
+from tests.support.core_fixtures import core_fixture
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 from tests.support.pair_plugin import PairPlugin
@@ -22,11 +23,7 @@ from tests.support.pair_plugin import PairPlugin
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    plugins = [DensePlugin, PairPlugin, TwinPlugin, CountingPlugin]
-    with hetero.Core(executor="inprocess", plugins=plugins) as core:
-        yield core
+core = core_fixture(plugins=[DensePlugin, PairPlugin, TwinPlugin, CountingPlugin])
 
 
 @pytest.mark.parametrize(

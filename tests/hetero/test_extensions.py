@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from hetero.devices.errors import (
     UnsupportedNodesError,
 )
 from tests.support import custom_operators
+from tests.support.core_fixtures import core_fixture
 from tests.support.custom_operators import halve, lie, squeak
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
@@ -50,10 +50,7 @@ def squeak_model() -> onnx.ModelProto:
 EXPECTED = np.abs(np.sin(np.maximum(X, 0)) * 2)
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess") as core:
-        yield core
+core = core_fixture()
 
 
 def test_missing_extension_refusal_suggests_add_extension(core: hetero.Core) -> None:

@@ -14,15 +14,13 @@ from hetero.devices.errors import (
     UnsupportedOperationError,
 )
 from hetero.examples.third_party_plugin import DensePlugin
+from tests.support.core_fixtures import core_fixture
 from tests.support.networks import DOUBLE, X
 
 DENSE = "hetero.examples.third_party_plugin:DensePlugin"
 
 
-@pytest.fixture
-def core():
-    with hetero.Core("inprocess") as core:
-        yield core
+core = core_fixture()
 
 
 @pytest.mark.parametrize("plugin", [DENSE, DensePlugin])

@@ -1,4 +1,4 @@
-"""A server for a test's models, and HTTP requests to it without a client library."""
+"""Servers of a test's models, and HTTP requests to them without a client library."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper
 
 import hetero
@@ -147,3 +148,14 @@ def serving(
         }
         with hetero.serve(compiled, 0, grpc_port=grpc_port, **(options or {})) as server:
             yield server
+
+
+def server_fixture(scope: Literal["function", "module"] = "module", **arguments: Any) -> Any:
+    """Return a fixture: a server with the arguments of `serving`, closed after its scope."""
+
+    @pytest.fixture(scope=scope)
+    def server() -> Iterator[Server]:
+        with serving(**arguments) as server:
+            yield server
+
+    return server

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-import hetero
+from tests.support.core_fixtures import core_fixture
 
 NAN = float("nan")
 #: Graphs, each with one node -> inputs on which the reference's result has NaN, and others.
@@ -33,10 +33,7 @@ GRAPHS = {
 CASES = [(g, v, d) for g, (v, devices) in GRAPHS.items() for d in devices.split()]
 
 
-@pytest.fixture(scope="module")
-def core():
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 @pytest.mark.parametrize(("graph", "values", "device"), CASES, ids=lambda value: str(value)[-40:])

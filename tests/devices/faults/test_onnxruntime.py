@@ -9,9 +9,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from scipy.special import ndtri
 
-import hetero
 from hetero.devices.faults.onnxruntime import FAULTS
 from tests.support.comparison import assert_close
+from tests.support.core_fixtures import core_fixture
 from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, suite_case
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -51,10 +51,7 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def core():
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 @pytest.mark.parametrize("index", range(len(ROWS)), ids=[row.description for row in ROWS])

@@ -7,9 +7,9 @@ import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-import hetero
 from hetero.devices.faults.openvino import FAULTS
 from tests.support.comparison import assert_close
+from tests.support.core_fixtures import core_fixture
 from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, suite_case
 
 openvino = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
@@ -21,10 +21,7 @@ CASES = [fault for fault in FAULTS.faults if fault.suite_case]
 TESTED_VERSION = "2026.4"
 
 
-@pytest.fixture(scope="module")
-def core():
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 @pytest.mark.parametrize("index", range(len(ROWS)), ids=[row.description for row in ROWS])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
 from tests.emulated_gpu.memory import Memory
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
+from tests.support.core_fixtures import core_fixture
 from tests.support.random_affinity import random_affinity
 from tests.support.small_models import make_model, run_onnxruntime
 from tests.support.stateful_models import running_sum
@@ -191,10 +191,7 @@ def test_compilation_beyond_free_memory_raises(
     assert tensor.to_host().sum() == 5000
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[SPEC]) as core:
-        yield core
+core = core_fixture("module", plugins=[SPEC])
 
 
 def test_node_beyond_memory_runs_on_another_device(core: hetero.Core) -> None:

@@ -15,14 +15,12 @@ import hetero
 from hetero.devices import read_model
 from hetero.devices.errors import ModelError, UnsupportedNodesError
 from hetero.devices.model.type_inference import infer_types
+from tests.support.core_fixtures import core_fixture
 
 DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture("module")
 
 
 def parse(text: str, opsets: str = '"": 17') -> onnx.ModelProto:

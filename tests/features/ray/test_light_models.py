@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -13,15 +11,13 @@ from hetero.devices.model.light_models import (
     light_model_names,
     light_model_outputs,
 )
+from tests.support.core_fixtures import core_fixture
 from tests.support.random_affinity import random_affinity
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core() as core:
-        yield core
+core = core_fixture("module", executor="ray")
 
 
 @pytest.mark.parametrize("name", light_model_names())

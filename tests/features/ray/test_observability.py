@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import ray
 import hetero
 from tests.support import prometheus_text as exposition
 from tests.support.command_line import Shell
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 
 pytestmark = pytest.mark.ray
@@ -24,10 +24,7 @@ SPLIT = "HETERO:CPU.0,CPU.1"
 CUT = {"op:Tanh": "CPU.1"}
 
 
-@pytest.fixture
-def private_core() -> Iterator[hetero.Core]:
-    with hetero.Core(devices={"CPU": 2}) as core:
-        yield core
+private_core = core_fixture(executor="ray", devices={"CPU": 2})
 
 
 def test_trace_has_one_clock_for_all_devices(core: hetero.Core, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.ray.loading import StageLoader
 from hetero.scheduler.types.messages import Task
 from tests.scheduler.endpoints import wait_for
+from tests.support.core_fixtures import core_fixture
 from tests.support.full_batches import FullBatches, read
 from tests.support.models import branches
 from tests.support.stateful_models import STATES, decoder, expected
@@ -68,10 +69,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> RecomputationLog:
     return RecomputationLog(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(devices={"CPU": 3}) as core:
-        yield core
+core = core_fixture("module", executor="ray", devices={"CPU": 3})
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,17 +13,15 @@ from onnx.parser import parse_model
 import hetero
 from hetero.errors import DeviceLostError, TensorError
 from tests.scheduler.endpoints import wait_for
+from tests.support.core_fixtures import core_fixture
 from tests.support.remote_cores import CHAIN, DEVICES
 
 pytestmark = pytest.mark.ray
 X = np.arange(2**16, dtype=np.float32)
 
 
-@pytest.fixture
-def new_core() -> Iterator[hetero.Core]:
-    """A Core whose devices a test may end."""
-    with hetero.Core(devices={"CPU": 3}) as core:
-        yield core
+#: A Core whose devices a test may end.
+new_core = core_fixture(executor="ray", devices={"CPU": 3})
 
 
 def compile_chain(core: hetero.Core) -> hetero.CompiledModel:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import hetero
 from hetero.devices.request.infer_request import InferRequest
 from hetero.errors import TensorError
+from tests.support.core_fixtures import core_fixture
 from tests.support.feedback_model import (
     COUNTS,
     DEVICE_CASES,
@@ -31,10 +31,7 @@ pytestmark = pytest.mark.ray
 COUNT, THREADS = 12, 4
 
 
-@pytest.fixture(scope="module")
-def feedback_core() -> Iterator[hetero.Core]:
-    with hetero.Core("ray", devices=COUNTS) as core:
-        yield core
+feedback_core = core_fixture("module", executor="ray", devices=COUNTS)
 
 
 @pytest.mark.slow

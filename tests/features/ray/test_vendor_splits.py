@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
@@ -19,6 +18,7 @@ from hetero.devices.model.light_models import (
 from hetero.devices.model.model import Model
 from hetero.measure.sample_inputs import sample_inputs
 from tests.backend_suite.expected_failures import EXPECTED_FAILURES_OF_THREE_VENDORS
+from tests.support.core_fixtures import core_fixture
 from tests.support.random_affinity import random_affinity
 from tests.support.small_models import flattening
 
@@ -27,10 +27,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 DEVICES = ["OV", "ORT", "CPU"]
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core() as core:
-        yield core
+core = core_fixture("module", executor="ray")
 
 
 def check(core: hetero.Core, model: Model, inputs: Any, expected: Any, tolerance: Any) -> None:

@@ -26,6 +26,7 @@ from hetero.devices.errors import (
 from hetero.devices.request.promise import FutureLike
 from hetero.devices.request.response import Response
 from tests.support import prometheus_text as exposition
+from tests.support.core_fixtures import core_fixture
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
 
@@ -34,10 +35,7 @@ TIMEOUT_S = 60
 BATCH = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=(GatedPlugin,)) as core:
-        yield core
+core = core_fixture("module", plugins=(GatedPlugin,))
 
 
 @pytest.fixture

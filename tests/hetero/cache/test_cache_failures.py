@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.program import Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -46,10 +47,7 @@ class BadExports(CPUPlugin):
         return FaultyExport(super().compile(model, config), self.export)
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[BadExports]) as core:
-        yield core
+core = core_fixture(plugins=[BadExports])
 
 
 EXPORTS = {

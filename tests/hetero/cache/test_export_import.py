@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -25,6 +24,7 @@ from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
 from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.model_parts import join_model
+from tests.support.core_fixtures import core_fixture
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 
@@ -33,10 +33,7 @@ PINS = {"op:Neg": "CPU", "tanh": "CPU"}
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[CountingPlugin, DensePlugin]) as core:
-        yield core
+core = core_fixture("module", plugins=[CountingPlugin, DensePlugin])
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 import hetero
 from hetero.devices import errors
+from tests.support.core_fixtures import core_fixture
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 
@@ -28,10 +28,7 @@ def blob() -> bytes:
         return compiled.export_model()
 
 
-@pytest.fixture(scope="module")
-def other_core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", devices={"ORT": 2}) as core:
-        yield core
+other_core = core_fixture("module", devices={"ORT": 2})
 
 
 def test_pins_and_options_apply_to_available_devices(other_core: hetero.Core, blob: bytes) -> None:

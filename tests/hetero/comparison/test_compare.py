@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from hetero.devices import Config, Model, Node, Plugin, Program, Refusal, RunCon
 from hetero.devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.verify.difference import differences_of
 from tests.support.command_line import Shell
+from tests.support.core_fixtures import core_fixture
 from tests.support.custom_operators import squeak
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -69,10 +70,7 @@ class WrongPlugin(Plugin):
         return WrongProgram(model)
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", plugins=[WrongPlugin]) as core:
-        yield core
+core = core_fixture("module", plugins=[WrongPlugin])
 
 
 def graph(*lines: str, size: int = 4, outputs: str = "y") -> onnx.ModelProto:

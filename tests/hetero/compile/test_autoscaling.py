@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import hetero
 from hetero.compile.autoscaling import ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import PropertyError, UnknownDeviceError
+from tests.support.core_fixtures import core_fixture
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
 from tests.support.stateful_models import running_sum
@@ -21,10 +22,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 PATIENCE_S = 60
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", devices={"GATED": 3}, plugins=[GatedPlugin]) as core:
-        yield core
+core = core_fixture(devices={"GATED": 3}, plugins=[GatedPlugin])
 
 
 def policy(down_delay_s: float = 10.0) -> ScalingPolicy:

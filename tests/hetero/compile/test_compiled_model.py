@@ -18,6 +18,7 @@ from hetero.devices.errors import (
     TensorNameError,
     UnknownPropertyError,
 )
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -25,10 +26,7 @@ DEVICES = "HETERO:CPU.0,CPU.1,CPU.2"
 PINS = {"matmul": "CPU.1", "relu": "CPU.1", "add": "CPU.0", "op:Tanh": "CPU.0", "op:Neg": "CPU.0"}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", devices={"CPU": 3}) as core:
-        yield core
+core = core_fixture("module", devices={"CPU": 3})
 
 
 @pytest.fixture(scope="module")

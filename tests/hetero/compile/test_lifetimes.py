@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from benchmarks.memory import run
 from hetero.comparison.compare import compare
 from hetero.devices import errors
 from tests.scheduler.endpoints import wait_for
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -24,10 +25,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 TIMEOUT_S = 60
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as core:
-        yield core
+core = core_fixture()
 
 
 def num_deployments(core: hetero.Core) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,13 +12,10 @@ from hetero.compile.replicas import move_from_lost_devices
 from hetero.devices.errors import DeviceError
 from hetero.devices.model.reader import read_model
 from hetero.properties.compile_request import CompileRequest
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", devices={"CPU": 2}) as core:
-        yield core
+core = core_fixture("module", devices={"CPU": 2})
 
 
 def request(core: hetero.Core, **config: object) -> CompileRequest:

@@ -6,7 +6,6 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from hetero.scheduler.observe.load import Load
 from tests.scheduler.endpoints import wait_for
 from tests.support import prometheus_text as exposition
 from tests.support.command_line import Shell
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 
@@ -25,10 +25,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 CUT = {"op:Tanh": "CPU"}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as core_with_waiting:
-        yield core_with_waiting
+core = core_fixture("module", plugins=[WaitingPlugin])
 
 
 def scrape(url: str) -> dict[str, exposition.Family]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import hetero
 from hetero.devices import errors
 from tests.scheduler.endpoints import wait_for
+from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 
@@ -21,10 +21,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 CUT = {"op:Tanh": "CPU"}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as core_with_waiting:
-        yield core_with_waiting
+core = core_fixture("module", plugins=[WaitingPlugin])
 
 
 def words(history: tuple[str, ...]) -> list[str]:

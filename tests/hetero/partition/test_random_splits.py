@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import onnx
 import pytest
@@ -11,16 +9,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from hetero.devices.model.model import Model
+from tests.support.core_fixtures import core_fixture
 from tests.support.graphs import feeds, random_affinity, random_model
 
 DEVICES = ("CPU.0", "CPU.1", "CPU.2", "CPU.3")
 NO_TRANSFORMATIONS = {"DISABLE_TRANSFORMATIONS": True}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", devices={"CPU": len(DEVICES)}) as core:
-        yield core
+core = core_fixture("module", devices={"CPU": len(DEVICES)})
 
 
 def check_split(

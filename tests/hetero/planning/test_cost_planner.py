@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,11 @@ from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.support import Refusal
 from hetero.planning.cost.cost_file import write_costs
 from tests.support.chains import chain
+from tests.support.core_fixtures import core_fixture
 from tests.support.costs import costs
 from tests.support.graphs import build, feeds
 
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", devices={"NULL": 2}) as core:
-        yield core
+core = core_fixture("module", devices={"NULL": 2})
 
 
 SCRIPT = {"NULL_NODE_TIME_US": 500, "PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.1}

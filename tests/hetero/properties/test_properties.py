@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hetero.devices.plugin.program import Payload
 from hetero.examples.third_party_plugin import DensePlugin
 from hetero.properties.table import HETERO_PROPERTIES
 from tests.scheduler.plugins import TwinPlugin
+from tests.support.core_fixtures import core_fixture
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output, dense
 from tests.support.pair_plugin import PairPlugin
@@ -25,11 +26,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 MUTABLE = [p.name for p in HETERO_PROPERTIES.values() if p.mutable]
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    plugins = [DensePlugin, PairPlugin, TwinPlugin, CountingPlugin]
-    with hetero.Core(executor="inprocess", plugins=plugins) as core:
-        yield core
+core = core_fixture(plugins=[DensePlugin, PairPlugin, TwinPlugin, CountingPlugin])
 
 
 # Known and unknown options.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,16 +18,14 @@ from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.verify.live_samples import LiveCounts, LiveSampler
 from hetero.verify.verdict import PartVerdict
 from tests.hetero.verify.faulty_vendor import FaultyVendor, small, small_output
+from tests.support.core_fixtures import core_fixture
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Seconds until a sample is compared, on a busy machine.
 TIMEOUT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", plugins=[FaultyVendor]) as core:
-        yield core
+core = core_fixture("module", plugins=[FaultyVendor])
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from tests.hetero.verify.faulty_vendor import (
     small,
 )
 from tests.support.command_line import Shell
+from tests.support.core_fixtures import core_fixture
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
 NODES: dict[str, list[set[str]]] = {
@@ -128,17 +129,11 @@ def request() -> dict[str, np.ndarray]:
     }
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor, AgreeingVendor]) as core:
-        yield core
+core = core_fixture("module", plugins=[FaultyVendor, SecondVendor, AgreeingVendor])
 
 
-@pytest.fixture
-def new_core() -> Iterator[hetero.Core]:
-    """A Core without verdicts of other tests, which may have had no third device."""
-    with hetero.Core("inprocess", plugins=[FaultyVendor, SecondVendor, AgreeingVendor]) as core:
-        yield core
+#: A Core without verdicts of other tests, which may have had no third device.
+new_core = core_fixture(plugins=[FaultyVendor, SecondVendor, AgreeingVendor])
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import hetero
 from hetero.apps.generate.decoder_ports import Decoder, step_shapes
 from hetero.apps.generate.generation import batcher_of
 from hetero.devices.errors import ArgumentError, DeadlineError
+from tests.support.core_fixtures import core_fixture
 from tests.support.decoders import decoder, greedy
 
 #: Length of the KV cache of a plan.
@@ -30,10 +31,7 @@ def options(**config: Any) -> dict[str, Any]:
     return {"PLAN_SHAPES": shapes, "VERIFY": "NO", **config}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", devices={"CPU": 1}) as core:
-        yield core
+core = core_fixture("module", devices={"CPU": 1})
 
 
 @pytest.fixture

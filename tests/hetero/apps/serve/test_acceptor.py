@@ -8,7 +8,7 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.support.serving import (
     plus_one,
     posted,
     read_answer,
+    server_fixture,
     serving,
     tensor,
     until,
@@ -34,10 +35,7 @@ REQUEST = posted(json.dumps({"inputs": [tensor("x", "FP32", [1.0, 2.0])]}).encod
 RESET = struct.pack("ii", 1, 0)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving(plus=plus_one()) as server:
-        yield server
+server = server_fixture("function", plus=plus_one())
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tests.support.serving import (
     plus_one,
     posted,
     read_answer,
+    server_fixture,
     serving,
     tensor,
     until,
@@ -51,19 +52,18 @@ def fixed() -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    text = identity(TensorProto.STRING)
-    with serving(grpc_port=0, plus=plus_one(), text=text, fixed=fixed()) as server:
-        yield server
+server = server_fixture(
+    grpc_port=0, plus=plus_one(), text=identity(TensorProto.STRING), fixed=fixed()
+)
 
 
-@pytest.fixture
-def limited() -> Iterator[Server]:
-    """A server that accepts bodies of 1 MiB each and of 1.5 MiB in total."""
-    options = {"body_nbytes": LIMIT, "all_bodies_nbytes": 3 * LIMIT // 2}
-    with serving(grpc_port=0, options=options, plus=plus_one()) as server:
-        yield server
+#: A server that accepts bodies of 1 MiB each and of 1.5 MiB in total.
+limited = server_fixture(
+    "function",
+    grpc_port=0,
+    options={"body_nbytes": LIMIT, "all_bodies_nbytes": 3 * LIMIT // 2},
+    plus=plus_one(),
+)
 
 
 def infer_by_grpc(server: Server, *, token: str = "") -> list[float]:

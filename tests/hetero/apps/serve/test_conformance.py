@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import identity, plus_one, serving
+from tests.support.serving import identity, plus_one, server_fixture
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("grpc")
 from tests.oip_conformance.__main__ import check_rules, main
 from tests.oip_conformance.server_under_test import ServerUnderTest
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(grpc_port=0, plus=plus_one(), text=identity(TensorProto.STRING)) as server:
-        yield server
+server = server_fixture(grpc_port=0, plus=plus_one(), text=identity(TensorProto.STRING))
 
 
 @pytest.mark.parametrize("model", ["plus", "text"])

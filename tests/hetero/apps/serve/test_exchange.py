@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
@@ -14,17 +13,23 @@ from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
 from tests.support.gated_plugin import GatedPlugin
-from tests.support.serving import connected, identity, plus_one, posted, read_answer, serving, until
+from tests.support.serving import (
+    connected,
+    identity,
+    plus_one,
+    posted,
+    read_answer,
+    server_fixture,
+    serving,
+    until,
+)
 
 pytest.importorskip("uvicorn")
 LENGTH = "Inference-Header-Content-Length"
 COUNT = 300_000
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("CPU", plus=plus_one(), same=identity(TensorProto.FLOAT)) as server:
-        yield server
+server = server_fixture(device="CPU", plus=plus_one(), same=identity(TensorProto.FLOAT))
 
 
 def body_of(array: np.ndarray, **more: Any) -> tuple[bytes, dict[str, str]]:

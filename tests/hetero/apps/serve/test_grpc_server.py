@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import ask, identity, plus_one, serving, tensor
+from tests.support.serving import ask, identity, plus_one, server_fixture, tensor
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
@@ -45,13 +44,14 @@ class Client:
         return caught.value.code().name, caught.value.details()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    models = {"text": identity(TensorProto.STRING), "half": identity(TensorProto.FLOAT16)}
-    options = {"model_control": "explicit"}
-    small = identity(TensorProto.INT8)
-    with serving(grpc_port=0, options=options, plus=plus_one(), small=small, **models) as message:
-        yield message
+server = server_fixture(
+    grpc_port=0,
+    options={"model_control": "explicit"},
+    plus=plus_one(),
+    small=identity(TensorProto.INT8),
+    text=identity(TensorProto.STRING),
+    half=identity(TensorProto.FLOAT16),
+)
 
 
 @pytest.fixture(scope="module")

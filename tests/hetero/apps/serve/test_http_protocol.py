@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -18,6 +17,7 @@ from tests.support.serving import (
     plus_one,
     posted,
     read_answer,
+    server_fixture,
     serving,
     tensor,
     until,
@@ -39,10 +39,7 @@ ENDLESS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(options={"tokens": ("secret",)}, plus=plus_one()) as server:
-        yield server
+server = server_fixture(options={"tokens": ("secret",)}, plus=plus_one())
 
 
 def status_of(server: Server, *pieces: bytes) -> bytes:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import connected, plus_one, posted, read_answer, serving, tensor
+from tests.support.serving import connected, plus_one, posted, read_answer, server_fixture, tensor
 
 pytest.importorskip("uvicorn")
 from hetero.apps.serve.exchange import Exchange
@@ -33,10 +32,7 @@ REQUESTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(options={"tokens": ("secret",)}, plus=plus_one()) as client:
-        yield client
+server = server_fixture(options={"tokens": ("secret",)}, plus=plus_one())
 
 
 def request_of(body: bytes, more: str) -> bytes:

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import INFER, ask, identity, plus_one, serving, tensor
+from tests.support.serving import INFER, ask, identity, plus_one, server_fixture, serving, tensor
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("orjson")
@@ -43,11 +43,9 @@ TYPES: dict[str, tuple[int, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    same = {name.lower(): identity(element) for name, (element, _) in TYPES.items()}
-    with serving("HETERO:ORT,CPU", plus=plus_one(), **same) as server:
-        yield server
+server = server_fixture(
+    plus=plus_one(), **{name.lower(): identity(element) for name, (element, _) in TYPES.items()}
+)
 
 
 def binary(entries: list[dict[str, Any]], raws: list[bytes], **more: Any) -> tuple[bytes, dict]:

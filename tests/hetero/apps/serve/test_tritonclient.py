@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import identity, plus_one, serving
+from tests.support.serving import identity, plus_one, server_fixture
 
 tritonclient_http: Any = pytest.importorskip("tritonclient.http")
 tritonclient_grpc: Any = pytest.importorskip("tritonclient.grpc")
@@ -24,12 +23,13 @@ X = np.array([0.5, -2.0, 3e5], np.float32)
 PACKINGS = (None, "gzip", "deflate")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    identities = {"text": identity(TensorProto.STRING), "small": identity(TensorProto.INT8)}
-    options = {"shared_memory": True, "model_control": "explicit"}
-    with serving(grpc_port=0, options=options, plus=plus_one(), **identities) as server:
-        yield server
+server = server_fixture(
+    grpc_port=0,
+    options={"shared_memory": True, "model_control": "explicit"},
+    plus=plus_one(),
+    small=identity(TensorProto.INT8),
+    text=identity(TensorProto.STRING),
+)
 
 
 @pytest.fixture(params=["http", "grpc"])

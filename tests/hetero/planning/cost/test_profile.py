@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from hetero.planning.cost.profile import profile
 from hetero.planning.cost.profile_inputs import supported_parts
 from hetero.planning.cost.profile_request import ProfileRequest
 from hetero.planning.cost.timing import ModelTiming, measure_latency
+from tests.support.core_fixtures import core_fixture
 from tests.support.graphs import build, feeds
 
 CHAIN = build(
@@ -35,10 +35,7 @@ CHAIN = build(
 SCRIPT = {"NULL_NODE_TIMES_US": {"op:Relu": 300, "op:Neg": 100}}
 
 
-@pytest.fixture
-def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess", devices={"NULL": 2}) as core:
-        yield core
+core = core_fixture(devices={"NULL": 2})
 
 
 class Clock:
