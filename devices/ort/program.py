@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -75,8 +75,13 @@ class OrtProgram(Program):
         self._executed_nodes: tuple[ExecutedNode, ...] | None = None
         self._node_times_s: dict[str, float] | None = None
         self._session: onnxruntime.InferenceSession | None = None
+        #: Runs the session: outputs, inputs by name, options.
+        self._run_session: Callable[..., Any] = tuple
         if self._session_outputs:
             self._session, self._weights = self._open(self._options())
+            # The session's Python layer checks inputs again, and replaces failing providers.
+            runner = getattr(self._session, "_sess", None) if provider.is_cpu else None
+            self._run_session = (runner or self._session).run
         self._caches: InPlaceCaches | None = None
         if provider.is_cpu and payload is None:
             self._caches = InPlaceCaches.find(model)
@@ -123,13 +128,13 @@ class OrtProgram(Program):
             def stop() -> None:
                 options.terminate = True
 
-            with NativeCall(stop), context.on_cancel(stop):
+            with NativeCall(stop, context):
                 try:
                     feeds = values if self._has_all_ports else self._select_inputs(values)
                     if caches and caches.past_length(feeds):
                         outputs = caches.run(self._session, feeds, self._session_outputs, options)
                     else:
-                        outputs = self._session.run(self._session_outputs, feeds, options)
+                        outputs = self._run_session(self._session_outputs, feeds, options)
                 except Exception as error:
                     context.check_cancelled()
                     summary = f"ONNX Runtime failed on model {self._model.name!r}"
@@ -170,7 +175,7 @@ class OrtProgram(Program):
 
     def close(self) -> None:
         """Release the session."""
-        self._session = None
+        self._session, self._run_session = None, tuple
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
         """Return session options; an empty `level` follows DISABLE_TRANSFORMATIONS."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hetero.devices.errors import RequestCancelledError
+from hetero.devices.plugin.program import RunContext
 
 #: Seconds that the interpreter's shutdown waits for running calls, and the interval of its polls.
 _WAIT_S: Final = 20.0
@@ -26,21 +27,31 @@ _POLL_S: Final = 0.001
 class NativeCall:
     """Context manager for a call of a native runtime; `stop` makes the call return early.
 
-    Entering it raises RequestCancelledError while the interpreter shuts down.
+    Cancelling the run of `context` also calls `stop`. Entering the block raises
+    RequestCancelledError while the interpreter shuts down.
     """
 
-    __slots__ = ("_stop",)
+    __slots__ = ("_context", "_stop")
 
-    def __init__(self, stop: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self, stop: Callable[[], object] | None = None, context: RunContext | None = None
+    ) -> None:
         self._stop = stop
+        self._context = context
 
     def __enter__(self) -> None:
         _CALLS.add(self)
         if _is_shutting_down:
             self.__exit__()
             raise RequestCancelledError("the program is shutting down, so the request did not run")
+        if (context := self._context) is not None:
+            context.stop_call = self._stop
+            if context.is_cancelled:
+                self.stop()
 
     def __exit__(self, *exception: object) -> None:
+        if self._context is not None:
+            self._context.stop_call = None
         if _is_shutting_down:  # the runtime's destructor would request the GIL too
             _UNDESTROYED.append(self._stop)
         _CALLS.discard(self)

@@ -50,12 +50,12 @@ class CancelHook:
         self._stop = stop
 
     def __enter__(self) -> None:
-        self._context._stop = self._stop
-        if self._context._is_cancelled:
+        self._context.stop_call = self._stop
+        if self._context.is_cancelled:
             self._stop()
 
     def __exit__(self, *exception: object) -> None:
-        self._context._stop = None
+        self._context.stop_call = None
 
 
 @dataclass(slots=True)
@@ -76,6 +76,8 @@ class RunContext:
     resident_outputs : frozenset of int
         Positions of outputs that are not needed on the host. If the plugin `leaves_outputs`, its
         program may return these outputs as RemoteTensors.
+    is_cancelled : bool
+        Whether `cancel` was called.
     """
 
     profile: bool = False
@@ -84,20 +86,21 @@ class RunContext:
     infer_s: float = 0.0
     download_s: float = 0.0
     resident_outputs: frozenset[int] = frozenset()
-    _is_cancelled: bool = False
+    is_cancelled: bool = False
+    #: Stops the native call that runs.
+    stop_call: Callable[[], object] | None = None
     #: Wakes `sleep`; created on the first call, because most runs never sleep.
     _wakeup: OneShotEvent | None = None
     _deadline: float | None = None
-    _stop: Callable[[], object] | None = None
 
     left = deprecated_alias("left", "resident_outputs")
 
     def cancel(self) -> None:
         """Stop the run at the next node."""
-        self._is_cancelled = True
+        self.is_cancelled = True
         if self._wakeup is not None:
             self._wakeup.set()
-        stop = self._stop
+        stop = self.stop_call
         if stop is not None:
             stop()
 
@@ -122,7 +125,7 @@ class RunContext:
         DeadlineError
             The deadline has passed.
         """
-        if self._is_cancelled:
+        if self.is_cancelled:
             raise RequestCancelledError("the request was cancelled while it ran")
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise DeadlineError("the request exceeded its deadline while it ran")
@@ -133,7 +136,7 @@ class RunContext:
         if self._deadline is not None:
             wait_s = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
         self._wakeup = self._wakeup or OneShotEvent()
-        if not self._is_cancelled:
+        if not self.is_cancelled:
             self._wakeup.wait(wait_s)
         self.check_cancelled()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from threading import Lock
 from typing import Any, Final
 
@@ -79,6 +80,8 @@ class DeviceModel:
         self._output_specs = tuple(output_specs)
         self._output_dtypes = tuple(spec.dtype for spec in self._output_specs)
         self._shared_sizes = shared_sizes(model.inputs, output_specs)
+        #: Shapes of the inputs and outputs at the last check of shared sizes.
+        self._checked_shapes: list[Any] = []
         self._is_closed = False
         self._local_model: LocalModel | None = None
 
@@ -124,14 +127,18 @@ class DeviceModel:
                 self.device,
             )
             if self._shared_sizes:
-                check_shared_sizes(
-                    self._shared_sizes,
-                    results,
-                    inputs,
-                    self._output_specs,
-                    self.source,
-                    self.device,
-                )
+                # Without the call of a Python function for each value.
+                run_shapes = [*map(getattr, (*inputs, *results), repeat("shape"), repeat(None))]
+                if run_shapes != self._checked_shapes:
+                    check_shared_sizes(
+                        self._shared_sizes,
+                        results,
+                        inputs,
+                        self._output_specs,
+                        self.source,
+                        self.device,
+                    )
+                    self._checked_shapes = run_shapes
         except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):
                 raise

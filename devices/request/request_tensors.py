@@ -53,6 +53,8 @@ class RequestTensors:
         #: Output name -> value of the last run without a tensor yet, and whether the tensor must
         #: be a copy. Most outputs are never accessed as tensors.
         self._last_outputs: dict[str, tuple[Value, bool]] = {}
+        #: Output name -> shape of the last array that fits its port.
+        self._output_shapes: dict[str, tuple[int, ...]] = {}
         #: Outputs that runs write into memory of the user.
         self._user_outputs: set[str] = set()
         #: Outputs that stay on their device.
@@ -238,13 +240,15 @@ class RequestTensors:
             if type(value) is ResidentTensor:
                 value = value.tensor
             is_array = isinstance(value, np.ndarray)
-            fits = not port.is_tensor or port.accepts(value.shape if is_array else np.shape(value))
-            if not fits:
-                warnings.warn(  # without the size, so that Python shows the warning once
-                    f"output {port.name!r} has another shape than the model declares, {port}. A "
-                    "declared shape is a hint; correct it in the model.",
-                    stacklevel=2,
-                )
+            if not is_array or value.shape != self._output_shapes.get(port.name):
+                if port.is_tensor and not port.accepts(np.shape(value)):
+                    warnings.warn(  # without the size, so that Python shows the warning once
+                        f"output {port.name!r} has another shape than the model declares, {port}. "
+                        "A declared shape is a hint; correct it in the model.",
+                        stacklevel=2,
+                    )
+                elif is_array:
+                    self._output_shapes[port.name] = value.shape
             if port.name in self._user_outputs:
                 memory = _write(port, self._output_tensors[port.name].content(), value)
                 values[port.name] = memory.copy() if copy and memory is not value else memory

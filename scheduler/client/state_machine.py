@@ -115,7 +115,7 @@ class ClientMachine(Requests):
         if self.num_in_flight and not self._has_bytes(nbytes):
             return False
         routes = self._routes
-        route = routes.choose()
+        route = 0 if routes.count == 1 and routes.live else routes.choose()
         if route is None:
             return False
         run.request_id, run.nbytes = next(ids), nbytes

@@ -126,10 +126,15 @@ def test_remote_tensor() -> None:
 # Runs.
 
 
-def test_cancelled_run_stops_at_the_next_check() -> None:
+@pytest.mark.parametrize(
+    "block",
+    [RunContext.on_cancel, lambda context, stop: NativeCall(stop, context)],
+    ids=["on_cancel", "native call"],
+)
+def test_cancelled_run_stops_at_the_next_check(block: Any) -> None:
     context, stops = RunContext(), []
     context.check_cancelled()
-    with context.on_cancel(lambda: stops.append(1)):
+    with block(context, lambda: stops.append(1)):
         context.cancel()
         context.cancel()
     context.cancel()
@@ -138,7 +143,7 @@ def test_cancelled_run_stops_at_the_next_check() -> None:
         context.check_cancelled()
     with pytest.raises(RequestCancelledError):
         context.sleep(100)
-    with context.on_cancel(lambda: stops.append(2)):
+    with block(context, lambda: stops.append(2)):
         pass
     assert stops == [1, 1, 2]
 
