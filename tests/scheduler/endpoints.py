@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -66,3 +69,39 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.001)
+
+
+#: Program of another process whose channel returns each message, and keeps it.
+ECHO = """
+import sys
+from pathlib import Path
+from hetero.scheduler.channels.direct import DirectChannel
+_, folder, client = sys.argv
+kept = []
+def answer(message):
+    kept.append(message)
+    channel.send(client, message)
+channel = DirectChannel(answer, folder=Path(folder))
+print(channel.address, flush=True)
+while True:
+    channel.pump(1)
+"""
+
+
+@contextmanager
+def echo_process(folder: Path, client: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `ECHO` until the end of the block; return the process and its address."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO, folder, client],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait()
+            for left in folder.glob(f"*-{process.pid}-*"):
+                left.unlink(missing_ok=True)  # the other endpoint removes them as well

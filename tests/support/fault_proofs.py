@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+import hetero
 from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from hetero.devices.faults.fault import Proof
 from hetero.devices.model.reader import read_model
@@ -90,6 +91,12 @@ def is_wrong(plugin_spec: str, table: str, index: int, expected: list[np.ndarray
 def suite_case(name: str) -> Case:
     """Return a case of ONNX's backend suite."""
     return next(case for case in backend_cases() if case.name == name)
+
+
+def refusal_messages(core: hetero.Core, row: Any, devices: str) -> list[str]:
+    """Return the refusals of the suite's case of a fault."""
+    support = core.query_model(suite_case(row.suite_case).model(), devices)
+    return [r.message for of in support.refusals.values() for r in of.values()]
 
 
 def case_is_wrong(plugin_spec: str, case: Case) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import hetero
+from hetero.apps.serve.proto_file import proto_file
 from hetero.apps.serve.server import Server
 
 #: Inference endpoint of the model `plus_one`.
@@ -128,6 +129,24 @@ def one_node(
         weights,
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def infer_with_traceparent(server: Server, protocol: str, traceparent: str) -> None:
+    """Send one request to the model ``plus``, as part of the caller's trace."""
+    if protocol == "http":
+        body = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
+        assert ask(server, INFER, body, headers={"traceparent": traceparent}).status == 200
+        return
+    grpc = pytest.importorskip("grpc")
+    file = proto_file("open_inference.proto")
+    request = file.messages["ModelInferRequest"](model_name="plus")
+    request.inputs.add(name="x", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(bytes(4))
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        infer = channel.unary_unary(
+            f"/{file.service}/ModelInfer", lambda message: message.SerializeToString()
+        )
+        infer(request, timeout=PATIENCE_S, metadata=[("traceparent", traceparent)])
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from hetero.devices.faults.openvino import FAULTS
 from tests.support.comparison import assert_close
 from tests.support.core_fixtures import core_fixture
-from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, suite_case
+from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, refusal_messages, suite_case
 
 openvino = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
@@ -96,8 +96,7 @@ def test_every_row_has_a_proof():
 @pytest.mark.slow  # onnx generates its suite
 @pytest.mark.parametrize("row", CASES, ids=[row.description for row in CASES])
 def test_suite_case_is_refused(core, row):
-    support = core.query_model(suite_case(row.suite_case).model(), "HETERO:OV,ORT,CPU")
-    messages = [r.message for of in support.refusals.values() for r in of.values()]
+    messages = refusal_messages(core, row, "HETERO:OV,ORT,CPU")
     assert any(message.endswith(row.description) for message in messages), messages
 
 

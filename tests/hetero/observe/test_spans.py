@@ -12,7 +12,14 @@ import pytest
 import hetero
 from hetero.errors import HeteroError
 from tests.support.models import branches
-from tests.support.serving import INFER, PATIENCE_S, ask, plus_one, tensor, until
+from tests.support.serving import (
+    INFER,
+    ask,
+    infer_with_traceparent,
+    plus_one,
+    tensor,
+    until,
+)
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="the extra opentelemetry is not installed")
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -77,27 +84,12 @@ def test_stages_are_children_of_their_request(spans: Spans) -> None:
 def test_request_continues_the_trace_of_its_client(protocol: str, spans: Spans) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip("google.protobuf")
-    from hetero.apps.serve.proto_file import proto_file
 
     parent = f"00-{TRACE}-{PARENT}-01"
     with hetero.Core("inprocess") as core, core.export_spans(spans.provider):
         model = core.read_model(plus_one().SerializeToString())
         with hetero.serve(core.compile_model(model, "CPU"), 0, grpc_port=0) as server:
-            if protocol == "http":
-                body = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
-                assert ask(server, INFER, body, headers={"traceparent": parent}).status == 200
-            else:
-                grpc = pytest.importorskip("grpc")
-                file = proto_file("open_inference.proto")
-                message = file.messages["ModelInferRequest"](model_name="plus")
-                message.inputs.add(name="x", datatype="FP32", shape=[1])
-                message.raw_input_contents.append(bytes(4))
-                with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-                    infer = channel.unary_unary(
-                        f"/{file.service}/ModelInfer", lambda message: message.SerializeToString()
-                    )
-                    metadata = [("traceparent", parent)]
-                    infer(message, timeout=PATIENCE_S, metadata=metadata)
+            infer_with_traceparent(server, protocol, parent)
             until(lambda: bool(spans.all))
     request, [stage] = spans.request()
     assert format(request.context.trace_id, "032x") == TRACE

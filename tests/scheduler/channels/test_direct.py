@@ -27,6 +27,7 @@ from tests.scheduler.endpoints import (
     TASK,
     ChannelEndpoint,
     check,
+    echo_process,
     number_of,
     values,
     wait_for,
@@ -260,37 +261,14 @@ def test_concurrent_pumps_deliver_each_message_once(
     )
 
 
-OTHER = """
-import sys, time
-from pathlib import Path
-from hetero.scheduler.channels.direct import DirectChannel
-_, folder, client = sys.argv
-channel = DirectChannel(lambda message: channel.send(client, message), folder=Path(folder))
-print(channel.address, flush=True)
-while True:
-    channel.pump(1)
-"""
-
-
 @pytest.fixture
 def other(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
     """A local endpoint, and one in another process that returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
-    process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, folder, one.address],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert process.stdout is not None
-    yield one, process, process.stdout.readline().strip()
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    for left in folder.glob(f"*-{process.pid}-*"):
-        left.unlink(missing_ok=True)  # the other endpoint removes them as well
+    with echo_process(folder, one.address) as (process, address):
+        yield one, process, address
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 from hetero.devices.errors import BlobError
 from hetero.scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
 from hetero.scheduler.processes.owned_files import Process
-from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, check, values, wait_for
+from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, check, echo_process, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 READER = Process(2**22 + 1, "1")
@@ -277,39 +277,14 @@ def test_reader_closes_deleted_files(pool: SlotPool, reader: SlotReader) -> None
     np.testing.assert_array_equal(kept_view, contents(100))
 
 
-PARTY = """
-import sys
-from pathlib import Path
-from hetero.scheduler.channels.direct import DirectChannel
-_, folder, client = sys.argv
-kept = []
-def answer(message):
-    kept.append(message)
-    channel.send(client, message)
-channel = DirectChannel(answer, folder=Path(folder))
-print(channel.address, flush=True)
-while True:
-    channel.pump(1)
-"""
-
-
 @pytest.fixture
 def relay(
     folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
 ) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
     """A local endpoint, and one in another process that keeps and returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARTY, folder, one.address],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert process.stdout is not None
-    yield one, process, process.stdout.readline().strip()
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with echo_process(folder, one.address) as (process, address):
+        yield one, process, address
 
 
 def test_large_tensors_survive_the_end_of_reader_and_owner(

@@ -29,6 +29,7 @@ from tests.support.serving import (
     Response,
     ask,
     connected,
+    infer_with_traceparent,
     plus_one,
     posted,
     serving,
@@ -39,7 +40,6 @@ from tests.support.serving import (
 pytest.importorskip("uvicorn")
 pytest.importorskip("google.protobuf")
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.proto_file import proto_file
 from hetero.apps.serve.repository import ModelSource, Repository
 
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
@@ -224,20 +224,7 @@ def test_trace_file_has_the_clients_trace(protocol: str, tmp_path: Path) -> None
     with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
         model = core.read_model(plus_one().SerializeToString())
         with hetero.serve(core.compile_model(model, "CPU"), 0, grpc_port=0) as server:
-            if protocol == "http":
-                assert ask(server, INFER, BODY, headers={"traceparent": parent}).status == 200
-            else:
-                grpc = pytest.importorskip("grpc")
-                file = proto_file("open_inference.proto")
-                request = file.messages["ModelInferRequest"](model_name="plus")
-                request.inputs.add(name="x", datatype="FP32", shape=[1])
-                request.raw_input_contents.append(bytes(4))
-                with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-                    call = channel.unary_unary(
-                        f"/{file.service}/ModelInfer", lambda message: message.SerializeToString()
-                    )
-                    metadata = [("traceparent", parent)]
-                    call(request, timeout=PATIENCE_S, metadata=metadata)
+            infer_with_traceparent(server, protocol, parent)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     traces = [event["args"]["traceparent"] for event in events if "state" in event.get("args", {})]
     assert traces == [parent]
