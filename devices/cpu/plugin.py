@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -105,13 +106,18 @@ class CPUPlugin(InterpreterPlugin):
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name, or its architecture if the system reports no name."""
-        try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-        except OSError:
-            lines = []
-        names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(names, platform.processor() or platform.machine())
+        return _processor_name()
 
     def fingerprint(self, device_id: str) -> str:
         """Return the instruction set, numpy's version and its BLAS."""
         return f"{platform.machine()} numpy {np.__version__} {blas_name()}"
+
+
+@cache
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -10,13 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from hetero.devices.ort.known_providers import KNOWN_PROVIDERS
 from hetero.devices.ort.runtime import onnxruntime
-from hetero.devices.plugin.entry_points import installed_points
+from hetero.devices.plugin.entry_points import installed_points, modified_ns
 
 #: Entry points of plug-in providers: the name of the provider, and a package with
 #: `get_library_path`.
@@ -99,7 +100,8 @@ def installed_libraries() -> Iterator[ProviderLibrary]:
     """
     names = set()
     for folder in sys.path:
-        for path in sorted(Path(folder or os.curdir).glob("onnxruntime*.dist-info")):
+        folder = folder or str(Path.cwd())
+        for path in _wheel_records(folder, modified_ns(folder)):
             name, _, version = path.stem.partition("-")
             name = re.sub(r"[-_.]+", "-", name).lower()
             match = _WHEEL.fullmatch(name)
@@ -110,6 +112,12 @@ def installed_libraries() -> Iterator[ProviderLibrary]:
     for point, distribution, version in installed_points(GROUP):
         origin = f"{distribution} {version}" if distribution else point.value
         yield ProviderLibrary(device_name(point.name), origin, point.value, "", point.name)
+
+
+@lru_cache(maxsize=64)
+def _wheel_records(folder: str, modified_ns: int) -> tuple[Path, ...]:
+    """Return the metadata folders of ONNX Runtime's wheels; each Core asks for them."""
+    return tuple(sorted(Path(folder).glob("onnxruntime*.dist-info")))
 
 
 def registered_libraries(installed: Sequence[ProviderLibrary]) -> Iterator[ProviderLibrary]:

@@ -24,7 +24,7 @@ class InstalledPoint(NamedTuple):
 
 def installed_points(group: str) -> tuple[InstalledPoint, ...]:
     """Return the entry points of a group, with those of packages installed in the meantime."""
-    folders = tuple((folder, _modified_ns(folder)) for folder in sys.path)
+    folders = tuple((folder, modified_ns(folder)) for folder in sys.path)
     return _read(metadata.entry_points, group, folders)
 
 
@@ -44,7 +44,7 @@ def _read(
     )
 
 
-def _modified_ns(folder: str) -> int:
+def modified_ns(folder: str) -> int:
     """Return the time when an entry of the folder was last added or removed; 0 if unknown."""
     try:
         return Path(folder or os.curdir).stat().st_mtime_ns

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.metadata import distributions
 from urllib.parse import unquote, urlsplit
 
 
+@cache
 def install_command(extra: str = "") -> str:
     """Return the pip command that adds an extra to the installed hetero.
 

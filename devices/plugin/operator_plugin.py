@@ -70,8 +70,11 @@ class OperatorPlugin(Plugin):
 
     def __init__(self) -> None:
         super().__init__()
+        unknown_names = [n for n in sorted(self.operators) if not onnx.defs.has(n, self.domain)]
+        if not unknown_names:
+            return
         schemas = {s.name for s in onnx.defs.get_all_schemas() if s.domain == self.domain}
-        for name in sorted(self.operators.keys() - schemas) if schemas else ():
+        for name in unknown_names if schemas else ():
             matches = difflib.get_close_matches(name, sorted(schemas), 3, 0.5)
             raise PluginLoadError(
                 f"plugin {self.name}: expected operators of {self.domain or 'ai.onnx'} in its "
