@@ -45,9 +45,9 @@ RUNNERS = {"CPU": run_on_cpu, "HETERO:ORT,CPU": run_split}
 def runs() -> list[Any]:
     """Return all cases, on CPU and split; most are marked slow.
 
-    A plain run has one whole network on CPU, one case of each operator and one in two of the
-    others, one in eight of the expanded operators, whose parts have cases themselves, and one in
-    twenty of the split cases. A single operator cannot be split, and other tests run it on each
+    A plain run has one whole network on CPU, one case of each operator and one in five of the
+    others, one in sixteen of the expanded operators, whose parts have cases themselves, and one in
+    forty of the split cases. A single operator cannot be split, and other tests run it on each
     device.
     """
     first_cases = {
@@ -62,7 +62,7 @@ def runs() -> list[Any]:
             return device != "CPU" or case.name != QUICK_NETWORK
         if device == "CPU" and case.name in first_names:
             return False
-        interval = 20 if device != "CPU" else 8 if "_expanded" in case.name else 2
+        interval = 40 if device != "CPU" else 16 if "_expanded" in case.name else 5
         return crc32(case.name.encode()) % interval != 0
 
     def is_split(case: Case) -> bool:
