@@ -176,13 +176,15 @@ class LocalLink:
             if self._closed or not self._queue:
                 return
             self._flush()
-            if not self._queue and self._is_connected:
+            if not self._queue and self._is_connected and not self._closed:
                 self._links.poll_writable(self._socket.fileno(), False)
 
     def _flush(self) -> None:
         if not (self._is_connected or self._connect()):
             return
         while self._queue and self._try_packet(self._queue[0]):
+            if self._closed:  # the peer has gone, and the queue is cleared
+                return
             self._queue.popleft()
 
     def _connect(self) -> bool:

@@ -170,6 +170,37 @@ def test_end_noticed_by_a_sender_is_reported_once(
     assert ends == ["ended"]
 
 
+def test_end_noticed_by_queued_packets_is_reported_once(
+    link: Callable[..., LocalLink], listening: Listening
+) -> None:
+    ends: list[str] = []
+    senders = [link(ends=ends) for _ in range(2)]
+    for one in senders:
+        while one.try_send([b"x" * 1000]):
+            pass
+        one.send([b"queued"])
+    listening.close()
+    senders[0].send([b"y"])
+    senders[1].flush()
+    assert ends == ["ended", "ended"]
+
+
+def test_receiver_that_ends_before_the_first_packet_is_reported(
+    path: str, links: LocalLinks, listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = links.add
+
+    def end_receiver(*arguments: Any) -> None:
+        add(*arguments)
+        listening.close()
+
+    monkeypatch.setattr(links, "add", end_receiver)
+    ends: list[str] = []
+    one = LocalLink(path, hello(RECEIVER, SENDER), links, lambda: ends.append("ended"))
+    assert ends == ["ended"]
+    assert one.try_send([b"x"])
+
+
 @pytest.mark.parametrize("is_left", [True, False])
 def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_left: bool) -> None:
     if is_left:  # of a killed process
