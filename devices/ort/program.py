@@ -197,6 +197,8 @@ class OrtProgram(Program):
         spins = str(int(threads >= cores))
         options.add_session_config_entry("session.intra_op.allow_spinning", spins)
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
+        # A MatMul of dequantised weights computes in float32; by default its input becomes int8.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if self._config["ORT_MAPPED_WEIGHTS"]:
             options.add_session_config_entry("session.disable_prepacking", "1")
             # Its block of memory is allocated after the first run, beside the arena of that run.

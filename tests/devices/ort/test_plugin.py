@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, parser
+from onnx import helper, numpy_helper, parser
 
 from hetero.devices import read_model
 from hetero.devices.conformance.plugin_subject import PluginSubject
@@ -344,3 +344,16 @@ def test_mapped_weights_give_equal_results():
     for config in ({}, {"ORT_MAPPED_WEIGHTS": True}):
         compiled = PLUGIN.compile_model(read_model(model), config)
         np.testing.assert_allclose(compiled([x])[0], x @ weights, rtol=1e-4, atol=1e-4)
+
+
+def test_product_of_dequantised_weights_is_computed_in_float32():
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-128, 127, (64, 64)).astype(np.int8)
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[3,64] x) => (float[3,64] y)
+        <float s = {0.02}> {d = DequantizeLinear(w, s) y = MatMul(x, d)}"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    (y,) = PLUGIN.compile_model(read_model(proto))({"x": x}).to_tuple()
+    np.testing.assert_allclose(y, x.astype(np.float64) @ (weights * 0.02), rtol=1e-4, atol=1e-4)
