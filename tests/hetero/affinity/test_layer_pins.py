@@ -10,8 +10,6 @@ import hetero
 from hetero.affinity.layer_pins import number_ranges
 from hetero.affinity.layers import find_layers, numbered_layers
 from hetero.devices.errors import AffinityError
-from tests.support.command_line import Shell
-from tests.support.decoders import decoder, greedy
 
 DEVICES = "HETERO:CPU.0,CPU.1"
 #: Two layers with states, and no node after them.
@@ -36,41 +34,6 @@ ENCODER = """
     ["/classifier/Exp"] y = Exp(a2)
 }
 """
-
-
-@pytest.mark.parametrize(
-    ("pins", "expected"),
-    [
-        (
-            {"layer:0-1": "CPU.0", "layer:2-3": "CPU.1"},
-            ["CPU.0", "CPU.0", "CPU.1", "CPU.1", "CPU.1"],
-        ),
-        (
-            {"layer:0": "CPU.1", "layer:1-3": "CPU.0", "layer:head": "CPU.1"},
-            ["CPU.1", "CPU.0", "CPU.0", "CPU.0", "CPU.1"],
-        ),
-    ],
-)
-def test_layers_of_a_decoder_run_on_their_devices(
-    pins: dict[str, str], expected: list[str]
-) -> None:
-    model = hetero.read_decoder(decoder(4))
-    layers = numbered_layers(model)
-    with (
-        hetero.Core("inprocess", devices={"CPU": 2}) as core,
-        core.compile_model(model, DEVICES, affinity=pins) as compiled,
-    ):
-        places = {name: s.device for s in compiled.subgraphs for name in s.node_names}
-        for names, device in zip(layers, expected, strict=True):
-            assert {places[name] for name in names if name in places} == {device}
-    model = hetero.read_decoder(decoder())
-    pins = {"layer:0": "CPU.0", "layer:1": "CPU.1"}
-    with (
-        hetero.Core("inprocess", devices={"CPU": 2}) as core,
-        core.compile_model(model, DEVICES, affinity=pins) as compiled,
-    ):
-        assert [s.device for s in compiled.subgraphs] == ["CPU.0", "CPU.1"]
-        assert list(compiled.generate([3, 14], 5)) == greedy([3, 14], 5)
 
 
 def test_layers_without_head_follow_from_names() -> None:
@@ -101,49 +64,12 @@ def test_layers_follow_from_names_without_states() -> None:
         np.testing.assert_allclose(compiled({"x": x})["y"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "problem"),
-    [
-        (["0-1"], "no device for layer 2-3; add one, such as 2-3=DEVICE"),
-        (["0", "2-3"], "no device for layer 1; add one, such as 1=DEVICE"),
-        (["0-2", "2-3"], "'2-3': 2 has a device already; keep one"),
-        (["0-4"], "'0-4': the model has layers 0-3 only"),
-        (["0-3", "7"], "'7': the model has layers 0-3 only"),
-        (["3-0"], "'3-0': expected a number, a range such as 0-15, or head"),
-        (["all"], "'all': expected a number, a range such as 0-15, or head"),
-    ],
-)
-def test_gaps_overlaps_and_unknown_layers_are_errors(numbers: list[str], problem: str) -> None:
-    model = hetero.read_decoder(decoder(4))
-    pins = {f"layer:{text}": "CPU" for text in numbers}
-    with (
-        hetero.Core("inprocess") as core,
-        pytest.raises(AffinityError) as caught,
-    ):
-        core.compile_model(model, "CPU", affinity=pins)
-    assert f"pins of layers: {problem}" in caught.value.data["problems"]
-
-
 def test_model_without_layers_is_an_error() -> None:
     with (
         hetero.Core("inprocess") as core,
         pytest.raises(AffinityError, match="the model has no layers"),
     ):
         core.compile_model("light:squeezenet", "CPU", affinity={"layer:0": "CPU"})
-
-
-def test_layers_option_splits_a_decoder(shell: Shell, tmp_path: object) -> None:
-    path = f"{tmp_path}/model.onnx"
-    onnx.save(decoder(), path)
-    line = f"generate {path} -d {DEVICES} --devices CPU=2 --ids 3,14 -n 3 --json"
-    document = shell(f"{line} --layers 0=CPU.0,1=CPU.1,head=CPU.0").document
-    assert document["tokens"] == greedy([3, 14], 3)
-    rows = [(row["device"], row["layers"]) for row in document["layers"]]
-    assert rows == [("CPU.0", "0"), ("CPU.1", "1"), ("CPU.0", "head")]
-    result = shell(f"{line} --layers 0=CPU.0")
-    assert result.code == 1
-    assert "no device for layer 1" in result.out
-    assert "--layers" in shell(f"{line} --layers 0").out
 
 
 def test_number_ranges_join_consecutive_numbers() -> None:

@@ -93,3 +93,20 @@ def test_outputs_keep_the_models_order_and_repetitions() -> None:
     output = hetero.backend.run_model(model, [X], "HETERO:ORT,CPU", affinity={"op:Abs": "CPU"})
     for one, expected in zip(output, [np.abs(X), -X, np.abs(X), X], strict=True):
         np.testing.assert_array_equal(one, expected)
+
+
+def test_run_model_leaves_no_deployment() -> None:
+    deployments = hetero.shared_core.shared_core("inprocess").executor._deployments
+    before = set(deployments)
+    hetero.backend.run_model(branches(), {"x": X}, "CPU")
+    assert set(deployments) <= before
+
+
+def test_run_model_accepts_optional_inputs() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+        g (float[2] x, float[2] b) => (float[2] y) <float[2] b = {0, 1}> { y = Add(x, b) }""")
+    x, b = np.float32([1, 2]), np.float32([10, 20])
+    np.testing.assert_array_equal(hetero.backend.run_model(model, {"x": x, "b": b})[0], x + b)
+    np.testing.assert_array_equal(
+        hetero.backend.run_model(model, {"x": x})[0], x + np.float32([0, 1])
+    )
