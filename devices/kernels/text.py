@@ -21,11 +21,15 @@ def string_split(
 ) -> tuple[Array, Array]:
     """Split each string at the delimiter, or at white space if the delimiter is empty.
 
-    Return the pieces (*x.shape, K), padded with empty strings, and the number of pieces of each
+    White space at both ends is removed in the latter case. Return the pieces (*x.shape, K), padded with empty strings, and the number of pieces of each
     string, int64 of x's shape.
     """
     most = -1 if maxsplit is None else maxsplit
-    pieces = [str(text).split(delimiter or None, most) for text in x.reshape(-1).tolist()]
+    texts = map(str, x.reshape(-1).tolist())
+    if delimiter:
+        pieces = [text.split(delimiter, most) for text in texts]
+    else:  # Python keeps white space at the end of the last piece
+        pieces = [text.strip().split(None, most) for text in texts]
     counts = [len(each) for each in pieces]
     y = xp.full((len(pieces), max(counts, default=0)), "", dtype=object)
     for row, each in zip(y, pieces, strict=True):

@@ -86,6 +86,8 @@ def test_tf_idf_refuses():
         ("a b  c", {}),
         (["a,b", ",,c", ","], {"delimiter": ","}),
         (["a b c", " d ", ""], {"maxsplit": 1}),
+        (["  a b  c  ", "d "], {"maxsplit": 1}),
+        ([" a "], {"maxsplit": 0}),
         ([["a--b-c"], ["--"]], {"delimiter": "--", "maxsplit": 5}),
         (np.zeros((2, 0)), {}),
     ],
