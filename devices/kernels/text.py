@@ -21,8 +21,8 @@ def string_split(
 ) -> tuple[Array, Array]:
     """Split each string at the delimiter, or at white space if the delimiter is empty.
 
-    White space at both ends is removed in the latter case. Return the pieces (*x.shape, K), padded with empty strings, and the number of pieces of each
-    string, int64 of x's shape.
+    White space at both ends is removed in the latter case. Return the pieces (*x.shape, K), padded
+    with empty strings, and the number of pieces of each string, int64 of x's shape.
     """
     most = -1 if maxsplit is None else maxsplit
     texts = map(str, x.reshape(-1).tolist())
