@@ -25,12 +25,13 @@ from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.base_compiled_model import BaseCompiledModel
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request, check_priority
+from hetero.devices.request.target import Submission
 from hetero.partition.partition import Partition, PlacedPartition, Subgraph
 from hetero.planning.plan_report import PlanReport
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.replicas_property import REPLACED, REPLICAS, read_replaced
 from hetero.properties.table import HETERO_PROPERTIES, public_value
-from hetero.scheduler.executor import Deployment, Submission
+from hetero.scheduler.executor import Deployment
 from hetero.scheduler.formats.publish import publish
 from hetero.scheduler.types.plan import Plan
 from hetero.verify.verdict import REFERENCE, PartVerdict, Verification, is_vendor
@@ -53,7 +54,6 @@ class CompiledModel(BaseCompiledModel):
         source = deployment.routes[0].origin.partition.source
         variables = variables_of(source)
         super().__init__(source, variables)
-        self.deployment = deployment
         self.request: Final = request
         self._configuration = Configuration(
             HETERO_PROPERTIES, f"model {self.name!r}", request.hetero_config
@@ -129,6 +129,11 @@ class CompiledModel(BaseCompiledModel):
     def target(self) -> DeployedModel:
         """The deployment that its requests run on."""
         return self._target
+
+    @property
+    def deployment(self) -> Deployment:
+        """The present deployment; another one after a device ran out of memory."""
+        return self._target.deployment
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:

@@ -16,6 +16,7 @@ from hetero.cache.folder import Cache
 from hetero.compile.autoscaling import Autoscaler, ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel, optimal_num_requests
 from hetero.compile.deployed_model import DeployedModel
+from hetero.compile.memory_recovery import MemoryRecovery
 from hetero.compile.replicas import (
     move_from_lost_devices,
     replica_devices,
@@ -26,6 +27,7 @@ from hetero.compile.stage_work import with_stage_work
 from hetero.devices.errors import (
     DeviceError,
     DeviceMemoryError,
+    HeteroError,
     PlanError,
     PropertyError,
     UnsupportedNodesError,
@@ -131,7 +133,45 @@ class Compiler:
                     other.replan_without(device, cause)
 
         compiled.target.sampler = self._verifier.sampler(session, placements, exclude)
+        if request.hetero_config["FIT_MEMORY"]:
+            compiled.target.recovery = self._memory_recovery(model, request, placements())
         return compiled
+
+    def _memory_recovery(
+        self, model: Model, request: CompileRequest, placements: Sequence[PlacedPartition]
+    ) -> MemoryRecovery:
+        """Return the recovery of a model whose plan has to fit the devices' memory."""
+        advice: dict[str, str] = {}
+
+        def plan_again(error: DeviceMemoryError) -> Callable[[], Deployment] | None:
+            nonlocal placements, request
+            device = str(error.data.get("device"))
+            if device in advice or device not in request.devices:
+                return None
+            reduced, sentence = self._planner.reduce_budget(model, placements, request, device)
+            try:
+                known = self._verifier.refusals(model, reduced, None)
+                new_placements = self._replan(model, reduced, known)
+            except HeteroError as plan_error:
+                _log.warning("model=%s: no plan avoids %s: %s", model.name, error, plan_error)
+                return None
+            advice[device] = sentence
+            _log.warning("model=%s: %s: %s", model.name, sentence, error)
+            old_placements, old_request = placements, request
+            placements = _with_advice(new_placements, tuple(advice.values()))
+            request = self._planner.fit_options(model, placements, reduced)
+
+            def deploy() -> Deployment:
+                try:
+                    return self.deploy(placements, _stage_sources(placements, request), request)
+                except HeteroError as load_error:
+                    _log.warning("model=%s: the old plan stays: %s", model.name, load_error)
+                    sources = _stage_sources(old_placements, old_request)
+                    return self.deploy(old_placements, sources, old_request)
+
+            return deploy
+
+        return MemoryRecovery(plan_again)
 
     def _autoscale(
         self,
@@ -209,7 +249,9 @@ class Compiler:
                     may_correct = request.hetero_config["FIT_MEMORY"] and cached is None
                     if not may_correct or device in corrections or device not in request.devices:
                         raise
-                    request, corrections[device] = self._planner.reduce_budget(request, device)
+                    request, corrections[device] = self._planner.reduce_budget(
+                        model, plan.placements, request, device
+                    )
                     _log.warning("model=%s: %s: %s", model.name, corrections[device], error)
                     continue
                 session.recall(plan.placements if cached is not None else ())

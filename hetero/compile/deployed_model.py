@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from hetero.compile.autoscaling import Autoscaler
+from hetero.compile.memory_recovery import MemoryRecovery, RecoverableSubmission
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable, visible_ports
 from hetero.devices.plugin.program import ExecutedNode, Value
@@ -20,7 +21,8 @@ from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import NodeTimes
-from hetero.scheduler.executor import Deployment, Submission
+from hetero.devices.request.target import Submission
+from hetero.scheduler.executor import Deployment
 from hetero.verify.live_samples import LiveSampler
 
 
@@ -41,7 +43,8 @@ class DeployedModel:
         optional_inputs: tuple[TensorSpec, ...] = (),
         variables: tuple[Variable, ...] = (),
     ) -> None:
-        self._deployment = deployment
+        self._finalizer: weakref.finalize[..., DeployedModel] | None = None
+        self.deployment = deployment
         self.profiles = profiles
         #: Times of the executed nodes of its requests.
         self.node_times = NodeTimes()
@@ -59,13 +62,26 @@ class DeployedModel:
         self.sampler: LiveSampler | None = None
         self._models_by_inputs: dict[frozenset[str], DeployedModel] = {}
         self._lock = threading.Lock()
+        #: Replaces the deployment if a device runs out of memory, if the plan has to fit.
+        self.recovery: MemoryRecovery | None = None
+
+    @property
+    def deployment(self) -> Deployment:
+        """The present deployment; another one after a device ran out of memory."""
+        return self._deployment
+
+    @deployment.setter
+    def deployment(self, deployment: Deployment) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._deployment = deployment
         self._finalizer = weakref.finalize(self, deployment.close_later)
         self._finalizer.atexit = False  # at exit, the process ends its threads and devices itself
 
     @property
     def callback_executor(self) -> Executor:
         """Executor of the requests' callbacks."""
-        return self._deployment.callback_executor
+        return self.deployment.callback_executor
 
     def submit(
         self, values: Mapping[str, Value], request: Request
@@ -88,7 +104,13 @@ class DeployedModel:
                 deployed_model = self._models_by_inputs.get(optional_names)
             if deployed_model is not None:  # None if this model is closed
                 return deployed_model.submit(values, request)
-        submission = (self.autoscaler or self._deployment).submit(values, request)
+        deployment = self.deployment
+        submission: Submission | CompletedSubmission
+        submission = (self.autoscaler or deployment).submit(values, request)
+        if self.recovery is not None and not isinstance(submission, CompletedSubmission):
+            submission = RecoverableSubmission(
+                self, self.recovery, submission, deployment, values, request
+            )
         if self.sampler is not None:
             self.sampler.watch(submission, values)
         return submission
@@ -100,15 +122,15 @@ class DeployedModel:
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that receives the first inputs."""
-        return self._deployment.context()
+        return self.deployment.context()
 
     def executed_nodes(self, stages: Iterable[int] | None = None) -> tuple[ExecutedNode, ...]:
         """Return the executed nodes of some or all stages, with names in the runtime model."""
         nodes: list[ExecutedNode] = []
         if stages is None:
-            stages = dict.fromkeys(n for route in self._deployment.routes for n in route.stages)
+            stages = dict.fromkeys(n for route in self.deployment.routes for n in route.stages)
         for stage in stages:
-            for node in self._deployment.executed_nodes(stage):
+            for node in self.deployment.executed_nodes(stage):
                 name = self.executed_name(stage, node.name)
                 nodes.append(replace(node, name=name, execution_order=len(nodes)))
         return tuple(nodes)
@@ -122,9 +144,10 @@ class DeployedModel:
         with self._lock:
             deployed_models, self._models_by_inputs = self._models_by_inputs, {}
             self.compile_with_inputs = None
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self.autoscaler is not None:
             self.autoscaler.close()
-        self._deployment.close()
+        self.deployment.close()
         for deployed_model in deployed_models.values():
             deployed_model.close()

@@ -217,20 +217,30 @@ class CostPlanner:
         subgraphs = [s for placement in placements for s in placement.partition.subgraphs]
         return predict_memory(shaped, subgraphs, memory)
 
-    def reduce_budget(self, request: CompileRequest, device: str) -> tuple[CompileRequest, str]:
+    def reduce_budget(
+        self,
+        model: Model,
+        placements: Sequence[PlacedPartition],
+        request: CompileRequest,
+        device: str,
+    ) -> tuple[CompileRequest, str]:
         """Return a request with less memory for a device that ran out of it, and a sentence.
 
-        The new budget is a tenth below the memory that the device had, or below its old budget.
+        The new budget is a tenth below the smallest of the memory that the device had, its old
+        budget, and the peak that was predicted for it with these placements.
         """
         budgets = dict(request.hetero_config["DEVICE_MEMORY_NBYTES"])
         known = next((name for name in budgets if match_name(name, (device,))), device)
         old_nbytes = budgets.get(known) or request.descriptor(device).memory_nbytes or 0
         use = self._get_executor().memory_use(device)
         reached_nbytes = old_nbytes if use is None else min(old_nbytes, use.peak_nbytes)
-        budgets[known] = int(reached_nbytes * CORRECTION)
+        prediction = self.predict_memory(model, placements, request).get(device)
+        predicted_nbytes = reached_nbytes if prediction is None else prediction.peak_nbytes
+        budgets[known] = int(min(reached_nbytes, predicted_nbytes) * CORRECTION)
         sentence = (
             f"{device} ran out of memory at {nbytes_text(reached_nbytes)}, although its budget is "
-            f"{nbytes_text(old_nbytes)}; planned again with {nbytes_text(budgets[known])}"
+            f"{nbytes_text(old_nbytes)} and its predicted peak {nbytes_text(predicted_nbytes)}; "
+            f"planned again with {nbytes_text(budgets[known])}"
         )
         return request.with_options(DEVICE_MEMORY_NBYTES=budgets), sentence
 

@@ -21,7 +21,7 @@ import numpy as np
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.scheduler.executor import Submission
+from hetero.devices.request.target import Submission
 from hetero.scheduler.observe.counter_rows import CounterRows
 from hetero.verify.verdict import PartVerdict
 

@@ -22,7 +22,7 @@ from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.devices.request.response import Response
-from hetero.scheduler.executor import Submission
+from hetero.devices.request.target import Submission
 
 #: Device time of a model up to which the event loop's thread runs a small request itself: handing
 #: it to another thread takes about as long.

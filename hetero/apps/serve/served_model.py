@@ -19,9 +19,9 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
+from hetero.devices.request.target import Submission
 from hetero.devices.request.tensor_conversion import convert
 from hetero.devices.request.variable_states import RequestStates
-from hetero.scheduler.executor import Submission
 
 #: The protocol's platform of ONNX models.
 PLATFORM: Final = "onnx_onnxv1"

@@ -1,7 +1,9 @@
-"""Devices that run out of memory although a plan fits: the model is planned around them once."""
+"""Devices that run out of memory although a plan fits are planned around once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +14,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import DeviceMemoryError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.memory_traits import MemoryTraits
-from hetero.devices.plugin.program import Program
+from hetero.devices.plugin.program import Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
 from tests.support.products import WIDTH, products
 
@@ -35,6 +37,32 @@ class FullPlugin(SmallPlugin):
 
     name: ClassVar[str] = "FULL"
     room_nbytes: ClassVar[int] = 0
+
+
+class OverfullProgram(Program):
+    """Program that runs out of memory."""
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
+        raise MemoryError("no room for values")
+
+
+class OverfullPlugin(SmallPlugin):
+    """A device that runs out of memory when it runs more than three products."""
+
+    name: ClassVar[str] = "OVERFULL"
+    limits_all: ClassVar[bool] = False
+
+    def compile(self, model: Model, config: Config) -> Program:
+        program = CPUPlugin.compile(self, model, config)
+        exceeds = self.limits_all or model.weight_nbytes > self.room_nbytes
+        return OverfullProgram() if exceeds else program
+
+
+class AlwaysOverfullPlugin(OverfullPlugin):
+    """A device that runs out of memory with every model."""
+
+    name: ClassVar[str] = "FULL"
+    limits_all: ClassVar[bool] = True
 
 
 def options(device: str) -> dict[str, object]:
@@ -62,3 +90,56 @@ def test_device_that_runs_out_of_memory_twice_is_an_error() -> None:
     ):
         core.compile_model(products(4), "HETERO:FULL,CPU", options("FULL"))
     assert caught.value.data["device"] == "FULL"
+
+
+def test_request_that_exhausts_a_device_is_answered_by_another_plan(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = np.arange(WIDTH, dtype=np.float32)[None]
+    with (
+        hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
+        core.compile_model(products(4), "HETERO:OVERFULL,CPU", options("OVERFULL")) as compiled,
+    ):
+        assert [s.device for s in compiled.subgraphs] == ["OVERFULL"]
+        old_deployment = compiled.deployment
+        with ThreadPoolExecutor(4) as pool:
+            for result in pool.map(lambda _: compiled({"v0": x})[0], range(4)):
+                np.testing.assert_array_equal(result, x)
+        assert [s.device for s in compiled.subgraphs] == ["OVERFULL", "CPU"]
+        assert old_deployment.is_closed
+        assert compiled.plan_report is not None
+        expected = "OVERFULL ran out of memory at 162 kB, although its budget is 162 kB"
+        assert any(expected in sentence for sentence in compiled.plan_report.advice)
+        np.testing.assert_array_equal(compiled({"v0": x})[0], x)
+        request = compiled.create_infer_request()
+        request.start_async({"v0": x})
+        request.wait()
+        np.testing.assert_array_equal(request.results[0], x)
+    assert caplog.text.count("ran out of memory at") == 1
+
+
+def test_device_that_exhausts_its_memory_in_every_plan_is_an_error() -> None:
+    x = np.zeros((1, WIDTH), np.float32)
+    with (
+        hetero.Core("inprocess", plugins=[AlwaysOverfullPlugin]) as core,
+        core.compile_model(products(4), "HETERO:FULL,CPU", options("FULL")) as compiled,
+    ):
+        for _ in range(2):  # the second request finds the device already planned around
+            with pytest.raises(DeviceMemoryError, match="no room for values"):
+                compiled({"v0": x})
+
+
+def test_request_without_another_plan_gets_the_error() -> None:
+    x = np.zeros((1, WIDTH), np.float32)
+    for config in (options("OVERFULL"), {"VERIFY": "NO"}):
+        if "DEVICE_MEMORY_NBYTES" in config:
+            config["DEVICE_MEMORY_NBYTES"] = {"OVERFULL": 200_000}
+        with (
+            hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
+            core.compile_model(products(4), "OVERFULL", config) as compiled,
+        ):
+            deployment = compiled.deployment
+            for _ in range(2):
+                with pytest.raises(DeviceMemoryError, match="no room for values"):
+                    compiled({"v0": x})
+            assert compiled.deployment is deployment
