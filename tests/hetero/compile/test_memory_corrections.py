@@ -131,9 +131,8 @@ def test_device_that_exhausts_its_memory_in_every_plan_is_an_error() -> None:
 
 def test_request_without_another_plan_gets_the_error() -> None:
     x = np.zeros((1, WIDTH), np.float32)
-    for config in (options("OVERFULL"), {"VERIFY": "NO"}):
-        if "DEVICE_MEMORY_NBYTES" in config:
-            config["DEVICE_MEMORY_NBYTES"] = {"OVERFULL": 200_000}
+    memory = {"OVERFULL": 200_000}
+    for config in (options("OVERFULL") | {"DEVICE_MEMORY_NBYTES": memory}, {"VERIFY": "NO"}):
         with (
             hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
             core.compile_model(products(4), "OVERFULL", config) as compiled,

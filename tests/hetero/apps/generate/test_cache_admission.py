@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pytest
 
 import hetero
 from hetero.apps.generate.decoder_ports import Decoder, step_shapes
 from hetero.apps.generate.generation import batcher_of
+from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import ArgumentError, DeadlineError
+from hetero.devices.model.model import Model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 from tests.support.core_fixtures import core_fixture
 from tests.support.decoders import decoder, greedy
 
@@ -23,6 +27,29 @@ LENGTH: Final = 8
 #: Bytes of a token's keys and values in the decoder: two layers of two heads of 8 floats.
 TOKEN_NBYTES: Final = 2 * 2 * 2 * 8 * 4
 PROMPT: Final = [3, 14, 15]
+
+
+class ExhaustedProgram(Program):
+    """Program that runs out of memory in its fourth run."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._num_runs = 0
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
+        self._num_runs += 1
+        if self._num_runs > 3:
+            raise MemoryError("no room for values")
+        return list(self._program.run(inputs, context))
+
+
+class ExhaustedPlugin(CPUPlugin):
+    """A device that runs out of memory in the middle of a text."""
+
+    name: ClassVar[str] = "EXHAUSTED"
+
+    def compile(self, model: Model, config: Config) -> Program:
+        return ExhaustedProgram(super().compile(model, config))
 
 
 def options(**config: Any) -> dict[str, Any]:
@@ -144,3 +171,16 @@ def test_number_of_sequences_without_planned_lengths(core: hetero.Core) -> None:
         for thread in threads:
             thread.join()
     assert texts == [greedy(PROMPT, 9)] * 4
+
+
+def test_text_continues_on_another_plan_after_a_device_ran_out_of_memory() -> None:
+    source = hetero.read_decoder(decoder())
+    config = options(FIT_MEMORY=True)
+    with (
+        hetero.Core("inprocess", plugins=[ExhaustedPlugin]) as core,
+        core.compile_model(source, "HETERO:EXHAUSTED,CPU", config) as compiled,
+    ):
+        assert compiled.get_property("EXECUTION_DEVICES") == ["EXHAUSTED"]
+        generation = compiled.generate(PROMPT, 8, eos=())
+        assert list(generation) == greedy(PROMPT, 8)
+        assert compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
