@@ -92,7 +92,7 @@ def test_device_that_runs_out_of_memory_twice_is_an_error() -> None:
     assert caught.value.data["device"] == "FULL"
 
 
-def test_request_that_exhausts_a_device_is_answered_by_another_plan(
+def test_exhausted_device_is_replaced_by_another_plan(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     x = np.arange(WIDTH, dtype=np.float32)[None]
@@ -118,7 +118,7 @@ def test_request_that_exhausts_a_device_is_answered_by_another_plan(
     assert caplog.text.count("ran out of memory at") == 1
 
 
-def test_device_that_exhausts_its_memory_in_every_plan_is_an_error() -> None:
+def test_device_that_exhausts_every_plan_is_an_error() -> None:
     x = np.zeros((1, WIDTH), np.float32)
     with (
         hetero.Core("inprocess", plugins=[AlwaysOverfullPlugin]) as core,

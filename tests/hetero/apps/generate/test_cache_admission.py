@@ -173,7 +173,7 @@ def test_number_of_sequences_without_planned_lengths(core: hetero.Core) -> None:
     assert texts == [greedy(PROMPT, 9)] * 4
 
 
-def test_text_continues_on_another_plan_after_a_device_ran_out_of_memory() -> None:
+def test_text_continues_after_a_device_ran_out_of_memory() -> None:
     source = hetero.read_decoder(decoder())
     config = options(FIT_MEMORY=True)
     with (
