@@ -52,6 +52,8 @@ PRIORITY_SEARCH_FRACTION: Final = 0.1
 MIN_BUSY_S: Final = 1e-9
 #: Advice with a smaller relative improvement is omitted.
 MIN_IMPROVEMENT: Final = 0.01
+#: The same for advice that needs another device.
+MIN_DEVICE_IMPROVEMENT: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +275,7 @@ def _report(
     start_s: float,
     memory: MemoryModel | None = None,
 ) -> PlanReport:
-    @cache
-    def fits(candidate: Candidate) -> bool:
-        return memory is None or predictor.fits(candidate, memory)
-
+    fits = None if memory is None else cache(partial(predictor.fits, memory=memory))
     choice = solution.choice
     by_share = tuple(sorted(choice.replicas, key=lambda r: -r.share))
     replicas = predictor.placements(choice.name, by_share)
@@ -306,7 +305,7 @@ def _report(
         bound_name=bound_name,
         bound_scope=scope,
         ratio=objective_s / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(options, solution, loads, fits, has_budgets=memory is not None),
+        advice=_advice(options, solution, loads, fits),
         alternatives=_alternatives(task.all_devices, options, predictor, solution, fits),
         stages=tuple(predictor.stages(replicas)),
         wires=tuple(predictor.wires(replicas)),
@@ -343,19 +342,17 @@ def _advice(
     options: PlanOptions,
     solution: Solution,
     loads: dict[str, float],
-    fits: Callable[[Candidate], bool],
-    *,
-    has_budgets: bool,
+    fits: Callable[[Candidate], bool] | None = None,
 ) -> tuple[str, ...]:
     """Return suggestions that would improve the objective, one sentence each.
 
-    `fits`: whether a plan keeps within the memory budgets, if the planning `has_budgets`; such a
-        plan has one copy of the model, so further devices do not share its requests.
+    `fits`: whether a plan keeps within the memory budgets; None without budgets. A plan that fits
+        has one copy of the model, so further devices do not share its requests.
     """
     choice, hint = solution.choice, options.hint
     objective_s = choice.objective_s(hint)
     lines: list[str] = []
-    best = next(filter(fits, solution.runners_up), choice)
+    best = next((c for c in solution.runners_up if fits is None or fits(c)), choice)
     if best.objective_s(hint) < objective_s * (1 - MIN_IMPROVEMENT):
         metric = "latency" if hint == "LATENCY" else "bottleneck"
         hint_text = ""
@@ -365,11 +362,11 @@ def _advice(
             f"{best.name}: {metric} {milliseconds(best.objective_s(hint))} instead of "
             f"{milliseconds(objective_s)}{hint_text}"
         )
-    if hint == "THROUGHPUT" and options.policy != "PRIORITY" and not has_budgets:
+    if hint == "THROUGHPUT" and options.policy != "PRIORITY" and fits is None:
         busiest = max(loads, key=lambda d: loads[d])
         others = (load for d, load in loads.items() if d != busiest)
         halved_s = max([loads[busiest] / 2, *others])
-        if halved_s < objective_s * (1 - MIN_IMPROVEMENT):
+        if halved_s < objective_s * (1 - MIN_DEVICE_IMPROVEMENT):
             lines.append(
                 f"a second device like {busiest}, taking every other request of its subgraphs: "
                 f"bottleneck {milliseconds(halved_s)} instead of {milliseconds(objective_s)}"
@@ -382,7 +379,7 @@ def _alternatives(
     options: PlanOptions,
     predictor: _PlanPredictor,
     solution: Solution,
-    fits: Callable[[Candidate], bool],
+    fits: Callable[[Candidate], bool] | None = None,
 ) -> tuple[Alternative, ...]:
     """List the chosen plan, single devices, priority, replicas and the best others, best first."""
     choice = solution.choice
@@ -415,7 +412,7 @@ def _alternatives(
                 nbytes=sum(nbytes),
                 replicas=len(predictor.placements(c.name, c.replicas)),
                 chosen=name == chosen_name,
-                fits=fits(c),
+                fits=fits is None or fits(c),
             )
         )
     return tuple(alternatives)
