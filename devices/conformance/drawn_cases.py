@@ -150,7 +150,7 @@ def seeds() -> dict[str, tuple[_Seed, ...]]:
 def _suite_values(op_type: str) -> dict[str, tuple[Any, ...]]:
     """Return the values of each attribute of an operator in the suite."""
     values: dict[str, list[Any]] = defaultdict(list)
-    for seed in seeds()[op_type]:
+    for seed in seeds().get(op_type, ()):
         for name, value in seed.node.attributes.items():
             if not isinstance(value, np.ndarray) and value not in values[name]:
                 values[name].append(value)
@@ -186,7 +186,12 @@ def random_case(random: np.random.Generator, op_types: Sequence[str] = ()) -> Op
     if not seed.node.domain and random.random() < 0.5:
         since = max(schema.since_version, OLDEST)
         opset = int(random.integers(since, max(seed.opset, since) + 1))
-    case = _case(op_type, seed, opset)
+    return vary(_case(op_type, seed, opset), random)
+
+
+def vary(case: OperatorCase, random: np.random.Generator) -> OperatorCase:
+    """Return a case with random changes that the operator's definition allows."""
+    schema = onnx.defs.get_schema(case.op_type, case.opset, case.domain)
     for change, chance in (
         (_change_type, 0.6),
         (_change_numbers, 0.8),

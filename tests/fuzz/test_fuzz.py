@@ -18,7 +18,12 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.devices.conformance.drawn_cases import OperatorCase, invalid_case, random_case
+from hetero.devices.conformance.drawn_cases import (
+    OperatorCase,
+    invalid_case,
+    random_case,
+    vary,
+)
 from hetero.devices.errors import HeteroError
 from tests.backend_suite.expected_failures import read_expected_failures
 from tests.fuzz.oracles import (
@@ -30,6 +35,7 @@ from tests.fuzz.oracles import (
     run_onnxruntime,
 )
 from tests.support.graphs import feeds, random_affinity, random_model
+from tests.support.operators import OPERATORS
 from tests.support.small_models import run_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -93,6 +99,24 @@ def test_legal_operators_agree_with_an_oracle() -> None:
         elif text:
             failures.append(f"#{i} {case}: {text[:300]}")
     report(failures, counts, "legal operators")
+
+
+def test_varied_cases_of_the_table_agree_with_an_oracle() -> None:
+    counts: Counter[str] = Counter()
+    failures = []
+    for i in range(CASES // 4):
+        random = np.random.default_rng((SEED, i, 6))
+        row = OPERATORS[random.integers(len(OPERATORS))]
+        versions = list(row.versions())
+        op_type, opset = versions[random.integers(len(versions))]
+        cases = list(row.cases(op_type, opset))
+        case = vary(cases[random.integers(len(cases))], random)
+        text = disagreement(case, counts)
+        if text and is_listed(case):
+            counts["listed"] += 1
+        elif text:
+            failures.append(f"#{i} {case}: {text[:300]}")
+    report(failures, counts, "cases of the table")
 
 
 def test_invalid_operators_are_refused() -> None:
