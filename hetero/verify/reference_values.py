@@ -94,8 +94,13 @@ class ReferenceValues:
         num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
         try:
-            for sizes in size_options(model):
-                accepted = self._accepted_draws(kinds, sizes, wanted)
+            first_sizes, *other_sizes = size_options(model)
+            for sizes in (first_sizes, *other_sizes):
+                # Most models accept the first sizes; draws of large sizes take seconds each.
+                tried = kinds if sizes == first_sizes else kinds[:1]
+                accepted = self._accepted_draws(tried, sizes, wanted)
+                if accepted and tried != kinds:
+                    accepted += self._accepted_draws(kinds[1:], sizes, wanted)
                 if accepted:
                     draws += accepted
                     num_sizes -= 1

@@ -1,0 +1,38 @@
+"""Search for inputs that the reference accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx.parser import parse_model
+
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.types.isolation import RunFailure, RunResult
+from hetero.verify.generated_inputs import KINDS
+from hetero.verify.reference_values import ReferenceValues
+
+
+def test_sizes_that_the_reference_rejects_are_tried_once() -> None:
+    model = read_model(
+        parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) {y = Relu(x)}'
+        )
+    )
+    sizes: list[int] = []
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        sizes.extend(draw["x"].size for draw in inputs)
+        return [
+            {"y": draw["x"]} if draw["x"].size in (8, 32) else RunFailure("error", "wrong size")
+            for draw in inputs
+        ]
+
+    values = ReferenceValues(model, run, frozenset(model.node_names), len(KINDS))
+    draws = values.part_draws(model)
+    assert sizes == [3, 3, 3, 2, 1, 4, 8, 8, 8, 16, 32]
+    assert [(draw.kind, draw.inputs["x"].size) for draw in draws] == [
+        *((kind, 8) for kind in KINDS),
+        ("wide", 32),
+    ]
