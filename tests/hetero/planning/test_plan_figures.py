@@ -18,8 +18,8 @@ from hetero.planning.solver.candidates import Candidate, Solution
 from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.problem import (
     allowed_devices,
+    device_seconds,
     is_feasible,
-    loads,
     make_problem,
     with_dispatch_margin,
 )
@@ -287,10 +287,10 @@ def test_loads_count_each_tensor_once() -> None:
         np.array([[1.0, 10.0, 100.0]] * 3),
         [(0, [1, 2], np.array([0.5, 0.25, 0.125]), np.array([2.0, 4.0, 8.0]))],
     )
-    assert loads(problem, (0, 0, 0)).tolist() == [3, 0, 0]
-    assert loads(problem, (0, 1, 1)).tolist() == [1 + 0.5, 20 + 4, 0]
-    assert loads(problem, (0, 1, 2)).tolist() == [1 + 0.5, 10 + 4, 100 + 8]
-    assert loads(problem, (1, 1, 0)).tolist() == [1 + 2, 20 + 0.25, 0]
+    assert device_seconds(problem, (0, 0, 0)).tolist() == [3, 0, 0]
+    assert device_seconds(problem, (0, 1, 1)).tolist() == [1 + 0.5, 20 + 4, 0]
+    assert device_seconds(problem, (0, 1, 2)).tolist() == [1 + 0.5, 10 + 4, 100 + 8]
+    assert device_seconds(problem, (1, 1, 0)).tolist() == [1 + 2, 20 + 0.25, 0]
     margin = with_dispatch_margin(
         make_problem(problem.times, [(0, [1], *np.ones((2, 3)))], dispatch=np.array([1.0, 2, 3]))
     )
