@@ -68,11 +68,17 @@ def start_batch(
     return generations
 
 
-def tokens_alone(compiled: hetero.CompiledModel, count: int = 20) -> list[list[int]]:
+def generate_alone(compiled: hetero.CompiledModel, count: int = 20) -> list[list[int]]:
     return [
         list(compiled.generate(prompt, count, **options))
         for prompt, options in zip(PROMPTS, OPTIONS, strict=True)
     ]
+
+
+@pytest.fixture(scope="module")
+def tokens_alone(compiled: hetero.CompiledModel) -> list[list[int]]:
+    """The tokens of each prompt without the others."""
+    return generate_alone(compiled)
 
 
 def test_sequences_of_threads_join_and_leave(
@@ -80,7 +86,7 @@ def test_sequences_of_threads_join_and_leave(
 ) -> None:
     counts = [24, 18, 24, 24]
     expected = [
-        tokens[:count] for tokens, count in zip(tokens_alone(compiled, 24), counts, strict=True)
+        tokens[:count] for tokens, count in zip(generate_alone(compiled, 24), counts, strict=True)
     ]
     assert set(batches.rows) == {1}
     generations = start_batch(compiled, batches, counts[:3])
@@ -96,9 +102,8 @@ def test_sequences_of_threads_join_and_leave(
 
 
 def test_tasks_of_an_event_loop_share_steps(
-    compiled: hetero.CompiledModel, batches: FullBatches
+    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
 ) -> None:
-    expected = tokens_alone(compiled)
 
     async def gather() -> list[list[int]]:
         generations = [
@@ -107,14 +112,13 @@ def test_tasks_of_an_event_loop_share_steps(
         batches.of(generations)
         return await asyncio.gather(*generations)
 
-    assert asyncio.run(gather()) == expected
+    assert asyncio.run(gather()) == tokens_alone
     assert max(batches.rows) == 4
 
 
 def test_cancelled_task_does_not_block_others(
-    compiled: hetero.CompiledModel, batches: FullBatches
+    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
 ) -> None:
-    expected = tokens_alone(compiled)
 
     async def gather() -> None:
         generations = start_batch(compiled, batches)
@@ -126,31 +130,35 @@ def test_cancelled_task_does_not_block_others(
         leader.cancel()
         await others
         await generations[1]
-        assert [g.tokens for g in generations] == expected
+        assert [g.tokens for g in generations] == tokens_alone
 
     asyncio.run(gather())
 
 
 def test_slow_reader_does_not_block_others(
-    core: hetero.Core, compiled: hetero.CompiledModel, batches: FullBatches
+    core: hetero.Core,
+    compiled: hetero.CompiledModel,
+    batches: FullBatches,
+    tokens_alone: list[list[int]],
 ) -> None:
-    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     slow = generations[2]._sequences[0]
     read([generations[0], generations[1], generations[3]], [None] * 3)
-    assert [generations[i].tokens for i in (0, 1, 3)] == [expected[i] for i in (0, 1, 3)]
+    assert [generations[i].tokens for i in (0, 1, 3)] == [tokens_alone[i] for i in (0, 1, 3)]
     assert len(slow.unread) <= MAX_UNREAD + 1
     assert not slow.is_complete
     assert len(slow.tokens) == 4
-    assert list(generations[2]) == expected[2][4:]
-    assert generations[2].tokens == expected[2]
+    assert list(generations[2]) == tokens_alone[2][4:]
+    assert generations[2].tokens == tokens_alone[2]
 
 
 def test_cancelled_and_dropped_sequences_leave(
-    core: hetero.Core, compiled: hetero.CompiledModel, batches: FullBatches
+    core: hetero.Core,
+    compiled: hetero.CompiledModel,
+    batches: FullBatches,
+    tokens_alone: list[list[int]],
 ) -> None:
-    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     generations[1].cancel()
@@ -160,16 +168,15 @@ def test_cancelled_and_dropped_sequences_leave(
     batches.rows.clear()
     read([generations[0], generations[2]], [None] * 2)
     assert set(batches.rows) <= {1, 2}
-    assert [generations[0].tokens, generations[2].tokens] == [expected[0], expected[3]]
+    assert [generations[0].tokens, generations[2].tokens] == [tokens_alone[0], tokens_alone[3]]
     generations.clear()
     batches.sequences.clear()
     await_freed(core, 0)
 
 
 def test_query_state_of_one_sequence_of_a_batch(
-    compiled: hetero.CompiledModel, batches: FullBatches
+    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
 ) -> None:
-    expected = tokens_alone(compiled)
     generations = start_batch(compiled, batches)
     batches.of([])
     for generation in generations:
@@ -177,7 +184,7 @@ def test_query_state_of_one_sequence_of_a_batch(
         shapes = {state.state.shape for state in generation.query_state()}
         assert shapes == {(1, 2, length, 8)}
     read(generations, [None] * 4)
-    assert [g.tokens for g in generations] == expected
+    assert [g.tokens for g in generations] == tokens_alone
 
 
 @pytest.mark.slow
@@ -187,8 +194,8 @@ def test_caches_that_cannot_be_joined_are_recomputed(
     batches: FullBatches,
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception],
+    tokens_alone: list[list[int]],
 ) -> None:
-    expected = tokens_alone(compiled)
     join, failures = InferRequest.join_states, [error("gone")] * 2
 
     def failing(self: InferRequest, *arguments: Any) -> None:
@@ -200,7 +207,7 @@ def test_caches_that_cannot_be_joined_are_recomputed(
     generations = [compiled.generate(p, 20, **o) for p, o in zip(PROMPTS, OPTIONS, strict=True)]
     try:
         read(generations, [None] * 4)
-        assert [g.tokens for g in generations] == expected
+        assert [g.tokens for g in generations] == tokens_alone
     finally:
         batcher_of(compiled)._joins_calls = True
 
@@ -218,7 +225,10 @@ def test_rows_of_one_call_leave_at_their_end(
 
 
 def test_errors_reach_each_caller(
-    compiled: hetero.CompiledModel, batches: FullBatches, monkeypatch: pytest.MonkeyPatch
+    compiled: hetero.CompiledModel,
+    batches: FullBatches,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens_alone: list[list[int]],
 ) -> None:
     generations = start_batch(compiled, batches)
     batches.of([])
@@ -231,7 +241,7 @@ def test_errors_reach_each_caller(
             with pytest.raises(hetero.errors.DeadlineError):
                 next(generation)
     read(generations, [None] * 4)
-    assert [g.tokens for g in generations] == tokens_alone(compiled)
+    assert [g.tokens for g in generations] == tokens_alone
 
 
 def _refuse(*_: Any, **__: Any) -> None:
