@@ -165,7 +165,9 @@ def measure(paths: list[Path]) -> Measures:
     )
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(p, marks=pytest.mark.slow) if p == "tests" else p for p in PARTS]
+)
 def test_part_reads_as_plain_english(part: str) -> None:
     measures = measure(sources(part))
     shares = {

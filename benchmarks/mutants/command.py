@@ -25,19 +25,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from benchmarks.mutants.generation import Mutant, mutants_of
+from benchmarks.mutants.generation import mutants_of
+from benchmarks.mutants.mutant import Mutant, equivalent_mutants
 from benchmarks.mutants.selection import PACKAGES, Record, files_with_tests, own_tests_folder
 from benchmarks.mutants.session import KILLED, SURVIVED, TIMEOUT
 from benchmarks.tables import print_rows
 
 _ROOT: Final = Path(__file__).parents[2]
-_EQUIVALENT: Final = Path(__file__).with_name("equivalent.txt")
-
-
-def equivalent_mutants() -> dict[str, str]:
-    """Return the listed equivalent mutants with the reason of each."""
-    lines = (line for line in _EQUIVALENT.read_text().splitlines() if line and line[0] != "#")
-    return dict(line.rsplit(" | ", 1) for line in lines)
 
 
 class Session:

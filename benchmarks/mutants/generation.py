@@ -14,6 +14,8 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_match
 
+from benchmarks.mutants.mutant import Mutant
+
 #: Functions -> functions with the same arguments.
 _COUNTERPARTS: Final = {
     "max": ("min", "sum"),
@@ -28,27 +30,6 @@ _COUNTERPARTS: Final = {
 #: Calls whose arguments only serve type checkers and readers.
 _UNMUTATED_CALLS: Final = frozenset({"cast", "TypeVar", "overload", "getLogger"})
 _LOGGERS: Final = frozenset({"_log", "log", "logger", "logging", "warnings"})
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One change of one expression or statement."""
-
-    path: str
-    #: Qualified name of the outermost function that contains the change; empty outside functions.
-    function: str
-    first_line: int
-    last_line: int
-    #: Texts before and after the change, without most of their common parts.
-    change: str
-    #: Position among equal changes of the same function.
-    occurrence: int
-
-    @property
-    def key(self) -> str:
-        """Identity that survives changes of other functions."""
-        number = f" #{self.occurrence}" if self.occurrence else ""
-        return f"{self.path}::{self.function or '(module)'}: {self.change}{number}"
 
 
 def mutants_of(root: Path, path: Path) -> dict[Mutant, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.mutants.generation import Mutant
+from benchmarks.mutants.mutant import Mutant
 
 #: The core's folders.
 PACKAGES = (

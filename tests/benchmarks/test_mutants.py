@@ -6,13 +6,11 @@ import ast
 import subprocess
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-pytest.importorskip("mutmut")
-
-from benchmarks.mutants.command import draw_mutants, equivalent_mutants, run_package, summary
-from benchmarks.mutants.generation import Mutant, mutants_of
+from benchmarks.mutants.mutant import Mutant, equivalent_mutants
 from benchmarks.mutants.selection import PACKAGES, Record, files_with_tests, own_tests_folder
 
 ROOT = Path(__file__).parents[2]
@@ -57,11 +55,20 @@ def name(kind: int) -> str:
 
 
 @pytest.fixture
-def changes(tmp_path: Path) -> dict[str, str]:
+def command() -> ModuleType:
+    """The command; its import takes a second, which each test process would need to collect."""
+    pytest.importorskip("mutmut")
+    from benchmarks.mutants import command
+
+    return command
+
+
+@pytest.fixture
+def changes(command: ModuleType, tmp_path: Path) -> dict[str, str]:
     """Return the mutants of the source above: their keys without the path, and their sources."""
     path = tmp_path / "queue.py"
     path.write_text(SOURCE)
-    mutants = mutants_of(tmp_path, path)
+    mutants = command.mutants_of(tmp_path, path)
     return {mutant.key.removeprefix("queue.py::"): text for mutant, text in mutants.items()}
 
 
@@ -98,10 +105,12 @@ def test_each_mutant_differs_in_its_function_alone(changes: dict[str, str]) -> N
         assert text != SOURCE
 
 
-def test_equal_changes_of_a_function_have_different_keys(tmp_path: Path) -> None:
+def test_equal_changes_of_a_function_have_different_keys(
+    command: ModuleType, tmp_path: Path
+) -> None:
     path = tmp_path / "two.py"
     path.write_text("def f(a, b):\n    return a < 1, b < 1\n")
-    keys = [mutant.key for mutant in mutants_of(tmp_path, path)]
+    keys = [mutant.key for mutant in command.mutants_of(tmp_path, path)]
     assert len(set(keys)) == len(keys)
     assert {"two.py::f: < 1 -> <= 1", "two.py::f: < 1 -> <= 1 #1"} <= set(keys)
 
@@ -161,15 +170,15 @@ def test_equivalent_mutants_name_functions_that_exist(key: str) -> None:
     assert function == "(module)" or f"def {name}(" in (ROOT / path).read_text()
 
 
-def test_score_leaves_equivalent_mutants_out() -> None:
+def test_score_leaves_equivalent_mutants_out(command: ModuleType) -> None:
     statuses = {mutant(1, 1): "killed", mutant(2, 2): "timeout", mutant(3, 3, "g"): "survived"}
-    assert summary("a", statuses, [])["score"] == pytest.approx(0.667)
-    row = summary("a", statuses, ["a.py::g: x -> y"])
+    assert command.summary("a", statuses, [])["score"] == pytest.approx(0.667)
+    row = command.summary("a", statuses, ["a.py::g: x -> y"])
     assert (row["survived"], row["equivalent"], row["score"]) == (0, 1, 1)
 
 
 @pytest.mark.slow
-def test_mutants_of_a_small_project(tmp_path: Path) -> None:
+def test_mutants_of_a_small_project(command: ModuleType, tmp_path: Path) -> None:
     files = {
         "area/__init__.py": "",
         "area/shapes.py": """
@@ -204,8 +213,8 @@ def test_mutants_of_a_small_project(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    mutants = draw_mutants(tmp_path, "area", 100, seed=0)
-    statuses = run_package(tmp_path, "area", mutants, jobs=1, limit_s=5)
+    mutants = command.draw_mutants(tmp_path, "area", 100, seed=0)
+    statuses = command.run_package(tmp_path, "area", mutants, jobs=1, limit_s=5)
     by_key = {mutant.key.removeprefix("area/shapes.py::"): s for mutant, s in statuses.items()}
     assert by_key["(module): 2 -> 3"] == "killed"
     assert by_key["doubled: FACTOR * side -> FACTOR / side"] == "killed"

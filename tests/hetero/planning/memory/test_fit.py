@@ -70,7 +70,7 @@ def fit_search(
     return FitSearch(problem, MemoryModel(traits, budgets), partition_of)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_plan_is_found_if_one_of_all_assignments_fits(seed: int) -> None:
     dice = random.Random(seed)
