@@ -16,7 +16,7 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from hetero.properties.table import HETERO_PROPERTIES
@@ -30,7 +30,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # Every run draws the same examples; `--hypothesis-profile=default` draws random ones.
-settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
+# On a busy machine the draws of any test may be slow.
+settings.register_profile(
+    "few",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("many", settings.get_profile("few"), max_examples=300)
 # Otherwise Hypothesis would also draw constants of imported modules, which is slow and depends on
 # the tests that ran before.

@@ -354,7 +354,7 @@ def test_profiled_stage_uses_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(
     deadline=None,
     max_examples=100,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())
 def test_damaged_bytes_run_or_raise_or_fail(data: st.DataObject) -> None:
