@@ -1,4 +1,4 @@
-"""Release of heap memory that compilations have freed."""
+"""Memory that the C library keeps after it was freed: release and reuse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Final
 
 #: Growth of the process in bytes above which memory is released; that takes milliseconds.
 MIN_GROWTH_NBYTES: Final = 2_000_000
+#: Parameters of glibc's ``mallopt``, from malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 
 
 @contextmanager
@@ -31,6 +34,18 @@ def release_free_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(0)
+
+
+def reuse_free_memory() -> None:
+    """Make the C library keep up to 64 MB of freed memory, and map only blocks above 32 MB.
+
+    By default it returns the memory of large buffers to the system, so that each request with a
+    body of megabytes faults in its memory again, page by page.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 2**26)
+        mallopt(_M_MMAP_THRESHOLD, 2**25)
 
 
 def _resident_nbytes() -> int:

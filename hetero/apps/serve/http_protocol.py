@@ -16,12 +16,15 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hetero.apps.serve.rest_messages import dump_json
+from hetero.apps.serve.rest_messages import dump_json, parse_number
 
 #: Bytes of a request's head, of its trailers, and of anything else between two parser events.
 MAX_HEAD_NBYTES: Final = 65536
 #: Bytes that are parsed at once.
 SLICE_NBYTES: Final = 16384
+#: Bytes of a body that wait for the application before the connection stops reading: as many as
+#: event loops read at once, so that only an application that lags behind stops it.
+MAX_UNREAD_NBYTES: Final = 2**18
 #: Seconds that a head may take.
 HEAD_S: Final = 30.0
 #: Chunks of a body whose mean size is not checked, and the least mean size of more of them.
@@ -55,6 +58,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._data = b""
         self._is_in_head = False
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
+        #: Bytes of the present body that are still to come, if the head announced them.
+        self._expected_nbytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         #: The request that is being answered.
         self._current: RequestResponseCycle | None = None
@@ -81,15 +86,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse data; close the connection if it exceeds a bound.
 
         A read may hold thousands of requests, each of which costs kilobytes when it is parsed, so
-        parsing stops while requests are waiting.
+        parsing stops while requests are waiting. A read within a body holds no other request.
         """
-        for start in range(0, len(data), SLICE_NBYTES):
+        start = 0
+        while start < len(data):
             if self.pipeline:
                 self.flow.unparsed += data[start:]
                 return
             if self.transport.is_closing():
                 return
-            self._parse(data[start : start + SLICE_NBYTES])
+            is_within_body = len(data) - start <= self._expected_nbytes
+            end = len(data) if is_within_body else start + SLICE_NBYTES
+            self._parse(data[start:end])
+            start = end
 
     def _parse(self, data: bytes) -> None:
         self._silent_nbytes += len(data)
@@ -113,6 +122,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
+        self._expected_nbytes = 0
 
     def on_headers_complete(self) -> None:
         """Begin to read the body; trailers do not become headers."""
@@ -122,6 +132,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse_large_head()
         if self.transport.is_closing():
             return
+        headers = dict(self.headers)
+        if b"transfer-encoding" not in headers:
+            self._expected_nbytes = parse_number(headers.get(b"content-length", b""))
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = []
@@ -135,6 +148,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._silent_nbytes = 0
         self._num_chunks += 1
         self._body_nbytes += len(body)
+        self._expected_nbytes = max(0, self._expected_nbytes - len(body))
         if self._num_chunks > FREE_CHUNKS + self._body_nbytes / MIN_CHUNK_NBYTES:
             self.refuse(400, f"the body comes in chunks of fewer than {MIN_CHUNK_NBYTES} bytes.")
         elif self.cycle.response_complete:
@@ -142,7 +156,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._discarded_nbytes > MAX_DISCARDED_NBYTES:
                 self.transport.close()
         else:
-            super().on_body(body)
+            self._append(self.cycle, body)
+
+    def _append(self, cycle: Any, body: bytes) -> None:
+        """Pass a part of the body to the application; the first part is not copied."""
+        if not cycle.body:
+            cycle.body = body
+        else:
+            if type(cycle.body) is bytes:
+                cycle.body = bytearray(cycle.body)
+            cycle.body += body
+        if len(cycle.body) > MAX_UNREAD_NBYTES:
+            self.flow.pause_reading()
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """End the body."""

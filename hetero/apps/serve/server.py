@@ -14,6 +14,7 @@ from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.workers import bind
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import ArgumentError, UnsupportedOperationError
+from hetero.devices.plugin.heap import reuse_free_memory
 from hetero.devices.plugin.install_command import install_command
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Server:
         self.close()
 
     def _run(self) -> None:
+        reuse_free_memory()
         try:
             with asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory()) as runner:
                 runner.run(self._serve())
