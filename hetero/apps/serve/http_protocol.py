@@ -168,7 +168,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.body += body
         if len(cycle.body) > MAX_UNREAD_NBYTES:
             self.flow.pause_reading()
-            cycle.message_event.set()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         """End the body."""

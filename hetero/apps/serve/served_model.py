@@ -50,6 +50,8 @@ class ServedModel:
         self._outputs = tuple(compiled.outputs)
         self._datatypes = {name: datatype_of(port) for name, port in self._ports.items()}
         self.output_names: Final = tuple(port.name for port in self._outputs if datatype_of(port))
+        #: Whether it has inputs of text, whose elements are decoded one by one.
+        self.takes_text: Final = "BYTES" in self._datatypes.values()
 
     @property
     def is_ready(self) -> bool:

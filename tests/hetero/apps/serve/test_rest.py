@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.serving import INFER, ask, identity, plus_one, server_fixture
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("orjson")
+from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.rest import RestApplication
 
 X = np.array([0.5, -2.0, 3e5], np.float32)
@@ -325,3 +327,38 @@ def test_models_are_not_unloaded_by_default(server: Server) -> None:
         assert response.status == 403
         assert "--model-control explicit" in response.json["error"]
     assert ask(server, "/v2/models/plus/ready").status == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "datatype", "nbytes", "is_inline"),
+    [
+        ("plus", "FP32", 2**17, True),
+        ("plus", "FP32", 2**20 + 4, False),
+        ("bytes", "BYTES", 2**17, False),
+    ],
+    ids=["numbers", "many numbers", "text"],
+)
+def test_only_small_bodies_of_raw_numbers_are_decoded_in_the_event_loop(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    datatype: str,
+    nbytes: int,
+    is_inline: bool,
+) -> None:
+    threads: list[threading.Thread] = []
+    read = Inference.read
+
+    def noted(self: Inference, message: Any) -> None:
+        threads.append(threading.current_thread())
+        read(self, message)
+
+    monkeypatch.setattr(Inference, "read", noted)
+    raw = (
+        bytes(nbytes) if datatype == "FP32" else struct.pack("<I", nbytes - 4) + b"x" * (nbytes - 4)
+    )
+    shape = [nbytes // 4] if datatype == "FP32" else [1]
+    entry = {"name": "x", "datatype": datatype, "shape": shape}
+    body, headers = binary([entry], [raw], outputs=[])
+    assert ask(server, f"/v2/models/{model}/infer", body, headers=headers).status == 200
+    assert (threads[0] in server._threads) == is_inline
