@@ -119,6 +119,10 @@ class DeviceBackend(ArrayBackend):
         """Return a memory pool for the arrays of one program, of at most this size."""
 
     @abstractmethod
+    def release_unused_memory(self, device_id: str) -> None:
+        """Return freed memory to the device, for other processes that use it."""
+
+    @abstractmethod
     def overwrite(self, array: Any, values: Any) -> None:
         """Copy a host or device array into a device array of its type and shape."""
 

@@ -38,6 +38,12 @@ class CupyNamespace(GPUNamespace):
         kernel = _DEPTHWISE["double" if y.dtype.itemsize == 8 else "float"]
         kernel(x, w, bias, b is not None, *sizes, *steps, y)
 
+    def lstm_cell(self, gates: Any, product: Any, c: Any) -> tuple[Any, Any]:
+        """Return the output and the new cell state of a step, by one kernel."""
+        gates, product = cupy.ascontiguousarray(gates), cupy.ascontiguousarray(product)
+        new_h, new_c = _LSTM_CELL(gates, product, c, c.shape[1])
+        return new_h, new_c
+
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """Return the matrix product over the last two axes; the others broadcast."""
         product = self._load_product()
@@ -84,6 +90,26 @@ def _depthwise_kernel(sum_type: str) -> Any:
 
 #: Type of the sum -> kernel, which compiles at its first use.
 _DEPTHWISE: Final = {name: _depthwise_kernel(name) for name in ("float", "double")}
+
+
+#: One thread for each element of the states; the gates are in ONNX's order: i, o, f, c.
+_LSTM_CELL: Final = cupy.ElementwiseKernel(
+    "raw T gates, raw T product, T c, int64 hidden",
+    "T new_h, T new_c",
+    """
+    long long first = i / hidden * 4 * hidden + i % hidden;
+    T gate[4];
+    for (int k = 0; k < 4; ++k)
+        gate[k] = gates[first + k * hidden] + product[first + k * hidden];
+    T one_half = (T)0.5;
+    T input = one_half * tanh(one_half * gate[0]) + one_half;
+    T output = one_half * tanh(one_half * gate[1]) + one_half;
+    T forget = one_half * tanh(one_half * gate[2]) + one_half;
+    new_c = forget * c + input * tanh(gate[3]);
+    new_h = output * tanh(new_c);
+    """,
+    "lstm_cell",
+)
 
 
 class MemoryPool:
@@ -176,6 +202,11 @@ class CupyBackend(DeviceBackend):
             pool = MemoryPool(limit_nbytes)
         self._pools.add(pool)
         return pool
+
+    def release_unused_memory(self, device_id: str) -> None:
+        """Return the free blocks of CuPy's pool to the driver."""
+        with cupy.cuda.Device(int(device_id)):
+            cupy.get_default_memory_pool().free_all_blocks()
 
     def overwrite(self, array: Any, values: Any) -> None:
         """Copy a host or device array into a device array of its type and shape."""

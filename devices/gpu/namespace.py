@@ -14,6 +14,10 @@ class GPUNamespace:
     #: Function of padded x, w, b or None, window and y that writes a 2-D convolution in which each
     #: group has one input channel; None if the library has none, and the product of columns serves.
     depthwise_convolution: Callable[..., None] | None = None
+    #: Function of the projected input and the recurrent product of a step, both (B, 4 * H), and the
+    #: cell state (B, H) that returns the output and the new cell state of an LSTM with default
+    #: activations; None if the library has none.
+    lstm_cell: Callable[..., tuple[Any, Any]] | None = None
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -161,3 +161,4 @@ class GPUProgram(InterpretedProgram):
         self._block.release()
         if self._graphs:
             self._graphs.clear()
+        self._backend.release_unused_memory(self._device_id)

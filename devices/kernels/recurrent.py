@@ -99,6 +99,12 @@ class _Layer(NamedTuple):
 _DEFAULTS = {1: ("Tanh",), 3: ("Sigmoid", "Tanh"), 4: ("Sigmoid", "Tanh", "Tanh")}
 
 
+def _has_default_activations(names: Strings | None, gates: int) -> bool:
+    """Return whether names, for one or two directions, are the default activations of a cell."""
+    defaults = tuple(name.lower() for name in _DEFAULTS[gates])
+    return not names or tuple(name.lower() for name in names) in (defaults, defaults * 2)
+
+
 def _layer(
     xp: Xp,
     gates: int,
@@ -356,12 +362,22 @@ def long_short_term_memory(
     if p is not None and p.shape != (directions, 3 * n):
         raise ValueError(f"P: expected shape {(directions, 3 * n)}, got {p.shape}")
 
+    #: One operation for a whole cell, which array libraries with slow launches offer.
+    whole_cell = getattr(xp, "lstm_cell", None)
+    is_plain = p is None and clip is None and not input_forget
+    is_plain = is_plain and _has_default_activations(attributes.get("activations"), 4)
+
     def cell(d: int) -> Cell:
         (f, g, h_of), recurrent = layer.activations[d], layer.r[d].T
         peep_i, peep_o, peep_f = (None,) * 3 if p is None else p[d].reshape(3, n)
 
         def add_peephole(gate: Array, weights: Array | None, c: Array) -> Array:
             return gate if weights is None else gate + weights * c
+
+        def whole_step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
+            product = xp.matmul(recurrent_input(h), recurrent)
+            states: tuple[Array, ...] = whole_cell(gates, product, c)
+            return states
 
         def step(gates: Array, h: Array, c: Array) -> tuple[Array, ...]:
             gates = gates + xp.matmul(recurrent_input(h), recurrent)
@@ -374,7 +390,7 @@ def long_short_term_memory(
             o = f(_clip_gates(xp, add_peephole(gate_o, peep_o, new_c), clip))
             return o * h_of(new_c), new_c
 
-        return step
+        return whole_step if whole_cell and is_plain else step
 
     bias = layer.input_bias + layer.hidden_bias
     return _scan(xp, layer, bias, (layer.initial_h, start), cell)

@@ -18,6 +18,8 @@ from tests.emulated_gpu.namespace import DEVICE, is_atomic
 
 #: Copies of arrays: ``upload`` and ``download``.
 COPIES: Final[Counter[str]] = Counter()
+#: Releases of unused memory, by device.
+RELEASES: Final[Counter[str]] = Counter()
 
 
 class EmulatedBackend(DeviceBackend):
@@ -56,6 +58,9 @@ class EmulatedBackend(DeviceBackend):
 
     def make_pool(self, device_id: str, limit_nbytes: int) -> MemoryPool:
         return MemoryPool(limit_nbytes)
+
+    def release_unused_memory(self, device_id: str) -> None:
+        RELEASES[device_id] += 1
 
     def overwrite(self, array: Any, values: Any) -> None:
         if isinstance(values, np.ndarray):

@@ -168,3 +168,67 @@ def test_depthwise_convolution_equals_onnxruntime(
     tolerance = 1e-2 if dtype is np.float16 else 1e-5
     assert y.dtype == dtype
     np.testing.assert_allclose(y, expected, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(
+    ("op_type", "attributes"),
+    [
+        ("RNN", {}),
+        ("GRU", {}),
+        ("GRU", {"linear_before_reset": 1}),
+        ("LSTM", {}),
+        ("LSTM", {"clip": 0.5, "input_forget": 1}),
+    ],
+)
+def test_recurrent_layer_equals_onnxruntime(
+    plugin: GPUPlugin, op_type: str, attributes: dict[str, Any], direction: str
+) -> None:
+    """Three runs: the second one records a CUDA graph, the third launches it."""
+    random = np.random.default_rng(0)
+    gates, directions = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 1 + (direction == "bidirectional")
+    hidden, size = 16, 8
+    shapes = {
+        "w": (gates * hidden, size),
+        "r": (gates * hidden, hidden),
+        "b": (2 * gates * hidden,),
+    }
+    weights = {
+        name: random.normal(size=(directions, *shape)).astype(np.float32) / 2
+        for name, shape in shapes.items()
+    }
+    inputs = {
+        "x": random.normal(size=(12, 3, size)).astype(np.float32),
+        "lengths": np.array([12, 1, 7], np.int32),
+    }
+    node = helper.make_node(
+        op_type,
+        ["x", "w", "r", "b", "lengths"],
+        ["y", "y_h"],
+        hidden_size=hidden,
+        direction=direction,
+        **attributes,
+    )
+    model = make_model([node], inputs, ["y", "y_h"], weights)
+    expected = run_onnxruntime(model, inputs)
+    compiled = plugin.compile_model(read_model(model))
+    for _ in range(3):
+        for result, values in zip(compiled(inputs).values(), expected, strict=True):
+            np.testing.assert_allclose(result, values, 1e-5, 1e-5)
+
+
+def test_closed_model_returns_its_memory_to_the_card(plugin: GPUPlugin) -> None:
+    import cupy
+
+    def free_nbytes() -> int:
+        free: int = cupy.cuda.Device(0).mem_info[0]
+        return free
+
+    x, w = np.ones((1, 1024), np.float32), np.ones((1024, 1 << 16), np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = read_model(make_model([node], {"x": x}, ["y"], {"w": w}))
+    compiled = plugin.compile_model(model)
+    compiled(x)
+    used_nbytes = free_nbytes()
+    compiled.close()
+    assert free_nbytes() - used_nbytes >= w.nbytes

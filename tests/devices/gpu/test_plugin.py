@@ -20,8 +20,8 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.install_command import install_command
 from hetero.devices.plugin.registry import load_plugins
 from tests.backend_suite.expected_failures import may_pass, read_expected_failures
-from tests.emulated_gpu.array import WAITS
-from tests.emulated_gpu.backend import COPIES
+from tests.emulated_gpu.array import WAITS, contents_of, wrap
+from tests.emulated_gpu.backend import COPIES, RELEASES
 from tests.emulated_gpu.memory import Memory
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
 from tests.support.core_fixtures import core_fixture
@@ -414,3 +414,49 @@ def test_column_blocks_cover_each_output_row_once(monkeypatch: pytest.MonkeyPatc
             size = cover[images, rows].size * 4 * 9 * 6 * 4
             assert size <= max(nbytes, 4 * 9 * 6 * 4)
         assert (cover == 1).all()
+
+
+def test_closed_model_releases_unused_memory(plugin: EmulatedGPUPlugin) -> None:
+    compiled = plugin.compile_model(read_model(RESHAPING))
+    before = RELEASES["0"]
+    compiled.close()
+    assert RELEASES["0"] > before
+
+
+@pytest.mark.parametrize(
+    ("attributes", "num_cells"), [({}, 2 * 5), ({"clip": 9.0}, 0), ({"input_forget": 1}, 0)]
+)
+def test_lstm_uses_the_cell_of_the_library(
+    plugin: EmulatedGPUPlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    attributes: dict[str, Any],
+    num_cells: int,
+) -> None:
+    calls = []
+
+    def cell(gates: Any, product: Any, c: Any) -> tuple[Any, Any]:
+        i, o, f, g = np.split(contents_of(gates) + contents_of(product), 4, axis=1)
+        sigmoid_i, sigmoid_o, sigmoid_f = (1 / (1 + np.exp(-x)) for x in (i, o, f))
+        new_c = sigmoid_f * contents_of(c) + sigmoid_i * np.tanh(g)
+        calls.append(new_c.shape)
+        return wrap(sigmoid_o * np.tanh(new_c)), wrap(new_c)
+
+    monkeypatch.setattr(plugin.backend.xp, "lstm_cell", cell)
+    random = np.random.default_rng(0)
+    weights = {
+        name: random.normal(size=(2, *shape)).astype(np.float32)
+        for name, shape in {"w": (12, 4), "r": (12, 3), "b": (24,)}.items()
+    }
+    x = random.normal(size=(5, 2, 4)).astype(np.float32)
+    node = helper.make_node(
+        "LSTM",
+        ["x", "w", "r", "b"],
+        ["y"],
+        hidden_size=3,
+        direction="bidirectional",
+        **attributes,
+    )
+    model = make_model([node], {"x": x}, ["y"], weights)
+    (result,) = plugin.compile_model(read_model(model))({"x": x}).values()
+    np.testing.assert_allclose(result, *run_onnxruntime(model, {"x": x}), rtol=1e-5, atol=1e-6)
+    assert calls == [(2, 3)] * num_cells
