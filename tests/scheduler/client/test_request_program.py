@@ -430,7 +430,7 @@ def test_ctrl_c_during_a_run_leaves_nothing_reserved(
 
 @pytest.mark.parametrize("number_of_way", [0, 1])
 @pytest.mark.parametrize("request_", [Request(), Request(timeout_s=300)], ids=["plain", "timed"])
-def test_ctrl_c_during_a_submission_to_devices_leaves_nothing_reserved(
+def test_ctrl_c_during_a_submission_leaves_nothing_reserved(
     executor: InProcessExecutor, number_of_way: int, request_: Request
 ) -> None:
     deployment = warm([*ways_to_run(executor)][number_of_way])

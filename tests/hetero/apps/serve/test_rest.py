@@ -338,7 +338,7 @@ def test_models_are_not_unloaded_by_default(server: Server) -> None:
     ],
     ids=["numbers", "many numbers", "text"],
 )
-def test_only_small_bodies_of_raw_numbers_are_decoded_in_the_event_loop(
+def test_event_loop_decodes_only_small_raw_bodies(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
     model: str,
