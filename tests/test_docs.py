@@ -101,6 +101,8 @@ def test_commands_run_and_print_the_output_shown(
     monkeypatch.chdir(tmp_path)
     for part in parts:
         words = shlex.split(part)
+        if words[:2] == ["hetero", "profile"] and "-t" not in words:
+            words += ["-t", "2"]  # by default 20 s
         if words[0] == "hetero":
             # These commands run without an executor, or start none.
             has_no_executor = words[1] in ("query", "cache")

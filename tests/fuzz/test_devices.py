@@ -31,7 +31,7 @@ from tests.support.small_models import run_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CASES = int(os.environ.get("HETERO_FUZZ_CASES", "200"))
+CASES = int(os.environ.get("HETERO_FUZZ_CASES", "60"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
 SECONDS = float(os.environ.get("HETERO_FUZZ_SECONDS", "600"))
 #: Device -> the package of its runtime, and the oracle that is the same runtime.

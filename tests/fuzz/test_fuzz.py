@@ -40,7 +40,7 @@ from tests.support.small_models import run_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CASES = int(os.environ.get("HETERO_FUZZ_CASES", "2000"))
+CASES = int(os.environ.get("HETERO_FUZZ_CASES", "1000"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
 LISTED_PATTERNS = read_expected_failures(Path(__file__).with_name("disagreements.txt"))
 

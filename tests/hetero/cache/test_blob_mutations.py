@@ -22,9 +22,7 @@ def blob() -> bytes:
     return mutations.example()
 
 
-@pytest.mark.parametrize(
-    "count", [1_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
-)
+@pytest.mark.parametrize("count", [1_000, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_mutated_blob_raises_blob_error_quickly(blob: bytes, count: int) -> None:
     tally = mutations.try_all([blob], count, seed=1, memory=False)
     assert tally.slowest_s < mutations.MAX_SECONDS
