@@ -10,11 +10,12 @@ import hetero
 from hetero.devices.errors import DeviceLostError
 from tests.support.small_models import make_model
 
+pytestmark = [pytest.mark.ray, pytest.mark.slow]  # the device is restarted four times
+
 X = np.ones(4, np.float32)
 PLUGIN = "tests.support.poisonous_plugin:PoisonousPlugin"
 
 
-@pytest.mark.slow  # the device is restarted four times
 def test_only_the_poison_request_fails() -> None:
     with hetero.Core(devices={"POISONOUS": 1}, plugins=(PLUGIN,)) as core:
         negated = make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": X}, ["y"])

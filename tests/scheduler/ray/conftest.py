@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _start_ray(local_ray: None) -> None:
-    """Start Ray before all tests of this folder."""
+@pytest.fixture(scope="module", autouse=True)
+def _start_ray(request: pytest.FixtureRequest) -> None:
+    """Start Ray before the tests of a file that is marked `ray`."""
+    if request.node.get_closest_marker("ray"):
+        request.getfixturevalue("local_ray")
