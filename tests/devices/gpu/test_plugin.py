@@ -458,5 +458,6 @@ def test_lstm_uses_the_cell_of_the_library(
     )
     model = make_model([node], {"x": x}, ["y"], weights)
     (result,) = plugin.compile_model(read_model(model))({"x": x}).values()
-    np.testing.assert_allclose(result, *run_onnxruntime(model, {"x": x}), rtol=1e-5, atol=1e-6)
+    (expected,) = run_onnxruntime(model, {"x": x})
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
     assert calls == [(2, 3)] * num_cells
