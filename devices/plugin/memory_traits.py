@@ -48,6 +48,8 @@ class MemoryTraits:
     values_factor : float
         Memory of the device per byte of live values; more than one if blocks of earlier runs and
         fragments stay allocated.
+    convolution_values_factor : float
+        The same for stages with convolutions, whose values the device lays out anew, if larger.
     keeps_values : bool
         Whether memory of values is kept for the next run instead of returned to the system.
     overwrites_inputs : bool
@@ -70,6 +72,7 @@ class MemoryTraits:
     convolution_compile_copies: Copies = Copies()
     node_nbytes: int = 0
     values_factor: float = 1.0
+    convolution_values_factor: float = 1.0
     keeps_values: bool = False
     overwrites_inputs: bool = False
     compact_options: Mapping[str, Any] = field(default_factory=dict)
@@ -79,6 +82,11 @@ class MemoryTraits:
     def copies(self, operator: str) -> bool:
         """Return whether the device copies the weights of an operator."""
         return self.copied_operators is None or operator in self.copied_operators
+
+    def values_factor_of(self, *, has_convolutions: bool) -> float:
+        """Return the memory of a stage per byte of its live values."""
+        factor = self.convolution_values_factor if has_convolutions else 0.0
+        return max(self.values_factor, factor)
 
     @property
     def compact(self) -> MemoryTraits:

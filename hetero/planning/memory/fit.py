@@ -22,7 +22,11 @@ from hetero.formatting import nbytes_text
 from hetero.partition.partition import Partition
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.live_values import live_nbytes
-from hetero.planning.memory.predict_memory import predict_memory, weight_nbytes
+from hetero.planning.memory.predict_memory import (
+    has_convolutions,
+    predict_memory,
+    weight_nbytes,
+)
 from hetero.planning.solver.contraction import collapse_groups, fuse_cycles
 from hetero.planning.solver.graph import topological_order
 from hetero.planning.solver.heuristics import pack_memory
@@ -312,12 +316,13 @@ class _Profile:
         rows = [weight_nbytes(model, [p], traits, counted) for p in positions]
         weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3)
         outputs = {port.name for port in model.outputs}
+        factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
         return cls(
             traits.runtime_nbytes + traits.library_nbytes,
             weights[:, 0],
             weights[:, 1],
             weights[:, 2],
-            live_nbytes(model, positions, outputs, traits) * traits.values_factor,
+            live_nbytes(model, positions, outputs, traits) * factor,
         )
 
     def memory_needs(self, begin: int, end: int) -> Floats:

@@ -69,7 +69,8 @@ def _predict(
             p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
         ]
         live = live_nbytes(model, positions, s.outputs, traits)
-        values.append(int(live.max(initial=0) * traits.values_factor))
+        factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
+        values.append(int(live.max(initial=0) * factor))
         sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
         # A run that joins sequences reads and writes the states of all of them.
         kept_states += sum(n for v, n in sizes.items() if v in states)
@@ -111,7 +112,7 @@ def weight_nbytes(
     for p in positions:
         node = model.nodes[p]
         is_folded = model.request_dependent.isdisjoint(node.writes)
-        is_convolution = node.op_type in _CONVOLUTIONS and not node.domain
+        is_convolution = _is_convolution(node)
         copies += traits.node_nbytes * (not is_folded)
         for value in node.reads:
             if value in counted or value in model.request_dependent:
@@ -132,9 +133,18 @@ def weight_nbytes(
     return WeightBytes(total, copies, compile_copies)
 
 
+def has_convolutions(model: Model, positions: Sequence[int]) -> bool:
+    """Return whether any of some nodes is a convolution."""
+    return any(_is_convolution(model.nodes[p]) for p in positions)
+
+
+def _is_convolution(node: Node) -> bool:
+    return node.op_type in _CONVOLUTIONS and not node.domain
+
+
 def _is_normalized(model: Model, node: Node) -> bool:
     """Return whether a convolution's only reader is a batch normalization."""
-    if node.op_type not in _CONVOLUTIONS or node.domain:
+    if not _is_convolution(node):
         return False
     readers = list(model.readers(node))
     return len(readers) == 1 and readers[0].op_type == "BatchNormalization"

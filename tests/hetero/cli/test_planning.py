@@ -199,6 +199,15 @@ def test_memory_is_the_reason_of_an_unused_device(
     assert fits["single CPU.1"]
 
 
+def test_plan_that_fits_needs_the_memory_of_each_device(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.scheduler.device.discovery._node_memory_nbytes", lambda: None)
+    result = shell("plan --fit -d CPU", model)
+    assert result.code != 0
+    assert "that of CPU is unknown; set it with --memory CPU=2GB" in result.err
+
+
 def test_plan_that_fits_needs_all_sizes(shell: Shell, tmp_path: Path) -> None:
     path = tmp_path / "open.onnx"
     onnx.save(parse_model(OPEN_SIZES), path)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from onnx.parser import parse_model
 
-from hetero.planning.memory.device_memory import DeviceMemory, parse_nbytes
+from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.memory_traits import MemoryTraits
+from hetero.partition.partition import partition
+from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel, parse_nbytes
+from hetero.planning.memory.predict_memory import predict_memory
 
 
 @pytest.mark.parametrize(
@@ -43,3 +48,18 @@ def test_peak_is_that_of_compiling_or_of_running() -> None:
     assert memory.free_nbytes == 570
     assert DeviceMemory("A", 429, 100, 200, 50, 80, 60, 0, 10, 4).free_nbytes == -11
     assert DeviceMemory("A", None).fits
+
+
+@pytest.mark.parametrize(
+    ("operator", "factor"),
+    [("y = Conv <pads = [0, 0, 0, 0]> (x, w)", 3.0), ("y = Mul (x, w)", 1.5)],
+)
+def test_convolutions_need_more_memory_for_values(operator: str, factor: float) -> None:
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y)
+        <float[1, 1, 1, 1] w = {{2.0}}> {{ {operator} }}"""
+    model = read_model(parse_model(text))
+    traits = MemoryTraits(values_factor=1.5, convolution_values_factor=3.0, overwrites_inputs=True)
+    split = partition(model, dict.fromkeys(model.node_names, "A"))
+    (memory,) = predict_memory(model, split.subgraphs, MemoryModel({"A": traits}, {})).values()
+    assert memory.values_nbytes == factor * 2 * 16 * 4
