@@ -361,13 +361,6 @@ def test_cache_option_reuses_the_compiled_model(
         )
         assert result.document["loaded_from_cache"] is True
         assert 0 <= result.document["cache_saved_s"] < first.document["compile_s"]
-    pytest.importorskip("uvicorn")
-    [row] = shell("serve --check --json", model, "-d HETERO:ORT,CPU", *options).document["models"]
-    assert row["loaded_from_cache"] is False  # it has no pins, unlike SPLIT
-    result = shell("serve --check --json", model, *SPLIT, *options)
-    [row] = result.document["models"]
-    assert row["loaded_from_cache"] is True
-    assert 0 <= row["cache_saved_s"] < first.document["compile_s"]
 
 
 def test_inspect_shows_what_compiled_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
