@@ -190,27 +190,31 @@ def _weighted_sums(flow: Flow, weights: np.ndarray, emit: Emitter) -> Flow:
 
 def _planes(flow: Flow, emit: Emitter) -> list[Flow]:
     """Return the planes of a YUV image, split if they are stored one below the other."""
-    height, width = (flow.layout.index(letter) for letter in "HW")
+    height = flow.layout.index("H")
     shape = flow.shape or ()
     if len(flow.values) > 1:
         return [replace(flow, values=(value,)) for value in flow.values]
-    rows, columns = shape[height], shape[width]
-    if not (isinstance(rows, int) and isinstance(columns, int)):
-        raise ArgumentError(
-            f"{flow.label}: convert_color of {flow.color.name} needs a static size; set it with "
-            ".tensor().set_spatial_static_shape(height, width), or pass the planes as separate "
-            "inputs: NV12_TWO_PLANES, I420_THREE_PLANES."
-        )
+    rows = shape[height]
     sizes = list(shape)
-    sizes[height] = rows * 2 // 3
-    first = emit.slice(flow.value, height, 0, rows * 2 // 3)
+    if isinstance(rows, int):
+        split = emit.constant([rows * 2 // 3])
+        sizes[height] = rows * 2 // 3
+    else:
+        whole = emit.gather(emit.node("Shape", flow.value), 0, [height])
+        third = emit.node("Div", whole, emit.constant([3]), since=7)
+        split = emit.node("Mul", third, emit.constant([2]), since=7)
+        sizes[height] = None
+    axis = emit.constant([height])
+    first = emit.node("Slice", flow.value, emit.constant([0]), split, axis, since=10)
+    end = emit.constant([np.iinfo(np.int64).max])
+    rest = emit.node("Slice", flow.value, split, end, axis, since=10)
     # Below the Y plane are pairs of U and V, or all of U and then all of V.
     letters = "HWC" if flow.color is ColorFormat.NV12_SINGLE_PLANE else "CHW"
-    halves = {"H": rows // 3, "W": columns // 2, "C": 2}
+    halves = {"H": 0, "W": -1, "C": 2}  # by Reshape's rules: 0 keeps a size, -1 infers it
     order = [i for i, letter in enumerate(flow.layout) if letter not in letters]
     batch_sizes = [0] * len(order)
     order += [flow.layout.index(letter) for letter in letters]
-    below = emit.transpose(emit.slice(flow.value, height, rows * 2 // 3, rows), order)
+    below = emit.transpose(rest, order)
     inner = emit.constant([*batch_sizes, *(halves[letter] for letter in letters)])
     second = emit.transpose(
         emit.node("Reshape", below, inner, since=5), [order.index(i) for i in range(len(order))]

@@ -231,3 +231,24 @@ def test_image_is_nhwc_although_the_model_has_a_layout(color: str, shape: tuple[
             ppp.input().model().set_layout(module.Layout("NCHW"))
             outputs.append(target_core.compile_model(ppp.build(), "CPU", config)(image)[0])
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=2)
+
+
+@pytest.mark.parametrize("color", ["NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
+def test_image_of_open_size_is_converted_from_planes(color: str) -> None:
+    names, data = OpenVINO(), model([1, 3, 8, 10]).SerializeToString()
+    image = np.random.default_rng(0).integers(0, 256, (1, 24, 20, 1)).astype(np.uint8)
+    outputs = []
+    with hetero.Core("inprocess") as core:
+        for module, source, target_core, config in (
+            (hetero, model([1, 3, 8, 10]), core, {}),
+            (names, openvino.Core().read_model(data), openvino.Core(), EXACT),
+        ):
+            ppp = module.PrePostProcessor(source)
+            tensor = ppp.input().tensor().set_element_type(module.Type.u8)
+            tensor.set_color_format(getattr(module.ColorFormat, color)).set_spatial_dynamic_shape()
+            steps = ppp.input().preprocess().convert_color(module.ColorFormat.RGB)
+            steps.resize(module.ResizeAlgorithm.RESIZE_LINEAR)
+            steps.convert_element_type(module.Type.f32)
+            ppp.input().model().set_layout(module.Layout("NCHW"))
+            outputs.append(target_core.compile_model(ppp.build(), "CPU", config)(image)[0])
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=2)
