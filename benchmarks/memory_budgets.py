@@ -150,6 +150,7 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
         hetero.Core("inprocess", devices={device: 2}) as core,
         ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool,
     ):
+        traits = {d.name: d.memory_traits for d in core.device_descriptors}
         for number in range(count):
             if number % BUDGETS == 0:
                 make = dice.choice(MODELS)
@@ -168,7 +169,6 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
                     {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": budgets},
                 )
             except PlanError as error:
-                traits = {d.name: d.memory_traits for d in core.device_descriptors}
                 memory = MemoryModel({name: traits[name] for name in devices}, budgets)
                 is_missed = _enumerates_a_fit(model, devices, memory)
                 yield row | {"outcome": "missed" if is_missed else "no plan", "error": str(error)}
@@ -176,7 +176,7 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
             subgraphs = report.replicas[0].partition.subgraphs
             for prediction in report.memory:
                 parts = [s for s in subgraphs if s.device == prediction.device]
-                compact = core.device_descriptors[0].memory_traits.compact_options
+                compact = traits[prediction.device].compact_options
                 with tempfile.TemporaryDirectory(prefix="hetero-budgets-") as folder:
                     paths = [_save(s, Path(folder)) for s in parts]
                     config = dict(compact) if prediction.compact else {}
@@ -234,7 +234,7 @@ def run_part(
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         base = _status()
         fixed_nbytes = budget_nbytes - prediction.peak_nbytes
-        own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes - _library_nbytes(core)
+        own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes
         room_nbytes = fixed_nbytes + own_nbytes
         _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
         limit_nbytes = base["VmData"] + room_nbytes
@@ -262,11 +262,6 @@ def run_part(
         "room_mb": round(room_nbytes / 1e6, 1),
         "peak_mb": round(peak / 1e6, 1),
     }
-
-
-def _library_nbytes(core: hetero.Core) -> int:
-    """Return the memory of the libraries that the first compilation initializes."""
-    return core.device_descriptors[0].memory_traits.library_nbytes
 
 
 def _warm_up_model() -> onnx.ModelProto:
