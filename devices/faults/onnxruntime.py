@@ -26,6 +26,7 @@ NOTES: Final = by_operator(
         "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
         "ArgMax ArgMin Hardmax": "NaN counts as the extreme element only if it is the first one",
         "Clip": "a limit of NaN is ignored",
+        "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
         "Resize": "NaN does not propagate to samples that weight it with 0",
     }
 )
