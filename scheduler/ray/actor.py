@@ -268,7 +268,7 @@ def probe(
     own_specs, other_specs = split_specs(specs)
     try:
         rows = probe_node(node, own_specs, counts, num_cores)
-        others = probe_elsewhere(node, other_specs, counts, num_cores)
+        others = probe_elsewhere(node, other_specs, counts, num_cores) if other_specs else []
         overrides = {row.plugin for row in others}
         return (*(row for row in rows if row.plugin not in overrides), *others)
     except HeteroError:

@@ -47,7 +47,7 @@ with hetero.Core() as core:
 
 
 @pytest.mark.slow
-def test_local_ray_runs_no_autoscaler_and_no_log_monitor():
+def test_local_ray_runs_no_monitors_and_no_dashboard():
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
@@ -56,7 +56,8 @@ def test_local_ray_runs_no_autoscaler_and_no_log_monitor():
     address = re.search("^ADDRESS (.+)$", result.stdout, re.MULTILINE)[1]
     commands = [line for line in result.stdout.splitlines() if address in line]
     assert any("raylet" in command for command in commands)
-    assert [command for command in commands if "monitor.py" in command] == []
+    unneeded = re.compile(r"monitor\.py|dashboard/dashboard\.py")
+    assert [command for command in commands if unneeded.search(command)] == []
 
 
 def test_bootstrap_address_finds_the_cluster_of_the_environment(core, monkeypatch):
