@@ -18,6 +18,8 @@ def discovery() -> NodeDiscovery:
     """Discovery that has one node and no cluster: a call of Ray would fail."""
     session: Any = SimpleNamespace(is_local=True)
     discovery = NodeDiscovery(session, (), {}, probe_timeout_s=30.0)
+    numbers: Any = SimpleNamespace(assign=lambda kind, node, count, nodes: range(count))
+    discovery._numbers = numbers
     discovery.nodes = {"id": ClusterNode("id", "here", "here", "127.0.0.1:1", {}, 2, {})}
     return discovery
 
