@@ -362,8 +362,8 @@ def long_short_term_memory(
     if p is not None and p.shape != (directions, 3 * n):
         raise ValueError(f"P: expected shape {(directions, 3 * n)}, got {p.shape}")
 
-    #: One operation for a whole cell, which array libraries with slow launches offer.
-    whole_cell = getattr(xp, "lstm_cell", None)
+    # One operation for a whole cell, which array libraries with slow launches offer.
+    whole_cell: Any = getattr(xp, "lstm_cell", None)
     is_plain = p is None and clip is None and not input_forget
     is_plain = is_plain and _has_default_activations(attributes.get("activations"), 4)
 
