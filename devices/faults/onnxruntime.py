@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -106,6 +107,15 @@ def _may_divide_lowest_by_minus_one(view: NodeView) -> bool:
     )
 
 
+def _lacks_ngram_indexes(view: NodeView) -> bool:
+    """Return whether a pool has more n-grams than `ngram_indexes` has numbers."""
+    pool = view.attribute("pool_int64s", ()) or view.attribute("pool_strings", ())
+    starts = (*view.attribute("ngram_counts", ()), len(pool))
+    lengths = enumerate(pairwise(starts), 1)
+    num_ngrams = sum((end - start) // n for n, (start, end) in lengths)
+    return len(view.attribute("ngram_indexes", ())) < num_ngrams
+
+
 def _reads_weights_in_bodies(view: NodeView) -> bool:
     """Return whether a body reads a large weight of the outer graph."""
     return any(
@@ -179,6 +189,17 @@ FAULTS: Final = (
             {y = Resize<axes = [-2, -1], keep_aspect_ratio_policy = "not_larger">(x, , , s)}""",
             sizes={"h": 6, "w": 7},
             opset=19,
+        ),
+    ),
+    Fault(
+        "TfIdfVectorizer",
+        "fewer ngram_indexes than n-grams crash the process",
+        _lacks_ngram_indexes,
+        proof=Proof(
+            """(int64[2,6] x) => (float[2,3] y) {y = TfIdfVectorizer<max_gram_length = 2,
+            max_skip_count = 5, min_gram_length = 1, mode = "TF", ngram_counts = [0, 4],
+            ngram_indexes = [0, 1, 2], pool_int64s = [2, 3, 5, 4, 5, 6, 7, 8, 6, 7]>(x)}""",
+            {"x": [[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]]},
         ),
     ),
     Fault(

@@ -45,6 +45,10 @@ def _probit_classes(inputs):
 #: Expected outputs of proofs that ONNX's evaluator does not run.
 EXPECTED = {
     "the lowest integer divided by -1 crashes the process": lambda inputs: [inputs["x"]],
+    # Only the first three 1-grams, 2, 3 and 5, have an index.
+    "fewer ngram_indexes than n-grams crash the process": lambda inputs: [
+        np.float32([[0, 3, 0], [0, 0, 1]])
+    ],
     "keep_aspect_ratio_policy is ignored with negative axes": _resize_with_positive_axes,
     "the post_transform of a single target is not applied": _logistic_regression,
     "PROBIT with a single score of two classes leaves scores undefined": _probit_classes,
