@@ -110,10 +110,11 @@ def _may_divide_lowest_by_minus_one(view: NodeView) -> bool:
 def _lacks_ngram_indexes(view: NodeView) -> bool:
     """Return whether a pool has more n-grams than `ngram_indexes` has numbers."""
     pool = view.attribute("pool_int64s", ()) or view.attribute("pool_strings", ())
-    starts = (*view.attribute("ngram_counts", ()), len(pool))
+    starts: tuple[int, ...] = (*view.attribute("ngram_counts", ()), len(pool))
     lengths = enumerate(pairwise(starts), 1)
-    num_ngrams = sum((end - start) // n for n, (start, end) in lengths)
-    return len(view.attribute("ngram_indexes", ())) < num_ngrams
+    num_ngrams: int = sum((end - start) // n for n, (start, end) in lengths)
+    num_indexes = len(view.attribute("ngram_indexes", ()))
+    return num_indexes < num_ngrams
 
 
 def _reads_weights_in_bodies(view: NodeView) -> bool:
