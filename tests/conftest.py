@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from zlib import crc32
 
@@ -109,7 +109,7 @@ def pytest_make_collect_report() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
+def local_ray():
     """Start the Ray cluster of this process; executors connect to it and leave it running."""
     settings = {
         "RAY_AUTH_MODE": "disabled",
@@ -188,7 +188,7 @@ def pytest_runtest_teardown(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ignore_clock_and_terminal() -> Iterator[None]:
+def _ignore_clock_and_terminal():
     """Make tests independent of time and terminal.
 
     Plan searches end by their step budget alone, and variables that describe a terminal are unset.
@@ -201,7 +201,7 @@ def _ignore_clock_and_terminal() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _verify_on_request() -> Iterator[None]:
+def _verify_on_request():
     """Make VERIFY=NO the default: verification would run each model several times more."""
     rows = dict(HETERO_PROPERTIES)
     rows["VERIFY"] = replace(rows["VERIFY"], default="NO")
@@ -211,7 +211,7 @@ def _verify_on_request() -> Iterator[None]:
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(monkeypatch, capsys):
     """Return a shell whose terminal is wide enough for tables not to wrap words."""
     monkeypatch.setenv("COLUMNS", "200")
     return Shell(monkeypatch, capsys)

@@ -36,7 +36,7 @@ from hetero.examples.small_decoder import small_decoder
 
 
 @pytest.fixture
-def rows(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+def rows(capsys):
     """Return a function that runs a benchmark in process and returns its rows."""
 
     def run(main: Callable[[list[str]], Any], *arguments: str) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any
 
 
 @pytest.mark.slow
-def test_scheduler_compares_chains_with_a_peer(rows: Any) -> None:
+def test_scheduler_compares_chains_with_a_peer(rows):
     options = ("--stages", "1,2", "--sizes", "1k", "--windows", "1,3", "--peers", "zmq")
     results = rows(scheduler.main, *options, "--seconds", "0.03")
     cases = [(row["stages"], row["window"], row["way"]) for row in results]
@@ -59,7 +59,7 @@ def test_scheduler_compares_chains_with_a_peer(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_generate_compares_decoders_with_a_plain_session(rows: Any, tmp_path: Path) -> None:
+def test_generate_compares_decoders_with_a_plain_session(rows, tmp_path):
     onnx.save(small_decoder(), tmp_path / "model.onnx")
     results = rows(
         generate.main,
@@ -83,8 +83,8 @@ def test_generate_compares_decoders_with_a_plain_session(rows: Any, tmp_path: Pa
 
 @pytest.mark.slow
 def test_vendors_compares_devices_with_direct_calls(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     options = "--models squeezenet --shared squeezenet --seconds 0.03 --rounds 1 --json"
     vendors.main(options.split())
     results = json.loads(capsys.readouterr().out)["rows"]
@@ -99,14 +99,14 @@ def test_vendors_compares_devices_with_direct_calls(
         assert ours["ratio"] == pytest.approx(ratio, rel=0.01)
 
 
-def test_scheduler_refuses_an_unknown_peer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scheduler_refuses_an_unknown_peer(capsys):
     with pytest.raises(SystemExit):
         scheduler.main(["--peers", "zmq,kafka"])
     assert "kafka" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_pipelines_share_is_relative_to_the_busiest_device(rows: Any) -> None:
+def test_pipelines_share_is_relative_to_the_busiest_device(rows):
     options = ("--times", "4", "--devices", "2", "--seconds", "0.2")
     results = rows(pipelines.main, *options)
     assert [(row["visits"], row["way"]) for row in results] == [
@@ -121,7 +121,7 @@ def test_pipelines_share_is_relative_to_the_busiest_device(rows: Any) -> None:
         assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
 
 
-def test_batching_compares_with_session_and_manual_batches(rows: Any) -> None:
+def test_batching_compares_with_session_and_manual_batches(rows):
     options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
     results = rows(batching.main, *options, "--rounds", "1")
     assert [row["way"] for row in results] == [
@@ -136,7 +136,7 @@ def test_batching_compares_with_session_and_manual_batches(rows: Any) -> None:
     assert all(row["requests_per_s"] > 0 for row in results)
 
 
-def test_batches_by_hand_equal_single_requests() -> None:
+def test_batches_by_hand_equal_single_requests():
     make, shape, _ = batching.MODELS["block"]
     session = bare_session(make(), 1)
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -147,7 +147,7 @@ def test_batches_by_hand_equal_single_requests() -> None:
         np.testing.assert_allclose(wait(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_by_hand_compares_the_same_cut(rows: Any) -> None:
+def test_by_hand_compares_the_same_cut(rows):
     options = ("--models", "squeezenet", "--windows", "2", "--seconds", "0.05", "--rounds", "1")
     peer, ours = rows(by_hand.main, *options)
     assert (peer["way"], ours["way"]) == ("threads", "inprocess")
@@ -158,14 +158,14 @@ def test_by_hand_compares_the_same_cut(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_pipeline_of_processes_computes_the_result() -> None:
+def test_pipeline_of_processes_computes_the_result():
     model, inputs = by_hand.load_model("squeezenet")
     cut = by_hand.cut_in_two(model)
     with by_hand.processes(cut.parts, inputs) as submit:
         by_hand.check_results(cut, inputs, {"processes": submit})
 
 
-def test_one_device_compares_with_a_plain_session(rows: Any) -> None:
+def test_one_device_compares_with_a_plain_session(rows):
     results = rows(
         one_device.main, "--models", "where,nonzero", "--seconds", "0.05", "--rounds", "1"
     )
@@ -174,7 +174,7 @@ def test_one_device_compares_with_a_plain_session(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_scale_reports_time_per_stage_and_leaks(rows: Any) -> None:
+def test_scale_reports_time_per_stage_and_leaks(rows):
     (row,) = rows(
         scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"
     )
@@ -186,7 +186,7 @@ def test_scale_reports_time_per_stage_and_leaks(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_growth_has_one_value_per_device_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_growth_has_one_value_per_device_count(capsys):
     growth.main(["--devices", "2,3", "--json"])
     results = json.loads(capsys.readouterr().out)["rows"]
     assert {"deploy", "request, alone", "loss of a device: others wait"} < {
@@ -195,11 +195,11 @@ def test_growth_has_one_value_per_device_count(capsys: pytest.CaptureFixture[str
     assert all(row["2"] >= 0 and row["3"] >= 0 for row in results)
 
 
-def test_numbers_accept_units() -> None:
+def test_numbers_accept_units():
     assert numbers("1k,2.5M,7,") == [1_000, 2_500_000, 7]
 
 
-def test_measure_keeps_window_in_flight() -> None:
+def test_measure_keeps_window_in_flight():
     events: list[tuple[str, int]] = []
 
     def submit() -> Callable[[], None]:
@@ -249,7 +249,7 @@ class ScriptedRequest:
         return {"y": 2 * (self._x + 1) + (self._outcome == "wrong")}
 
 
-def test_flow_counts_right_wrong_lost_and_duplicate_results() -> None:
+def test_flow_counts_right_wrong_lost_and_duplicate_results():
     outcomes = ["right", "wrong", "twice", "refused", "fails", "never", "right"]
     flow = Flow(ScriptedModel(outcomes), window=2, rate=1e6, timeout_s=1)  # type: ignore[arg-type]
     while flow.requests < len(outcomes) + 5:
@@ -265,14 +265,14 @@ def test_flow_counts_right_wrong_lost_and_duplicate_results() -> None:
     assert results["kinds"] == {"kill": 1, "stop": 1}
 
 
-def test_requests_of_a_flow_have_different_inputs() -> None:
+def test_requests_of_a_flow_have_different_inputs():
     inputs = {question(number)[:8].tobytes() for number in range(1, 500)}
     assert len(inputs) == 499
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_chaos_counts_faults_and_requests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chaos_counts_faults_and_requests(capsys):
     chaos.main(["--seconds", "8", "--json"])
     results = json.loads(capsys.readouterr().out)
     assert results["whole"]
@@ -282,7 +282,7 @@ def test_chaos_counts_faults_and_requests(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
-def test_paired_compares_two_checkouts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_paired_compares_two_checkouts(capsys):
     checkout = str(Path(__file__).parents[1])
     options = ["--models", "small-vit,small-lstm", "--turns", "2", "--seconds", "0.02", "--json"]
     paired.main([checkout, *options])
@@ -293,7 +293,7 @@ def test_paired_compares_two_checkouts(capsys: pytest.CaptureFixture[str]) -> No
     assert results["geometric_mean"] > 0
 
 
-def test_states_reduce_the_bytes_per_token(rows: Any) -> None:
+def test_states_reduce_the_bytes_per_token(rows):
     options = ("--device", "CPU", "--tokens", "4", "--turns", "1", "--layers", "2", "--width", "8")
     results = rows(state.main, *options, "--heads", "2")
     assert [(row["devices"], row["way"]) for row in results] == [
@@ -304,7 +304,7 @@ def test_states_reduce_the_bytes_per_token(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_simulate_compares_with_real_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_compares_with_real_runs(capsys):
     cases = ["NULL 20 ms, batches of 4, 60 %", "ORT 2 stages, 70 %"]
     simulate.main(["--only", *cases, "--seconds", "0.2", "--advice", "1", "--json"])
     results = json.loads(capsys.readouterr().out)
@@ -314,8 +314,8 @@ def test_simulate_compares_with_real_runs(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_simulate_scale_counts_events(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capsys,
+):
     simulate.main(["--scale", "10", "--requests", "100", "--json"])
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["events"] > 100 * 5

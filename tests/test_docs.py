@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from hetero.cli.main import cli
-from tests.support.command_line import Shell
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (ROOT / "docs" / "commands.md").read_text()
@@ -92,9 +91,7 @@ def commands() -> list[Any]:
 
 
 @pytest.mark.parametrize(("parts", "output"), commands())
-def test_commands_run_and_print_the_output_shown(
-    parts: list[str], output: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_run_and_print_the_output_shown(parts, output, shell, tmp_path, monkeypatch):
     if any("OV" in part for part in parts):
         pytest.importorskip("openvino", reason="the command needs OpenVINO")
     monkeypatch.setattr("hetero.cli.run.REPEATS", 1)
@@ -132,9 +129,7 @@ def python_blocks() -> list[Any]:
 
 
 @pytest.mark.parametrize("block", python_blocks())
-def test_python_blocks_run_and_print_the_output_shown(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_blocks_run_and_print_the_output_shown(block, tmp_path, monkeypatch):
     printed = io.StringIO()
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(printed):
@@ -142,7 +137,7 @@ def test_python_blocks_run_and_print_the_output_shown(
     assert stable(printed.getvalue()) == stable(block.output)
 
 
-def test_module_blocks_equal_the_examples() -> None:
+def test_module_blocks_equal_the_examples():
     """A block that starts with a docstring is a module of `hetero.examples`."""
     files = {path.read_text() for path in (ROOT / "hetero" / "examples").glob("*.py")}
     modules = [b for b in BLOCKS if b.language == "python" and b.text.startswith('"""')]
@@ -150,19 +145,19 @@ def test_module_blocks_equal_the_examples() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
-def test_command_is_documented_and_has_an_example(shell: Shell, name: str) -> None:
+def test_command_is_documented_and_has_an_example(shell, name):
     assert re.search(rf"^\| `hetero {name}\b.*` \| .+ \|$", COMMANDS, re.MULTILINE)
     help_text = shell(f"{name} --help", ray=True).out
     assert f"Usage: hetero {name} [OPTIONS]" in help_text
     assert f"hetero {name}" in help_text.partition("Example:")[2]
 
 
-def test_documented_commands_exist() -> None:
+def test_documented_commands_exist():
     documented = set(re.findall(r"^\| `hetero ([\w-]+)", COMMANDS, re.MULTILINE))
     assert documented == set(cli.commands)
 
 
-def test_every_search_method_is_explained() -> None:
+def test_every_search_method_is_explained():
     """The methods are the names that the search adds plans under."""
     source = (ROOT / "hetero" / "planning" / "solver" / "search.py").read_text()
     methods = set(re.findall(r'self\.add\(f?"([a-z ]+?)[ {]*(?:name})?"', source))
@@ -172,7 +167,7 @@ def test_every_search_method_is_explained() -> None:
     assert names == methods | {"replicas"}
 
 
-def test_linked_files_exist() -> None:
+def test_linked_files_exist():
     for name in ("CHANGELOG.md", "cluster.yaml", "LICENSE"):
         assert (ROOT / name).is_file()
     for page in PAGES:

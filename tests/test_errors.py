@@ -18,7 +18,7 @@ LEAVES = [
 
 
 @pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
-def test_errors_pickle_with_their_data(cls: type[errors.HeteroError]) -> None:
+def test_errors_pickle_with_their_data(cls):
     error = cls("where: got x, wanted y; do z", node="conv1", refusal=Refusal("dtype", "no"))
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is cls
@@ -28,12 +28,12 @@ def test_errors_pickle_with_their_data(cls: type[errors.HeteroError]) -> None:
 
 
 @pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
-def test_each_error_is_a_builtin_type_too(cls: type[errors.HeteroError]) -> None:
+def test_each_error_is_a_builtin_type_too(cls):
     if cls is not errors.HeteroError:
         builtin = [c for c in cls.__mro__ if c.__module__ == "builtins"]
         assert len(builtin) > 3, f"{cls.__name__} is only an Exception"
 
 
-def test_docstring_lists_every_error() -> None:
+def test_docstring_lists_every_error():
     for cls in LEAVES:
         assert cls.__name__ in errors.__doc__

@@ -114,7 +114,7 @@ def is_allowed(name: str, call: str) -> bool:
     )
 
 
-def test_files_are_read_by_one_module() -> None:
+def test_files_are_read_by_one_module():
     violations = {
         f"{name}:{line}": call
         for name, source in SOURCES.items()
@@ -125,7 +125,7 @@ def test_files_are_read_by_one_module() -> None:
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_every_exception_is_needed(name: str) -> None:
+def test_every_exception_is_needed(name):
     called = [call for call, _ in calls(SOURCES[name])]
     unused = [
         pattern
@@ -149,18 +149,18 @@ def test_every_exception_is_needed(name: str) -> None:
         "tokenizers.Tokenizer.from_file(path)",
     ],
 )
-def test_reads_are_recognised(call: str) -> None:
+def test_reads_are_recognised(call):
     assert calls(call)
 
 
 @pytest.mark.parametrize(
     "call", ["_READER.read_text(path)", "path.open('wb')", "device.open(stages)", "text.decode()"]
 )
-def test_other_calls_are_not_reads(call: str) -> None:
+def test_other_calls_are_not_reads(call):
     assert not calls(call)
 
 
-def test_regular_expressions_are_not_built_from_outside_text() -> None:
+def test_regular_expressions_are_not_built_from_outside_text():
     """A pattern is a constant, or is made of constants of the module."""
     violations = {}
     for name, source in SOURCES.items():

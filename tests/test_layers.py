@@ -326,7 +326,7 @@ def imports_at_load(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN_NEIGHBOURS)
-def test_folder_imports_no_forbidden_neighbour(folder: str) -> None:
+def test_folder_imports_no_forbidden_neighbour(folder):
     paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{folder}/")]
     assert paths
     violations = {
@@ -338,7 +338,7 @@ def test_folder_imports_no_forbidden_neighbour(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ALLOWED_NEIGHBOURS)
-def test_hetero_folder_imports_only_listed_folders(folder: str) -> None:
+def test_hetero_folder_imports_only_listed_folders(folder):
     paths = [p for p in SOURCES if relative(p).startswith(f"hetero/{folder}/")]
     violations = {
         relative(p): modules
@@ -356,7 +356,7 @@ def test_hetero_folder_imports_only_listed_folders(folder: str) -> None:
     assert violations == {}
 
 
-def test_core_imports_no_applications_and_faces() -> None:
+def test_core_imports_no_applications_and_faces():
     core = [
         p
         for p in SOURCES
@@ -376,13 +376,13 @@ def test_core_imports_no_applications_and_faces() -> None:
 
 
 @pytest.mark.parametrize("name", LAZY_IMPORTS)
-def test_imports_on_call_are_inside_functions(name: str) -> None:
+def test_imports_on_call_are_inside_functions(name):
     tree = ast.parse((ROOT / name).read_text())
     modules = [n.module for n in tree.body if isinstance(n, ast.ImportFrom)]
     assert LAZY_IMPORTS[name] not in modules
 
 
-def test_application_imports_no_other_application() -> None:
+def test_application_imports_no_other_application():
     folders = {relative(p).split("/")[2] for p in SOURCES if relative(p).startswith("hetero/apps/")}
     violations = {
         relative(p): other
@@ -396,7 +396,7 @@ def test_application_imports_no_other_application() -> None:
     assert violations == {}
 
 
-def test_every_folder_is_listed() -> None:
+def test_every_folder_is_listed():
     folders = {relative(p.parent) for p in SOURCES if len(p.relative_to(ROOT).parts) == 3}
     names = {
         *FORBIDDEN_NEIGHBOURS,
@@ -406,7 +406,7 @@ def test_every_folder_is_listed() -> None:
     assert folders - names == set()
 
 
-def test_modules_have_no_import_cycles() -> None:
+def test_modules_have_no_import_cycles():
     modules = {module_name(p): p for p in SOURCES}
     graph = {
         name: {module for module in imports_at_load(path) if module in modules}
@@ -415,7 +415,7 @@ def test_modules_have_no_import_cycles() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
 
 
-def test_test_modules_import_no_other_test_module() -> None:
+def test_test_modules_import_no_other_test_module():
     violations = {
         relative(path): match.group()
         for path in (ROOT / "tests").rglob("*.py")
@@ -427,18 +427,18 @@ def test_test_modules_import_no_other_test_module() -> None:
 @pytest.mark.parametrize(
     "name", sorted(p.parent.name for p in ROOT.glob("hetero/apps/*/command.py"))
 )
-def test_command_module_can_be_imported_first(name: str) -> None:
+def test_command_module_can_be_imported_first(name):
     code = f"import hetero.apps.{name}.command"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_only_commands_import_the_command_line() -> None:
+def test_only_commands_import_the_command_line():
     paths = [p for p in SOURCES if not fnmatch(relative(p), "hetero/cli/*")]
     paths = [p for p in paths if p.name not in ("__main__.py", "command.py")]
     assert [relative(p) for p in paths if "cli" in neighbours(p)] == []
 
 
-def test_files_import_only_lower_layers() -> None:
+def test_files_import_only_lower_layers():
     for path in SOURCES:
         name = relative(path)
         package = name.partition("/")[0]
@@ -454,7 +454,7 @@ def test_files_import_only_lower_layers() -> None:
             )
 
 
-def test_private_ray_modules_are_used_in_one_file() -> None:
+def test_private_ray_modules_are_used_in_one_file():
     private = re.compile(r"\bray\._|internal_kv")
     paths = [relative(p) for p in SOURCES if private.search(p.read_text())]
     assert paths == ["scheduler/ray/private_api.py"]
@@ -463,7 +463,7 @@ def test_private_ray_modules_are_used_in_one_file() -> None:
 @pytest.mark.parametrize(
     "machine", ["client/state_machine", "device/task_queue", "types/events", "types/plan"]
 )
-def test_state_machines_are_pure(machine: str) -> None:
+def test_state_machines_are_pure(machine):
     libraries = {
         module.partition(".")[0] for module, _ in imports(ROOT / "scheduler" / f"{machine}.py")
     }

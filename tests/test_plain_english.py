@@ -168,7 +168,7 @@ def measure(paths: list[Path]) -> Measures:
 @pytest.mark.parametrize(
     "part", [pytest.param(p, marks=pytest.mark.slow) if p == "tests" else p for p in PARTS]
 )
-def test_part_reads_as_plain_english(part: str) -> None:
+def test_part_reads_as_plain_english(part):
     measures = measure(sources(part))
     shares = {
         "names": (measures.names, 100, measures.name_count, NAMES_PERCENT),
@@ -186,12 +186,12 @@ def test_part_reads_as_plain_english(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "documents"])
-def test_formatter_is_never_switched_off(part: str) -> None:
+def test_formatter_is_never_switched_off(part):
     marks = re.compile(r"#\s*fmt:\s*(?:skip|off)")
     assert [str(p) for p in sources(part) if marks.search(p.read_text(encoding="utf-8"))] == []
 
 
-def test_test_names_are_short() -> None:
+def test_test_names_are_short():
     names = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sources("tests")

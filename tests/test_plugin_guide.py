@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def names() -> Iterator[dict[str, Any]]:
+def names():
     setup = re.search(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert setup is not None
     objects: dict[str, Any] = {}
@@ -30,9 +29,9 @@ def names() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("guide", "code"), ROWS, ids=[guide for guide, _ in ROWS])
-def test_code_of_a_row_is_true(names: dict[str, Any], guide: str, code: str) -> None:
+def test_code_of_a_row_is_true(names, guide, code):
     assert eval(code, names)
 
 
-def test_page_has_all_rows() -> None:
+def test_page_has_all_rows():
     assert len(ROWS) == sum(line.startswith("| ") for line in PAGE.splitlines()) - 2 * 5

@@ -8,8 +8,6 @@ import re
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -26,7 +24,7 @@ from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.openvino.properties import OWN_PROPERTIES
 from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.ort.provider_plugin import ProviderPlugin
-from hetero.devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
+from hetero.devices.plugin.properties import COMMON_PROPERTIES
 from hetero.properties.table import HETERO_PROPERTIES
 
 PUBLIC_MODULES = (
@@ -102,14 +100,14 @@ REQUEST = (
 QUEUE = ("is_ready", "set_callback", "start_async", "stream", "wait_all")
 
 
-def test_every_public_name_exists_and_has_a_docstring() -> None:
+def test_every_public_name_exists_and_has_a_docstring():
     assert len(hetero.__all__) == len(set(hetero.__all__))
     assert dir(hetero) == sorted(hetero.__all__)
     for name in hetero.__all__:
         assert inspect.getdoc(getattr(hetero, name)), name
 
 
-def test_type_checkers_see_every_public_name() -> None:
+def test_type_checkers_see_every_public_name():
     source = inspect.getsource(hetero)
     imported = set(re.findall(r"^    from [\w.]+ import \w+ as (\w+)$", source, re.M))
     assert imported | set(hetero.errors.__all__) | {"__version__"} == set(hetero.__all__)
@@ -124,7 +122,7 @@ def test_type_checkers_see_every_public_name() -> None:
         (hetero.AsyncInferQueue, QUEUE),
     ],
 )
-def test_main_classes_have_their_names_with_docstrings(kind: type, names: tuple[str, ...]) -> None:
+def test_main_classes_have_their_names_with_docstrings(kind, names):
     for name in names:
         assert inspect.getdoc(inspect.getattr_static(kind, name)), f"{kind.__name__}.{name}"
     for name, member in vars(kind).items():
@@ -145,7 +143,7 @@ def public_members(kind: type) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("module", PUBLIC_MODULES, ids=lambda module: module.__name__)
-def test_every_public_name_has_a_docstring(module: ModuleType) -> None:
+def test_every_public_name_has_a_docstring(module):
     assert inspect.getdoc(module)
     undocumented = []
     for name in module.__all__:
@@ -162,24 +160,24 @@ def test_every_public_name_has_a_docstring(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("table", PROPERTY_TABLES)
-def test_every_property_has_a_description(table: PropertyTable) -> None:
+def test_every_property_has_a_description(table):
     assert [each.name for each in table.values() if len(each.doc) <= 5] == []
 
 
-def test_context_manager_closes_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_manager_closes_the_core(monkeypatch):
     with hetero.Core("inprocess") as core:
         core.available_devices  # noqa: B018 - it starts the executor
     with pytest.raises(RuntimeError, match="closed"):
         core.available_devices  # noqa: B018
 
 
-def test_every_error_is_a_hetero_error() -> None:
+def test_every_error_is_a_hetero_error():
     kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)]
     assert hetero.HeteroError in kinds
     assert all(issubclass(kind, hetero.HeteroError) for kind in kinds)
 
 
-def test_every_error_is_exported() -> None:
+def test_every_error_is_exported():
     kinds = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, Exception)}
     assert set(hetero.errors.__all__) == kinds
     assert kinds <= set(hetero.__all__)
@@ -187,7 +185,7 @@ def test_every_error_is_exported() -> None:
         assert getattr(hetero, name) is getattr(hetero.errors, name) is getattr(errors, name)
 
 
-def test_version_and_result_types_are_exported() -> None:
+def test_version_and_result_types_are_exported():
     assert hetero.__version__ == metadata.version("hetero")
     with hetero.Core("inprocess") as core:
         model = core.read_model("light:bvlc_alexnet")
@@ -196,7 +194,7 @@ def test_version_and_result_types_are_exported() -> None:
         assert inspect.isclass(getattr(hetero, name))
 
 
-def test_import_loads_no_vendor_runtime_and_no_ray() -> None:
+def test_import_loads_no_vendor_runtime_and_no_ray():
     program = (
         "import sys, json, hetero; core = hetero.Core(); core.read_model('light:shufflenet');"
         "names = 'onnxruntime ray cupy openvino rich onnx.backend yaml asyncio "
@@ -220,7 +218,7 @@ def test_import_loads_no_vendor_runtime_and_no_ray() -> None:
         ({"executor": "inprocess", "address": "127.0.0.1:6379"}, "with an address"),
     ],
 )
-def test_core_refuses_invalid_executor_arguments(arguments: dict[str, str], words: str) -> None:
+def test_core_refuses_invalid_executor_arguments(arguments, words):
     with pytest.raises(ValueError, match=words):
         hetero.Core(**arguments)
 
@@ -228,7 +226,7 @@ def test_core_refuses_invalid_executor_arguments(arguments: dict[str, str], word
 @pytest.mark.parametrize(
     "name", [pytest.param("scheduler.py", marks=pytest.mark.slow), "devices/__init__.py"]
 )
-def test_import_ignores_user_modules_of_same_name(name: str, tmp_path: Path) -> None:
+def test_import_ignores_user_modules_of_same_name(name, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("raise AssertionError('the module of the user was imported')\n")
     program = "import hetero; core = hetero.Core('inprocess'); print(core.available_devices)"

@@ -18,7 +18,7 @@ from benchmarks.results import (
 )
 
 
-def test_page_and_plot_equal_the_recorded_results() -> None:
+def test_page_and_plot_equal_the_recorded_results():
     assert PAGE.read_text() == page(recorded_results()), (
         "stale: `python -m benchmarks.results page` writes it"
     )
@@ -30,7 +30,7 @@ def test_page_and_plot_equal_the_recorded_results() -> None:
     assert len(HEADLINES) <= 8
 
 
-def test_results_have_date_machine_commit_and_command() -> None:
+def test_results_have_date_machine_commit_and_command():
     for result in recorded_results():
         assert result.keys() >= {"benchmark", "machine", "date", "commit", "command", "rows"}
         date.fromisoformat(result["date"])
@@ -38,7 +38,7 @@ def test_results_have_date_machine_commit_and_command() -> None:
         assert re.fullmatch("[0-9a-f]{7,40}", result["commit"])
 
 
-def test_page_shows_the_newest_result_of_a_benchmark() -> None:
+def test_page_shows_the_newest_result_of_a_benchmark():
     old = {
         "benchmark": "new",
         "machine": "m",

@@ -39,11 +39,11 @@ def sample(*arguments: Any) -> set[tuple[str, int]]:
     return {(values["device"], len(values["shape"])) for values in plain_cases}
 
 
-def test_unmarked_family_stays_whole() -> None:
+def test_unmarked_family_stays_whole():
     assert len(sample()) == 9  # two of the four shapes have one dimension
 
 
-def test_one_in_n_cases_is_plain() -> None:
+def test_one_in_n_cases_is_plain():
     assert len(sample(1)) == 9
     assert 1 <= len(sample(3)) < 9
     assert sample(3) == sample(3)
@@ -51,7 +51,7 @@ def test_one_in_n_cases_is_plain() -> None:
 
 
 @pytest.mark.parametrize("interval", [4, 10**9])
-def test_each_value_of_named_parameters_is_plain(interval: int) -> None:
+def test_each_value_of_named_parameters_is_plain(interval):
     assert {device for device, _ in sample(interval, "device")} == set(DEVICES)
     plain_cases = sample(interval, "device", "shape")
     assert {device for device, _ in plain_cases} == set(DEVICES)

@@ -21,7 +21,7 @@ def name(page: Path, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """The folder of the built site; a warning of the build fails its tests."""
     for module in ("sphinx", "myst_parser", "furo"):
         pytest.importorskip(module, reason="needs pip install -e '.[docs]'")
@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_site_contains_every_page(site: Path) -> None:
+def test_site_contains_every_page(site):
     pages = {name(page, site) for page in site.rglob("*.html")}
     assert {name(page, DOCS) for page in DOCS.rglob("*.md")} <= pages
     links = re.findall(r"\]\((\S+)\)", (site / "llms.txt").read_text())
@@ -56,7 +56,7 @@ TERMS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("term", "page"), TERMS.items())
-def test_search_finds_the_page_of_a_common_term(site: Path, term: str, page: str) -> None:
+def test_search_finds_the_page_of_a_common_term(site, term, page):
     """The site's search returns the pages that contain the stem of every word."""
     stem = pytest.importorskip("snowballstemmer").stemmer("english").stemWord
     text = (site / "searchindex.js").read_text()
@@ -72,22 +72,22 @@ def test_search_finds_the_page_of_a_common_term(site: Path, term: str, page: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", sorted(DOCS.glob("notebooks/*.ipynb")), ids=lambda p: p.stem)
-def test_notebook_runs(notebook: Path) -> None:
+def test_notebook_runs(notebook):
     client = pytest.importorskip("nbclient", reason="needs pip install -e '.[docs]'")
     cells = pytest.importorskip("nbformat").read(notebook, as_version=4)
     client.NotebookClient(cells, timeout=400, kernel_name="python3").execute()
 
 
-def test_llms_txt_lists_every_page() -> None:
+def test_llms_txt_lists_every_page():
     links = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text())
     assert sorted([*links, "index"]) == sorted(name(page, DOCS) for page in DOCS.rglob("*.md"))
 
 
-def test_readme_has_at_most_150_lines() -> None:
+def test_readme_has_at_most_150_lines():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-def test_diagrams_equal_the_output_of_their_generator() -> None:
+def test_diagrams_equal_the_output_of_their_generator():
     drawings = runpy.run_path(str(DOCS / "diagrams.py"))
     for make in ("architecture", "data_flow", "request"):
         diagram = drawings[make]()

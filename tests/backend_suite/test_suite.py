@@ -87,7 +87,7 @@ def runs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "device"), runs())
-def test_case_passes(case: Case, device: str) -> None:
+def test_case_passes(case, device):
     reason = EXPECTED_FAILURES[device].get(case.name)
     try:
         model = case.model()
@@ -101,9 +101,9 @@ def test_case_passes(case: Case, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", RUNNERS)
-def test_every_expected_failure_is_a_case(device: str) -> None:
+def test_every_expected_failure_is_a_case(device):
     assert not EXPECTED_FAILURES[device].keys() - {case.name for case in backend_cases()}
 
 
-def test_most_cases_pass_on_cpu() -> None:
+def test_most_cases_pass_on_cpu():
     assert len({case.name for case in backend_cases()} - EXPECTED_FAILURES["CPU"].keys()) >= 2015

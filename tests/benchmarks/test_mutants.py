@@ -6,7 +6,6 @@ import ast
 import subprocess
 import textwrap
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -55,7 +54,7 @@ def name(kind: int) -> str:
 
 
 @pytest.fixture
-def command() -> ModuleType:
+def command():
     """The command; its import takes a second, which each test process would need to collect."""
     pytest.importorskip("mutmut")
     from benchmarks.mutants import command
@@ -64,7 +63,7 @@ def command() -> ModuleType:
 
 
 @pytest.fixture
-def changes(command: ModuleType, tmp_path: Path) -> dict[str, str]:
+def changes(command, tmp_path):
     """Return the mutants of the source above: their keys without the path, and their sources."""
     path = tmp_path / "queue.py"
     path.write_text(SOURCE)
@@ -72,7 +71,7 @@ def changes(command: ModuleType, tmp_path: Path) -> dict[str, str]:
     return {mutant.key.removeprefix("queue.py::"): text for mutant, text in mutants.items()}
 
 
-def test_mutants_cover_constants_methods_properties_and_functions(changes: dict[str, str]) -> None:
+def test_mutants_cover_constants_methods_properties_and_functions(changes):
     assert changes.keys() >= {
         "(module): 3 -> 4",
         "Queue.longest: max(self.items) -> min(self.items)",
@@ -88,7 +87,7 @@ def test_mutants_cover_constants_methods_properties_and_functions(changes: dict[
     }
 
 
-def test_mutants_leave_annotations_texts_and_logs_alone(changes: dict[str, str]) -> None:
+def test_mutants_leave_annotations_texts_and_logs_alone(changes):
     for key in changes:
         assert "int & None" not in key
         assert "module with" not in key
@@ -96,7 +95,7 @@ def test_mutants_leave_annotations_texts_and_logs_alone(changes: dict[str, str])
         assert "ValueError(None)" not in key
 
 
-def test_each_mutant_differs_in_its_function_alone(changes: dict[str, str]) -> None:
+def test_each_mutant_differs_in_its_function_alone(changes):
     original = {getattr(node, "name", ""): ast.dump(node) for node in ast.parse(SOURCE).body}
     for key, text in changes.items():
         mutated = {getattr(node, "name", ""): ast.dump(node) for node in ast.parse(text).body}
@@ -105,9 +104,7 @@ def test_each_mutant_differs_in_its_function_alone(changes: dict[str, str]) -> N
         assert text != SOURCE
 
 
-def test_equal_changes_of_a_function_have_different_keys(
-    command: ModuleType, tmp_path: Path
-) -> None:
+def test_equal_changes_of_a_function_have_different_keys(command, tmp_path):
     path = tmp_path / "two.py"
     path.write_text("def f(a, b):\n    return a < 1, b < 1\n")
     keys = [mutant.key for mutant in command.mutants_of(tmp_path, path)]
@@ -130,25 +127,25 @@ RECORD = Record(
 )
 
 
-def test_selection_takes_own_tests_first() -> None:
+def test_selection_takes_own_tests_first():
     chosen = RECORD.tests_of(mutant(2, 2), "tests/a", 20)
     assert chosen == ["tests/a/test_own.py::slow", "tests/b/test_other.py::quick"]
 
 
-def test_selection_stops_at_the_limit_but_takes_one_test() -> None:
+def test_selection_stops_at_the_limit_but_takes_one_test():
     assert RECORD.tests_of(mutant(2, 2), "tests/a", 1) == ["tests/a/test_own.py::slow"]
 
 
-def test_selection_of_a_continued_line_takes_the_statement() -> None:
+def test_selection_of_a_continued_line_takes_the_statement():
     assert RECORD.tests_of(mutant(11, 12), "tests/a", 20) == ["tests/c.py::last"]
     assert RECORD.tests_of(mutant(30, 30), "tests/a", 20) == []
 
 
-def test_constant_selects_all_tests_of_the_file() -> None:
+def test_constant_selects_all_tests_of_the_file():
     assert len(RECORD.tests_of(mutant(1, 1, function=""), "tests/a", 20)) == 3
 
 
-def test_module_of_a_worker_process_selects_its_test_file() -> None:
+def test_module_of_a_worker_process_selects_its_test_file():
     folder = "tests/devices/model"
     tests = [f"{folder}/test_worker_process.py::ends", f"{folder}/test_reader.py::reads"]
     record = Record(dict.fromkeys(tests, 1.0))
@@ -157,20 +154,20 @@ def test_module_of_a_worker_process_selects_its_test_file() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_each_package_has_tests(package: str) -> None:
+def test_each_package_has_tests(package):
     assert (ROOT / own_tests_folder(ROOT, package)).is_dir()
     assert files_with_tests(ROOT, package)
 
 
 @pytest.mark.parametrize("key", [*equivalent_mutants()])
-def test_equivalent_mutants_name_functions_that_exist(key: str) -> None:
+def test_equivalent_mutants_name_functions_that_exist(key):
     path, function = key.split(": ")[0].split("::")
     assert path.startswith(PACKAGES)
     name = function.rpartition(".")[2]
     assert function == "(module)" or f"def {name}(" in (ROOT / path).read_text()
 
 
-def test_score_leaves_equivalent_mutants_out(command: ModuleType) -> None:
+def test_score_leaves_equivalent_mutants_out(command):
     statuses = {mutant(1, 1): "killed", mutant(2, 2): "timeout", mutant(3, 3, "g"): "survived"}
     assert command.summary("a", statuses, [])["score"] == pytest.approx(0.667)
     row = command.summary("a", statuses, ["a.py::g: x -> y"])
@@ -178,7 +175,7 @@ def test_score_leaves_equivalent_mutants_out(command: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_mutants_of_a_small_project(command: ModuleType, tmp_path: Path) -> None:
+def test_mutants_of_a_small_project(command, tmp_path):
     files = {
         "area/__init__.py": "",
         "area/shapes.py": """

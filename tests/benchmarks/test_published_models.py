@@ -24,15 +24,15 @@ def saved(folder: Path, body: str) -> str:
 
 
 @pytest.mark.parametrize("way", ["CPU", "random"])
-def test_attempt_right_model(tmp_path: Path, way: str) -> None:
+def test_attempt_right_model(tmp_path, way):
     assert attempt(saved(tmp_path, "{a = Relu(x) y = Exp(a)}"), way)["outcome"] == "right"
 
 
-def test_attempt_model_unknown_to_onnxruntime(tmp_path: Path) -> None:
+def test_attempt_model_unknown_to_onnxruntime(tmp_path):
     assert attempt(saved(tmp_path, "{y = a.b.Odd(x)}"), "CPU")["outcome"] == "no reference"
 
 
-def test_explains_saturation_only(tmp_path: Path) -> None:
+def test_explains_saturation_only(tmp_path):
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (int32[1, 4] y) '
         "{q, s, z = DynamicQuantizeLinear(x) y = MatMulInteger(q, w, z)}"
@@ -48,7 +48,7 @@ def test_explains_saturation_only(tmp_path: Path) -> None:
     assert not explains(saved(tmp_path, "{y = Relu(x)}"), feeds, run, run)
 
 
-def test_differs_by_value_dtype_and_shape() -> None:
+def test_differs_by_value_dtype_and_shape():
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     assert not differs(x + 1e-5, x)
     assert "numbers differ" in differs(x + 0.1, x)

@@ -9,7 +9,7 @@ from benchmarks import why
 
 
 @pytest.mark.slow
-def test_faster_compares_split_with_single_devices() -> None:
+def test_faster_compares_split_with_single_devices():
     pytest.importorskip("openvino")
     rows = {(row["case"], row["variant"]): row for row in why.faster(0.1, 1)}
     for case in ("faster: image classifier", "faster: text encoder"):
@@ -18,7 +18,7 @@ def test_faster_compares_split_with_single_devices() -> None:
         assert rows[case, "hetero, HETERO:OV,ORT"]["p50_ms"] > 0
 
 
-def test_difference_rejects_unequal_results() -> None:
+def test_difference_rejects_unequal_results():
     expected = np.array([1.0, -2.0], np.float32)
     assert why._difference(expected + 2e-4, expected) == pytest.approx(1e-4, rel=1e-2)
     with pytest.raises(RuntimeError, match=r"got 0\.5"):

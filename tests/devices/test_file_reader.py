@@ -43,14 +43,14 @@ def make_folder(path: Path) -> None:
 @pytest.mark.parametrize(
     "write", [write_pipe, write_endless_link, write_sparse, write_loop, make_folder, lambda _: None]
 )
-def test_reader_path_that_is_no_small_file_raises(tmp_path: Path, write, read: str) -> None:
+def test_reader_path_that_is_no_small_file_raises(tmp_path, write, read):
     path = tmp_path / "file"
     write(path)
     with pytest.raises(PlanError, match=r"test file .*/file: cannot be read: .*Write it again"):
         getattr(READER, read)(path)
 
 
-def test_reader_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+def test_reader_file_of_the_largest_size_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(2**16))
     assert READER.read_bytes(path) == bytes(2**16)
@@ -59,13 +59,13 @@ def test_reader_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
         READER.read_bytes(path)
 
 
-def test_reader_file_without_a_size_is_bounded() -> None:
+def test_reader_file_without_a_size_is_bounded():
     with pytest.raises(OSError, match="more than 100 bytes"):  # its size is 0 for the system
         file_reader.read_regular(Path("/proc/kallsyms"), 100)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_reader_file_of_another_user_is_refused(tmp_path: Path) -> None:
+def test_reader_file_of_another_user_is_refused(tmp_path):
     path = tmp_path / "file"
     path.write_text("text")
     os.chown(path, 12345, 12345)
@@ -74,7 +74,7 @@ def test_reader_file_of_another_user_is_refused(tmp_path: Path) -> None:
         file_reader.read_regular(path, is_own=True)
 
 
-def test_reader_link_is_refused_on_request(tmp_path: Path) -> None:
+def test_reader_link_is_refused_on_request(tmp_path):
     (tmp_path / "file").write_text("text")
     (tmp_path / "link").symlink_to("file")
     assert file_reader.read_regular(tmp_path / "link") == b"text"
@@ -96,9 +96,7 @@ def test_reader_link_is_refused_on_request(tmp_path: Path) -> None:
         ("read_yaml", b"a: 1\nb: " + b"[" * 100, 2, 67),
     ],
 )
-def test_reader_error_has_line_and_column(
-    tmp_path: Path, read: str, data: bytes, line: int, column: int
-) -> None:
+def test_reader_error_has_line_and_column(tmp_path, read, data, line, column):
     path = tmp_path / "file"
     path.write_bytes(data)
     with pytest.raises(PlanError) as caught:
@@ -108,25 +106,25 @@ def test_reader_error_has_line_and_column(
 
 
 @pytest.mark.parametrize("text", ["[" * 65 + "]" * 65, "[" * 10**5, '{"a":' * 65 + "1" + "}" * 65])
-def test_parse_json_deep_document_raises(text: str) -> None:
+def test_parse_json_deep_document_raises(text):
     with pytest.raises(DocumentError, match="nested more than 64 deep"):
         parse_json(text)
     assert parse_json("[" * 64 + "]" * 64)
 
 
 @pytest.mark.parametrize("text", ["NaN", "[Infinity]", "9" * 5000, "{'a': 1}"])
-def test_parse_json_text_that_is_not_json_raises(text: str) -> None:
+def test_parse_json_text_that_is_not_json_raises(text):
     with pytest.raises(DocumentError):
         parse_json(text)
 
 
 @pytest.mark.parametrize("text", [BOMB, "- " * 10_000, "{a: " * 10_000])
-def test_parse_yaml_large_document_raises(text: str) -> None:
+def test_parse_yaml_large_document_raises(text):
     with pytest.raises(DocumentError, match="more than"):
         parse_yaml(text)
 
 
-def test_parse_yaml_aliases_and_merges_are_resolved() -> None:
+def test_parse_yaml_aliases_and_merges_are_resolved():
     text = "base: &base {a: 1, b: 2}\nother:\n  <<: *base\n  b: 3\n"
     expected = {"base": {"a": 1, "b": 2}, "other": {"a": 1, "b": 3}}
     assert parse_yaml(text) == expected

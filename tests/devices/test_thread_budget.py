@@ -92,7 +92,7 @@ def max_thread_share(core: hetero.Core) -> int:
         pytest.param("ray", {}, marks=pytest.mark.ray),
     ],
 )
-def test_devices_stay_within_thread_budget(executor: Any, config: dict[str, Any]) -> None:
+def test_devices_stay_within_thread_budget(executor, config):
     with hetero.Core(executor) as core, compile_split(core, config) as compiled:
         processes = [os.getpid()]
         if executor == "ray":
@@ -109,7 +109,7 @@ def native_threads() -> set[str]:
     return {path.name for path in Path("/proc/self/task").iterdir()} - python_threads
 
 
-def test_session_starts_one_thread_less_than_its_budget() -> None:
+def test_session_starts_one_thread_less_than_its_budget():
     """The thread of the caller is the remaining one."""
     pytest.importorskip("onnxruntime")
     counts = []

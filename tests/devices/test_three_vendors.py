@@ -7,8 +7,7 @@ from zlib import crc32
 
 import pytest
 
-import hetero
-from hetero.devices.conformance.onnx_suite import Case, backend_cases
+from hetero.devices.conformance.onnx_suite import backend_cases
 from tests.backend_suite.expected_failures import EXPECTED_FAILURES_OF_THREE_VENDORS
 from tests.support.core_fixtures import core_fixture
 from tests.support.random_affinity import random_affinity
@@ -34,7 +33,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize("case", cases())
-def test_a_random_cut_gives_the_expected_outputs(core: hetero.Core, case: Case) -> None:
+def test_a_random_cut_gives_the_expected_outputs(core, case):
     proto = case.model()
     model = core.read_model(proto)
     pins = random_affinity(core, model, DEVICES, crc32(case.name.encode()))

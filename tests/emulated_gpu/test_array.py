@@ -39,12 +39,12 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
         lambda x: DEVICE.repeat(x, DEVICE.arange(2)),
     ],
 )
-def test_array_rejects_unsupported_operations(use: Any) -> None:
+def test_array_rejects_unsupported_operations(use):
     with pytest.raises((TypeError, AttributeError, NotImplementedError, ValueError)):
         use(BACKEND.to_device(X))
 
 
-def test_kernel_that_reads_elements_on_the_host_raises() -> None:
+def test_kernel_that_reads_elements_on_the_host_raises():
     def numpy_kernel(xp: Any, x: Any) -> Any:
         return np.maximum(x, 0)
 
@@ -65,7 +65,7 @@ def test_kernel_that_reads_elements_on_the_host_raises() -> None:
     assert np.array_equal(y, X)
 
 
-def test_waits_are_counted() -> None:
+def test_waits_are_counted():
     x = BACKEND.to_device(X)
     WAITS.clear()
     y = DEVICE.exp(x) * 2 + x[0]
@@ -78,7 +78,7 @@ def test_waits_are_counted() -> None:
     assert dict(WAITS) == {"bool": 1, "nonzero": 1, "mask": 1, "tolist": 1}
 
 
-def test_memory_is_counted_until_collection() -> None:
+def test_memory_is_counted_until_collection():
     before = BACKEND.used_nbytes("0")
     x = BACKEND.to_device(np.zeros(1000, np.float32))
     view = x.reshape(10, 100)
@@ -87,13 +87,13 @@ def test_memory_is_counted_until_collection() -> None:
     assert BACKEND.used_nbytes("0") == before
 
 
-def test_array_of_another_device_raises() -> None:
+def test_array_of_another_device_raises():
     x = BACKEND.to_device(X)
     with MEMORY.activate(1), pytest.raises(ValueError, match="an array of device 0 on device 1"):
         x + x
 
 
-def test_emulated_names_exist_in_cupy() -> None:
+def test_emulated_names_exist_in_cupy():
     cupy = pytest.importorskip("cupy", reason="needs hetero[gpu]")
     assert {name for name in CUPY_NAMES if not hasattr(cupy, name)} == set()
     assert {name for name in _METHODS if not hasattr(cupy.ndarray, name)} == set()

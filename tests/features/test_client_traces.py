@@ -6,7 +6,7 @@ import pytest
 
 import hetero
 from tests.support.serving import INFER, ask, infer_with_traceparent, plus_one, tensor, until
-from tests.support.span_collector import Spans, spans
+from tests.support.span_collector import spans
 
 __all__ = ["spans"]
 
@@ -14,7 +14,7 @@ TRACE, PARENT = "a" * 32, "b" * 16
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_request_continues_the_trace_of_its_client(protocol: str, spans: Spans) -> None:
+def test_request_continues_the_trace_of_its_client(protocol, spans):
     pytest.importorskip("uvicorn")
     pytest.importorskip("google.protobuf")
 
@@ -30,7 +30,7 @@ def test_request_continues_the_trace_of_its_client(protocol: str, spans: Spans) 
     assert stage.attributes["hetero.device"] == "CPU"
 
 
-def test_trace_that_the_client_does_not_sample_has_no_spans(spans: Spans) -> None:
+def test_trace_that_the_client_does_not_sample_has_no_spans(spans):
     pytest.importorskip("uvicorn")
     with hetero.Core("inprocess") as core, core.export_spans(spans.provider):
         model = core.read_model(plus_one().SerializeToString())

@@ -8,13 +8,12 @@ import pytest
 import hetero
 from hetero.affinity.layers import find_layers, numbered_layers
 from hetero.errors import AffinityError, PlanError
-from tests.support.command_line import Shell
 from tests.support.decoders import CONTEXT, decoder, greedy
 
 DEVICES = "HETERO:CPU.0,CPU.1"
 
 
-def test_find_layers_of_decoder() -> None:
+def test_find_layers_of_decoder():
     model = hetero.read_decoder(decoder(4))
     layers = find_layers(model)
     assert [names[-1] for names in layers] == ["end_0", "end_1", "end_2", "end_3", "sample"]
@@ -24,8 +23,8 @@ def test_find_layers_of_decoder() -> None:
 
 
 def test_profile_decoder_estimates_no_part(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     """The sampling node needs valid generated inputs; otherwise its cost is only estimated."""
     with hetero.Core("inprocess") as core:
         core.profile_model(hetero.read_decoder(decoder()), "CPU", seconds=0.5)
@@ -33,7 +32,7 @@ def test_profile_decoder_estimates_no_part(
 
 
 @pytest.mark.slow
-def test_memory_limit_splits_between_layers() -> None:
+def test_memory_limit_splits_between_layers():
     model = hetero.read_decoder(decoder())
     layers = find_layers(model)
     # The KV cache of a layer: keys and values of all tokens except the last, 16 floats each.
@@ -77,9 +76,7 @@ def test_memory_limit_splits_between_layers() -> None:
         ),
     ],
 )
-def test_layers_of_a_decoder_run_on_their_devices(
-    pins: dict[str, str], expected: list[str]
-) -> None:
+def test_layers_of_a_decoder_run_on_their_devices(pins, expected):
     model = hetero.read_decoder(decoder(4))
     layers = numbered_layers(model)
     with (
@@ -111,7 +108,7 @@ def test_layers_of_a_decoder_run_on_their_devices(
         (["all"], "'all': expected a number, a range such as 0-15, or head"),
     ],
 )
-def test_gaps_overlaps_and_unknown_layers_are_errors(numbers: list[str], problem: str) -> None:
+def test_gaps_overlaps_and_unknown_layers_are_errors(numbers, problem):
     model = hetero.read_decoder(decoder(4))
     pins = {f"layer:{text}": "CPU" for text in numbers}
     with (
@@ -122,7 +119,7 @@ def test_gaps_overlaps_and_unknown_layers_are_errors(numbers: list[str], problem
     assert f"pins of layers: {problem}" in caught.value.data["problems"]
 
 
-def test_layers_option_splits_a_decoder(shell: Shell, tmp_path: object) -> None:
+def test_layers_option_splits_a_decoder(shell, tmp_path):
     path = f"{tmp_path}/model.onnx"
     onnx.save(decoder(), path)
     line = f"generate {path} -d {DEVICES} --devices CPU=2 --ids 3,14 -n 3 --json"

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import hetero
 from hetero.devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
 from tests.scheduler.endpoints import wait_for
@@ -28,9 +27,7 @@ def x(rows: int) -> np.ndarray:
 
 @pytest.mark.parametrize("priority", [0, 9])
 @pytest.mark.parametrize("is_batched", [False, True])
-def test_busy_model_does_not_delay_another(
-    core: hetero.Core, is_batched: bool, priority: int
-) -> None:
+def test_busy_model_does_not_delay_another(core, is_batched, priority):
     config = {"AUTO_BATCH_SIZE": 4 if is_batched else 0}
     with (
         GatedPlugin.closed(),
@@ -49,8 +46,8 @@ def test_busy_model_does_not_delay_another(
 
 
 def test_highest_priority_is_admitted_first(
-    core: hetero.Core,
-) -> None:
+    core,
+):
     with (
         GatedPlugin.closed(),
         core.compile_model(branches(), "GATED", {"MAX_REQUESTS_IN_FLIGHT": 1}) as compiled,

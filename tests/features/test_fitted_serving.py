@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import onnx
 import pytest
@@ -15,7 +14,6 @@ from hetero.apps.serve import generation
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.repository import ModelSource, Repository
 from hetero.apps.serve.server import Server
-from tests.support.command_line import Shell
 from tests.support.decoders import CONTEXT, decoder, greedy
 from tests.support.serving import Response, ask
 
@@ -26,12 +24,12 @@ LINE = "serve --check --json --decoder --fit --devices CPU=2 -d HETERO:CPU.0,CPU
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     onnx.save(decoder(), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 
-def test_decoder_is_planned_for_its_context(shell: Shell, path: Path) -> None:
+def test_decoder_is_planned_for_its_context(shell, path):
     result = shell(LINE, path, "--memory", "CPU.0=1GB,CPU.1=1GB")
     assert [row["state"] for row in result.document["models"]] == ["READY"]
     # The plan is made for the longest KV cache, so no --shape is needed.
@@ -40,7 +38,7 @@ def test_decoder_is_planned_for_its_context(shell: Shell, path: Path) -> None:
     assert step_shapes(source, decoder_ports)[decoder_ports.mask] == (1, CONTEXT)
 
 
-def test_decoder_in_a_folder_is_planned_for_its_context(shell: Shell, path: Path) -> None:
+def test_decoder_in_a_folder_is_planned_for_its_context(shell, path):
     line = LINE.replace(" --decoder", "")
     (path.parent / "text").mkdir()
     path = path.rename(path.parent / "text" / "model.onnx")
@@ -50,20 +48,20 @@ def test_decoder_in_a_folder_is_planned_for_its_context(shell: Shell, path: Path
     assert (row["name"], row["state"]) == ("text", "READY")
 
 
-def test_budget_that_is_too_small_is_the_reason(shell: Shell, path: Path) -> None:
+def test_budget_that_is_too_small_is_the_reason(shell, path):
     result = shell(LINE, path, "--memory", "CPU.0=1MB,CPU.1=1MB")
     assert result.code == 1
     (row,) = result.document["models"]
     assert "does not fit CPU.0 (1 MB), CPU.1 (1 MB)" in row["reason"]
 
 
-def test_open_sizes_are_the_reason(shell: Shell, path: Path) -> None:
+def test_open_sizes_are_the_reason(shell, path):
     (row,) = shell(LINE.replace(" --decoder", ""), path).document["models"]
     assert "open dimensions (input_ids: " in row["reason"]
     assert "PLAN_SHAPES" in row["reason"]
 
 
-def test_completions_wait_for_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completions_wait_for_the_memory(monkeypatch):
     monkeypatch.setattr(generation, "_THREADS", 2)  # fewer than the requests that wait
     source = hetero.read_decoder(decoder())
     config = {"MAX_SEQUENCES": 1, "PLAN_SHAPES": step_shapes(source, Decoder.of(source), 12)}

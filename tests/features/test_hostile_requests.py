@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ REGISTER = "/v2/systemsharedmemory/region/r/register"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server():
     with hetero.Core("inprocess") as core:
         protos = {"plus": plus_one(), "text": identity(TensorProto.STRING)}
         models = {
@@ -77,7 +76,7 @@ def in_chunks(trailer: str) -> bytes:
         (posted(BODY, more="accept-encoding: gzip;q=nan, deflate;q=inf\r\n"), 200),
     ],
 )
-def test_encodings_and_framings(server: Server, request_: bytes, status: int) -> None:
+def test_encodings_and_framings(server, request_, status):
     assert status_of(server, request_) == status
 
 
@@ -99,9 +98,7 @@ def test_encodings_and_framings(server: Server, request_: bytes, status: int) ->
         (b'{"inputs"', b'{"id": "\\ud800", "inputs"', 400),
     ],
 )
-def test_numbers_depth_and_repeated_keys(
-    server: Server, before: bytes, after: bytes, status: int
-) -> None:
+def test_numbers_depth_and_repeated_keys(server, before, after, status):
     assert BODY.count(before) == 1
     assert status_of(server, posted(BODY.replace(before, after))) == status
 
@@ -113,7 +110,7 @@ def test_numbers_depth_and_repeated_keys(
     "path",
     ["/v2/repository/models/{}/load", "/v2/repository/models/{}/unload", "/v2/models/{}/infer"],
 )
-def test_odd_names_of_models(server: Server, path: str, name: str) -> None:
+def test_odd_names_of_models(server, path, name):
     assert status_of(server, posted(b"", path.replace("{}", name))) == 404
 
 
@@ -129,7 +126,7 @@ def test_odd_names_of_models(server: Server, path: str, name: str) -> None:
         {},
     ],
 )
-def test_damaged_regions(server: Server, fields: dict[str, Any]) -> None:
+def test_damaged_regions(server, fields):
     assert status_of(server, posted(json.dumps(fields).encode(), REGISTER)) == 400
 
 
@@ -149,8 +146,6 @@ def test_damaged_regions(server: Server, fields: dict[str, Any]) -> None:
         ({"stop": "\ud800"}, 400),
     ],
 )
-def test_extreme_parameters_of_generations(
-    server: Server, fields: dict[str, Any], status: int
-) -> None:
+def test_extreme_parameters_of_generations(server, fields, status):
     body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 2, **fields}).encode()
     assert status_of(server, posted(body, "/v1/completions")) == status

@@ -83,7 +83,7 @@ def check_outputs(nodes: list[Operator], outputs: Mapping[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU.1", "ORT"])
-def test_results_of_all_operators_cross_to_another_device(device: str) -> None:
+def test_results_of_all_operators_cross_to_another_device(device):
     nodes = operators()
     model = model_of(nodes)
     inputs = {name: value for node in nodes for name, value in node.inputs().items()}
@@ -100,7 +100,7 @@ def test_results_of_all_operators_cross_to_another_device(device: str) -> None:
 
 @pytest.mark.slow  # OpenVINO compiles 230 operators for five seconds
 @pytest.mark.skipif(not find_spec("openvino"), reason="needs OpenVINO")
-def test_all_operators_are_right_on_openvino() -> None:
+def test_all_operators_are_right_on_openvino():
     # Notes of the query say that OpenVINO treats NaN and infinities otherwise.
     nodes = [node for node in operators() if node.has_numbers_alone()]
     model = model_of(nodes)

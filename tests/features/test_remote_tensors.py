@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ X = np.arange(6, dtype=np.float32)
 
 
 @pytest.fixture(params=[MemoryChannel, Counting])
-def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
+def core(request):
     with core_on(request.param) as core:
         yield core
 
@@ -49,7 +48,7 @@ def compile_chain(core: hetero.Core, **config: Any) -> hetero.CompiledModel:
 
 
 @pytest.mark.parametrize("device", ["CPU.0", "CPU.1"])
-def test_remote_tensor_as_input(core: hetero.Core, device: str) -> None:
+def test_remote_tensor_as_input(core, device):
     tensor = core.create_context(device).from_host(X)
     assert (tensor.device, tensor.shape, tensor.nbytes) == (device, (6,), 24)
     np.testing.assert_array_equal(compile_chain(core)({"x": tensor})["y"], X - 1)
@@ -58,8 +57,8 @@ def test_remote_tensor_as_input(core: hetero.Core, device: str) -> None:
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
 def test_remote_tensor_goes_directly_between_devices(
-    core: hetero.Core,
-) -> None:
+    core,
+):
     first, second = compile_chain(core), compile_chain(core)
     request = first.create_infer_request()
     request.keep_remote("y")
@@ -74,7 +73,7 @@ def test_remote_tensor_goes_directly_between_devices(
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_remote_tensor_on_same_device_is_not_transferred(core: hetero.Core) -> None:
+def test_remote_tensor_on_same_device_is_not_transferred(core):
     request = core.compile_model(parse_model(CHAIN), "CPU.0").create_infer_request()
     request.keep_remote()
     first = request.infer({"x": X})["y"]
@@ -84,7 +83,7 @@ def test_remote_tensor_on_same_device_is_not_transferred(core: hetero.Core) -> N
     np.testing.assert_array_equal(second.to_host(), X - 2)
 
 
-def test_output_is_written_to_a_remote_tensor(core: hetero.Core) -> None:
+def test_output_is_written_to_a_remote_tensor(core):
     request = compile_chain(core).create_infer_request()
     tensor = core.create_context("CPU.0").create_tensor("f32", (6,))
     np.testing.assert_array_equal(tensor.to_host(), np.zeros(6))
@@ -96,7 +95,7 @@ def test_output_is_written_to_a_remote_tensor(core: hetero.Core) -> None:
     np.testing.assert_array_equal(tensor.to_host(), X - 2)
 
 
-def test_remote_output_as_input_of_the_next_run(core: hetero.Core) -> None:
+def test_remote_output_as_input_of_the_next_run(core):
     request = compile_chain(core).create_infer_request()
     request.keep_remote("y")
     value: Any = X
@@ -106,7 +105,7 @@ def test_remote_output_as_input_of_the_next_run(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.infer({"x": value})["y"], X - 6)
 
 
-def test_copy_from(core: hetero.Core) -> None:
+def test_copy_from(core):
     context = compile_chain(core).get_context()
     first, second = context.create_tensor(np.float32, (6,)), context.from_host(X * 3)
     first.copy_from(X)
@@ -116,7 +115,7 @@ def test_copy_from(core: hetero.Core) -> None:
     np.testing.assert_array_equal(first.to_host(), X * 3)
 
 
-def test_pass_through_input_stays_on_its_device(core: hetero.Core) -> None:
+def test_pass_through_input_stays_on_its_device(core):
     text = """<ir_version: 8, opset_import: ["" : 17]>
     pass (float[n] x) => (float[n] x, float[n] y) { y = Neg (x) }"""
     tensor = core.create_context("CPU.1").from_host(X)
@@ -125,7 +124,7 @@ def test_pass_through_input_stays_on_its_device(core: hetero.Core) -> None:
     np.testing.assert_array_equal(results["x"].to_host(), X)
 
 
-def test_remote_tensors_with_dynamic_batching(core: hetero.Core) -> None:
+def test_remote_tensors_with_dynamic_batching(core):
     request = compile_chain(core, AUTO_BATCH_SIZE=4).create_infer_request()
     tensor = core.create_context("CPU.0").from_host(X)
     np.testing.assert_array_equal(request.infer({"x": tensor})["y"], X - 1)
@@ -133,7 +132,7 @@ def test_remote_tensors_with_dynamic_batching(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.infer({"x": X})["y"].to_host(), X - 1)
 
 
-def test_remote_tensors_are_freed_with_their_owners(core: hetero.Core) -> None:
+def test_remote_tensors_are_freed_with_their_owners(core):
     tensor = core.create_context("CPU.0").from_host(X)
     assert kept_nbytes(core) == 24
     with compile_chain(core) as model:
@@ -149,7 +148,7 @@ def test_remote_tensors_are_freed_with_their_owners(core: hetero.Core) -> None:
     await_freed(core, 0)
 
 
-def test_failed_request_keeps_no_tensor(core: hetero.Core) -> None:
+def test_failed_request_keeps_no_tensor(core):
     text = """<ir_version: 8, opset_import: ["" : 17]>
     fails (float[2] x) => (float[2] z, float[3] y)
     <int64[1] three = {3}> { z = Neg (x) y = Reshape (z, three) }"""
@@ -161,9 +160,7 @@ def test_failed_request_keeps_no_tensor(core: hetero.Core) -> None:
     await_freed(core, 0)
 
 
-def test_error_while_receiving_outputs_fails_the_request(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_while_receiving_outputs_fails_the_request(core, monkeypatch):
     def fail(*arguments: object) -> None:
         raise RuntimeError("no memory")
 
@@ -176,7 +173,7 @@ def test_error_while_receiving_outputs_fails_the_request(
     assert request.infer({"x": X})["y"].device == "CPU.1"
 
 
-def test_device_memory_limits_remote_tensors(core: hetero.Core) -> None:
+def test_device_memory_limits_remote_tensors(core):
     descriptor = next(d for d in core.device_descriptors if d.name == "CPU.0")
     assert descriptor.memory_nbytes is not None
     object.__setattr__(descriptor, "memory_nbytes", 40)
@@ -190,7 +187,7 @@ def test_device_memory_limits_remote_tensors(core: hetero.Core) -> None:
 
 
 class TestInvalidUse:
-    def test_direct_read_is_rejected(self, core: hetero.Core) -> None:
+    def test_direct_read_is_rejected(self, core):
         tensor = core.create_context("CPU.0").from_host(X)
         for read in (np.asarray, lambda t: t.data, lambda t: hetero.Tensor(t).data):
             with pytest.raises(UnsupportedOperationError, match="to_host"):
@@ -198,7 +195,7 @@ class TestInvalidUse:
         with pytest.raises(UnsupportedOperationError, match="to_host"):
             pickle.dumps(tensor)
 
-    def test_tensor_of_another_core_is_rejected(self, core: hetero.Core) -> None:
+    def test_tensor_of_another_core_is_rejected(self, core):
         with hetero.Core("inprocess", devices={"CPU": 2}) as other_core:
             tensor = other_core.create_context("CPU.0").from_host(X)
             with pytest.raises(TensorError, match=r"input 'x'.*CPU\.0.*another Core.*to_host"):
@@ -206,7 +203,7 @@ class TestInvalidUse:
         with pytest.raises(ClusterError, match="closed"):
             tensor.to_host()
 
-    def test_closed_tensor_is_rejected(self, core: hetero.Core) -> None:
+    def test_closed_tensor_is_rejected(self, core):
         tensor = core.create_context("CPU.0").from_host(X)
         tensor.close()
         tensor.close()
@@ -215,7 +212,7 @@ class TestInvalidUse:
             with pytest.raises(TensorError, match="closed"):
                 use(tensor)
 
-    def test_wrong_type_or_shape_is_rejected(self, core: hetero.Core) -> None:
+    def test_wrong_type_or_shape_is_rejected(self, core):
         context, request = core.create_context("CPU.0"), compile_chain(core).create_infer_request()
         with pytest.raises(TensorTypeError, match="input 'x'"):
             request.set_tensor("x", context.create_tensor("i64", (6,)))
@@ -227,7 +224,7 @@ class TestInvalidUse:
         with pytest.raises(TensorShapeError, match="output 'y'"):
             request.infer({"x": X})
 
-    def test_sequence_output_cannot_be_kept(self, core: hetero.Core) -> None:
+    def test_sequence_output_cannot_be_kept(self, core):
         text = """<ir_version: 8, opset_import: ["" : 17]>
         lists (float[n] x) => (seq(float[n]) y) { y = SequenceConstruct (x) }"""
         request = core.compile_model(parse_model(text), "CPU.0").create_infer_request()
@@ -247,8 +244,8 @@ class NoGiveChannel(MemoryChannel):
 
 @pytest.mark.parametrize("core", [NoGiveChannel], indirect=True)
 def test_request_with_tensor_of_lost_device_fails(
-    core: hetero.Core,
-) -> None:
+    core,
+):
     model = core.compile_model(parse_model(CHAIN), "CPU.0")
     request = model.create_infer_request()
     request.start_async({"x": core.create_context("CPU.1").from_host(X)})

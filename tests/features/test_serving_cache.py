@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
-from tests.support.command_line import Shell
 from tests.support.models import branches
 
 pytest.importorskip("uvicorn")
@@ -15,7 +12,7 @@ pytest.importorskip("uvicorn")
 SPLIT = ("-d HETERO:ORT,CPU", "-a op:Tanh=CPU")
 
 
-def test_server_loads_the_model_that_compile_cached(shell: Shell, tmp_path: Path) -> None:
+def test_server_loads_the_model_that_compile_cached(shell, tmp_path):
     model, folder = tmp_path / "branches.onnx", tmp_path / "cache"
     onnx.save_model(branches(), model)
     first = shell("compile --json", model, *SPLIT, "--cache", folder)

@@ -11,7 +11,7 @@ import logging
 import socket
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ FILE = proto_file("open_inference.proto")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server():
     with hetero.Core("inprocess") as core:
         models = {
             "plus": core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU"),
@@ -134,9 +134,7 @@ CLIENTS = {
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CLIENTS)
-def test_request_leaves_no_tensor_to_the_garbage_collector(
-    server: Server, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_request_leaves_no_tensor_to_the_garbage_collector(server, name, caplog):
     client = CLIENTS[name]
     for _ in range(3):
         client(server)
@@ -156,7 +154,7 @@ def test_request_leaves_no_tensor_to_the_garbage_collector(
 
 
 @pytest.mark.slow
-def test_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_reads_nothing_is_disconnected(monkeypatch):
     monkeypatch.setattr(server_module, "_UNREAD_MS", 100)
     with serving(plus=plus_one()) as server, connected(server) as client:
         client.sendall(large(count=40 * COUNT))

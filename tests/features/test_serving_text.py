@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -38,7 +37,7 @@ ENDS_AT = 20
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     folder, other = tmp_path_factory.mktemp("decoder"), tmp_path_factory.mktemp("ending")
     _write_tokenizer(folder)
     _write_tokenizer(other)
@@ -111,7 +110,7 @@ def events(answer: Response) -> list[Any]:
     return [line.removeprefix("data: ") for line in lines]
 
 
-def test_token_ids_are_completed(server: Server) -> None:
+def test_token_ids_are_completed(server):
     answer = complete(server)
     assert answer.status == 200, answer.body
     document = answer.json
@@ -125,7 +124,7 @@ def test_token_ids_are_completed(server: Server) -> None:
     assert ask(server, "/v1/models/none").status == 404
 
 
-def test_generations_are_counted(server: Server) -> None:
+def test_generations_are_counted(server):
     def counted() -> dict[str, float]:
         text = ask(server, "/metrics").body.decode()
         metric_pattern = (
@@ -148,12 +147,12 @@ def test_generations_are_counted(server: Server) -> None:
     )
 
 
-def test_newer_name_of_the_token_limit_takes_precedence(server: Server) -> None:
+def test_newer_name_of_the_token_limit_takes_precedence(server):
     document = complete(server, max_tokens=6, max_completion_tokens=2).json
     assert document["choices"][0]["token_ids"] == greedy(PROMPT, 2)
 
 
-def test_stream_has_the_tokens_of_the_whole_response(server: Server) -> None:
+def test_stream_has_the_tokens_of_the_whole_response(server):
     answer = complete(server, stream=True, stream_options=USAGE)
     *chunks, usage, done = events(answer)
     assert done == "[DONE]"
@@ -163,7 +162,7 @@ def test_stream_has_the_tokens_of_the_whole_response(server: Server) -> None:
     assert json.loads(usage)["usage"]["completion_tokens"] == 6
 
 
-def test_text_prompts_and_stops(server: Server) -> None:
+def test_text_prompts_and_stops(server):
     pytest.importorskip("tokenizers")
     expected = f" {words(greedy([0, *PROMPT], 6))}"  # the text continues the prompt
     assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == expected
@@ -178,9 +177,7 @@ def test_text_prompts_and_stops(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_other_requests_are_answered_during_tokenization(
-    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_other_requests_are_answered_during_tokenization(server, monkeypatch, path):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     read, is_read, may_end = PromptTokenizer.encode, threading.Event(), threading.Event()
@@ -202,7 +199,7 @@ def test_other_requests_are_answered_during_tokenization(
     assert waits_ended == [True]
 
 
-def test_only_the_beginning_of_a_stop_is_delayed(server: Server) -> None:
+def test_only_the_beginning_of_a_stop_is_delayed(server):
     pytest.importorskip("tokenizers")
     expected = words(greedy(PROMPT, 6))
     stops = [f"{expected[-1]}!", *(f"{word[-1]}?" for word in expected.split())]
@@ -217,7 +214,7 @@ PARTS = [{"type": "text", "text": words(PROMPT[:3])}, {"type": "text", "text": w
 
 
 @pytest.mark.parametrize("model", ["little", "ending"])
-def test_chat_completions(server: Server, model: str) -> None:
+def test_chat_completions(server, model):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     fields = {
@@ -242,7 +239,7 @@ def test_chat_completions(server: Server, model: str) -> None:
     assert answer.json["choices"][0]["message"]["content"] == expected
 
 
-def test_chat_fills_the_context_by_default(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_fills_the_context_by_default(server, monkeypatch):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     monkeypatch.setattr(generation, "_DEFAULT_TOKENS", 3)  # for the model without a declared limit
@@ -262,7 +259,7 @@ def test_chat_fills_the_context_by_default(server: Server, monkeypatch: pytest.M
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "type: text"),
     ],
 )
-def test_bad_messages_are_refused(server: Server, message: Any, words_of_error: str) -> None:
+def test_bad_messages_are_refused(server, message, words_of_error):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     answer = complete(server, "/v1/chat/completions", prompt=None, messages=[message])
@@ -273,14 +270,14 @@ def test_bad_messages_are_refused(server: Server, message: Any, words_of_error: 
 @pytest.mark.parametrize(
     "document", ["{", "[]", '{"chat_template": [{}]}', '{"bos_token": {}, "eos_token": {"id": 2}}']
 )
-def test_damaged_tokenizer_configuration_is_an_error(tmp_path: Path, document: str) -> None:
+def test_damaged_tokenizer_configuration_is_an_error(tmp_path, document):
     _write_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(document)
     with pytest.raises(ArgumentError, match=r"tokenizer_config\.json"):
         PromptTokenizer(tmp_path)
 
 
-def test_damaged_chat_template_is_an_error(tmp_path: Path) -> None:
+def test_damaged_chat_template_is_an_error(tmp_path):
     pytest.importorskip("jinja2")
     _write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("{% for")
@@ -289,7 +286,7 @@ def test_damaged_chat_template_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_end_token_is_not_part_of_the_text(server: Server, stream: bool) -> None:
+def test_end_token_is_not_part_of_the_text(server, stream):
     pytest.importorskip("tokenizers")
     answer = complete(server, model="ending", stream=stream)
     chunks = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
@@ -303,7 +300,7 @@ def test_end_token_is_not_part_of_the_text(server: Server, stream: bool) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_sequences_of_several_prompts(server: Server, stream: bool) -> None:
+def test_several_sequences_of_several_prompts(server, stream):
     pytest.importorskip("tokenizers")
     prompts = [PROMPT, [7, 8]]
     expected = [greedy(prompt, 6) for prompt in prompts for _ in range(2)]
@@ -324,7 +321,7 @@ def test_several_sequences_of_several_prompts(server: Server, stream: bool) -> N
     assert all(part["usage"] is None for part in chunks[:-1])
 
 
-def test_sequences_of_a_prompt_have_their_own_seeds(server: Server) -> None:
+def test_sequences_of_a_prompt_have_their_own_seeds(server):
     choices = complete(server, n=3, seed=-5, temperature=50).json["choices"]
     separate_choices = [
         complete(server, seed=-5 + i, temperature=50).json["choices"][0] for i in range(3)
@@ -335,7 +332,7 @@ def test_sequences_of_a_prompt_have_their_own_seeds(server: Server) -> None:
     assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
 
 
-def test_generate_extension_matches_generate(server: Server) -> None:
+def test_generate_extension_matches_generate(server):
     body = {"text_input": PROMPT, "max_tokens": 4}
     document = ask(server, "/v2/models/little/generate", body).json
     assert (document["model_name"], document["token_ids"]) == ("little", greedy(PROMPT, 4))
@@ -366,13 +363,13 @@ def test_generate_extension_matches_generate(server: Server) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_requests_are_refused(server: Server, fields: Any, status: int, stream: bool) -> None:
+def test_bad_requests_are_refused(server, fields, status, stream):
     answer = complete(server, stream=stream, **fields)
     assert answer.status == status, answer.body
     assert answer.json["error"]["message"]
 
 
-def test_failed_stream_ends_with_an_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_stream_ends_with_an_error(server, monkeypatch):
     step = BatchGeneration.__next__
 
     def fails_soon(self: BatchGeneration) -> list[int | None]:
@@ -388,7 +385,7 @@ def test_failed_stream_ends_with_an_error(server: Server, monkeypatch: pytest.Mo
     assert complete(server).status == 503
 
 
-def test_disconnect_during_a_stream_leaves_the_model_usable(server: Server) -> None:
+def test_disconnect_during_a_stream_leaves_the_model_usable(server):
     body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
     with connected(server) as disconnecting_client:
         disconnecting_client.sendall(posted(body.encode(), "/v1/completions"))
@@ -397,9 +394,7 @@ def test_disconnect_during_a_stream_leaves_the_model_usable(server: Server) -> N
 
 
 @pytest.mark.parametrize("form", ["completion", "generate"])
-def test_long_prompt_is_refused_before_it_is_multiplied(
-    server: Server, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
+def test_long_prompt_is_refused_before_it_is_multiplied(server, monkeypatch, form):
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the prompt is read")
 
@@ -416,17 +411,17 @@ def test_long_prompt_is_refused_before_it_is_multiplied(
 
 
 @pytest.mark.parametrize("fields", [{"prompt": [[1]] * 300}, {"prompt": [[1]] * 2, "n": 129}])
-def test_too_many_sequences_are_a_bad_request(server: Server, fields: Any) -> None:
+def test_too_many_sequences_are_a_bad_request(server, fields):
     answer = complete(server, **fields)
     assert answer.status == 400
     assert "at most 256" in answer.json["error"]["message"]
 
 
-def test_large_request_for_text_is_refused(server: Server) -> None:
+def test_large_request_for_text_is_refused(server):
     assert complete(server, prompt="a" * (2**22 + 1)).status == 413
 
 
-def test_disconnect_cancels_the_generation(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnect_cancels_the_generation(server, monkeypatch):
     step, cancel = BatchGeneration.__next__, BatchGeneration.cancel
     steps, cancelled = threading.Semaphore(0), threading.Event()
 

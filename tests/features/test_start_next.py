@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -78,19 +77,19 @@ class Gate:
 
 
 @pytest.fixture
-def core() -> Iterator[hetero.Core]:
+def core():
     with core_on(MemoryChannel) as core:
         yield core
 
 
 @pytest.fixture
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     with core.compile_model(FEEDBACK_MODEL, SPLIT, affinity=AFFINITY, states=STATES) as compiled:
         yield compiled
 
 
 @pytest.fixture
-def request_(compiled: hetero.CompiledModel) -> InferRequest:
+def request_(compiled):
     infer_request = compiled.create_infer_request()
     infer_request.feedback = {"x": "y"}
     return infer_request
@@ -98,11 +97,11 @@ def request_(compiled: hetero.CompiledModel) -> InferRequest:
 
 @pytest.mark.parametrize(("devices", "output_device", "stage_replicas"), DEVICE_CASES)
 def test_next_run_reads_the_outputs_on_devices(
-    monkeypatch: pytest.MonkeyPatch,
-    devices: str,
-    output_device: str,
-    stage_replicas: dict[str, list[str]],
-) -> None:
+    monkeypatch,
+    devices,
+    output_device,
+    stage_replicas,
+):
     with (
         core_on(MemoryChannel, COUNTS) as core,
         compile_feedback_model(core, devices, output_device, stage_replicas) as compiled,
@@ -127,9 +126,7 @@ def test_next_run_reads_the_outputs_on_devices(
         await_freed(core, 0)
 
 
-def test_next_run_is_discarded_after_reset_state(
-    core: hetero.Core, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_run_is_discarded_after_reset_state(core, request_, monkeypatch):
     gate = Gate(monkeypatch)
     request_.start_async({"x": X, "gain": GAIN})
     assert request_.start_next({"gain": GAIN})
@@ -141,9 +138,7 @@ def test_next_run_is_discarded_after_reset_state(
     await_freed(core, 0)
 
 
-def test_next_run_is_discarded_after_a_failure(
-    core: hetero.Core, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_run_is_discarded_after_a_failure(core, request_, monkeypatch):
     gate = Gate(monkeypatch)
     first = request_.infer({"x": X, "gain": GAIN})["y"]
     with monkeypatch.context() as patch:
@@ -169,7 +164,7 @@ def test_next_run_is_discarded_after_a_failure(
     await_freed(core, 0)
 
 
-def test_start_next_without_run_or_feedback(core: hetero.Core, request_: InferRequest) -> None:
+def test_start_next_without_run_or_feedback(core, request_):
     assert not request_.start_next({"gain": GAIN})  # no run is in flight
     with pytest.raises(TensorTypeError, match="expected an input and an output of one type"):
         request_.feedback = {"x": "size"}
@@ -182,9 +177,7 @@ def test_start_next_without_run_or_feedback(core: hetero.Core, request_: InferRe
         request.wait()
 
 
-def test_generate_starts_the_next_step_early(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_starts_the_next_step_early(core, monkeypatch):
     model = hetero.read_decoder(decoder())
     with core.compile_model(model, SPLIT) as compiled:
         expected = list(compiled.generate([3, 14, 15, 1], 12, temperature=0.7, seed=5))

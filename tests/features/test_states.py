@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx.parser import parse_model
 from onnx.reference import ReferenceEvaluator
@@ -46,7 +43,7 @@ GROWING = parse_model(
 
 
 @pytest.fixture(scope="module", params=[MemoryChannel, Counting])
-def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
+def core(request):
     with core_on(request.param) as core:
         yield core
 
@@ -57,7 +54,7 @@ def compile_running_sum(core: hetero.Core, **options: Any) -> hetero.CompiledMod
     return core.compile_model(running_sum(), SPLIT, **options)
 
 
-def test_state_persists_between_runs_of_a_request(core: hetero.Core) -> None:
+def test_state_persists_between_runs_of_a_request(core):
     with compile_running_sum(core) as compiled:
         assert [port.name for port in compiled.inputs] == ["x"]
         assert [port.name for port in compiled.outputs] == ["y"]
@@ -72,7 +69,7 @@ def test_state_persists_between_runs_of_a_request(core: hetero.Core) -> None:
         assert compiled.query_state()[0].state.data[0] == 1
 
 
-def test_state_read_write_and_reset(core: hetero.Core) -> None:
+def test_state_read_write_and_reset(core):
     request = compile_running_sum(core).create_infer_request()
     (state,) = request.query_state()
     assert (state.name, state.state.shape) == ("before", (0,))
@@ -89,7 +86,7 @@ def test_state_read_write_and_reset(core: hetero.Core) -> None:
         state.state = ["one"]
 
 
-def test_lstm_steps_equal_the_whole_sequence(core: hetero.Core) -> None:
+def test_lstm_steps_equal_the_whole_sequence(core):
     x = np.random.default_rng(3).normal(size=(7, 2, 3)).astype(np.float32)
     initial_state = np.zeros((1, 2, 5), np.float32)
     expected = ReferenceEvaluator(lstm()).run(
@@ -112,16 +109,14 @@ def test_lstm_steps_equal_the_whole_sequence(core: hetero.Core) -> None:
     ],
     ids=["by layer", "caches separate", "Attention"],
 )
-def test_decoder_on_two_devices_generates_the_same_tokens(
-    core: hetero.Core, model: onnx.ModelProto, pins: Mapping[str, str]
-) -> None:
+def test_decoder_on_two_devices_generates_the_same_tokens(core, model, pins):
     with core.compile_model(model, SPLIT, affinity=pins, states=STATES) as compiled:
         assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
         assert generated(compiled.create_infer_request()) == expected(model)
 
 
 @pytest.mark.parametrize("core", [Counting], indirect=True)
-def test_states_on_one_device_are_not_transferred(core: hetero.Core) -> None:
+def test_states_on_one_device_are_not_transferred(core):
     with core.compile_model(decoder(), SPLIT, affinity={"1/*": "CPU.1"}, states=STATES) as compiled:
         request = compiled.create_infer_request()
         generated(request, 2)
@@ -138,7 +133,7 @@ def test_states_on_one_device_are_not_transferred(core: hetero.Core) -> None:
     assert transferred_nbytes[0] < ids + wires + logits + handles
 
 
-def test_failed_run_keeps_the_state(core: hetero.Core) -> None:
+def test_failed_run_keeps_the_state(core):
     request = compile_running_sum(core).create_infer_request()
     request.infer(X)
     for invalid in (["x"], np.ones(3, np.complex64)):
@@ -149,7 +144,7 @@ def test_failed_run_keeps_the_state(core: hetero.Core) -> None:
     assert request.infer(X)[0][0] == 4
 
 
-def test_retry_starts_with_the_committed_state(core: hetero.Core) -> None:
+def test_retry_starts_with_the_committed_state(core):
     text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
     doomed (float[n] x, float[n] before) => (float[n] y, float[n] after)
     { after = Add (before, x) y = org.example.Doomed (after) }"""
@@ -166,7 +161,7 @@ def test_retry_starts_with_the_committed_state(core: hetero.Core) -> None:
     await_freed(core, X.nbytes)  # failed attempts keep nothing
 
 
-def test_cancelled_run_keeps_the_state(core: hetero.Core) -> None:
+def test_cancelled_run_keeps_the_state(core):
     text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
     waits (float[n] x, float[n] before) => (float[n] y, float[n] after)
     { after = Add (before, x) y = org.example.Wait (after) }"""
@@ -188,7 +183,7 @@ def test_cancelled_run_keeps_the_state(core: hetero.Core) -> None:
     assert request.infer(X)[0][0] == 2
 
 
-def test_states_are_freed_with_their_request(core: hetero.Core) -> None:
+def test_states_are_freed_with_their_request(core):
     await_freed(core, 0)
     request = compile_running_sum(core).create_infer_request()
     for _ in range(3):
@@ -199,7 +194,7 @@ def test_states_are_freed_with_their_request(core: hetero.Core) -> None:
     await_freed(core, 0)
 
 
-def test_export_and_cache_keep_states(core: hetero.Core, tmp_path: Path) -> None:
+def test_export_and_cache_keep_states(core, tmp_path):
     for _ in range(2):
         with compile_running_sum(core, config={"CACHE_DIR": str(tmp_path)}) as compiled:
             blob = compiled.export_model()
@@ -212,7 +207,7 @@ def test_export_and_cache_keep_states(core: hetero.Core, tmp_path: Path) -> None
         assert len(stateless.inputs) == 2
 
 
-def test_states_from_model_metadata(core: hetero.Core) -> None:
+def test_states_from_model_metadata(core):
     model = decoder(1)
     model.metadata_props.add(key="hetero.states", value='{"past.*": "present.*"}')
     request = core.compile_model(model, "CPU.0").create_infer_request()
@@ -224,7 +219,7 @@ def test_states_from_model_metadata(core: hetero.Core) -> None:
     ) == generated(request, 3)
 
 
-def test_states_with_replicas_and_dynamic_batching(core: hetero.Core) -> None:
+def test_states_with_replicas_and_dynamic_batching(core):
     for config in ({"REPLICAS": 2}, {"AUTO_BATCH_SIZE": 4}):
         with compile_running_sum(core, affinity=None, config=config) as compiled:
             requests = [compiled.create_infer_request() for _ in range(3)]
@@ -232,7 +227,7 @@ def test_states_with_replicas_and_dynamic_batching(core: hetero.Core) -> None:
                 assert [r.infer(X)[0][0] for r in requests] == [total] * 3
 
 
-def test_state_with_wrong_shape_is_rejected(core: hetero.Core) -> None:
+def test_state_with_wrong_shape_is_rejected(core):
     request = compile_running_sum(core).create_infer_request()
     request.infer(X)
     with pytest.raises(TensorShapeError, match=r"state 'before'.*\[3\].*reset_state\(\)"):
@@ -261,23 +256,21 @@ ports (float[2] x, float[2, n] wide, int64[2] whole, seq(float[n]) many) => (flo
         (["x"], ArgumentError, "dict"),
     ],
 )
-def test_invalid_states_are_rejected(
-    core: hetero.Core, states: Any, error: type[HeteroError], text: str
-) -> None:
+def test_invalid_states_are_rejected(core, states, error, text):
     for function in (core.read_model, core.compile_model):
         with pytest.raises(error, match=text):
             function(parse_model(PORTS), states=states)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "{"])
-def test_invalid_states_metadata_is_rejected(core: hetero.Core, text: str) -> None:
+def test_invalid_states_metadata_is_rejected(core, text):
     model = parse_model(PORTS)
     model.metadata_props.add(key="hetero.states", value=text)
     with pytest.raises(ModelError, match=r"hetero\.states"):
         core.compile_model(model, "CPU.0")
 
 
-def test_initial_state_can_be_set(core: hetero.Core) -> None:
+def test_initial_state_can_be_set(core):
     text = """<ir_version: 8, opset_import: ["" : 17]>
     open (float[1] x, float[m, 1] past) => (float[k, 1] present)
     <int64[2] row = {1, 1}> { r = Reshape (x, row) present = Concat <axis = 0> (past, r) }"""
@@ -289,7 +282,7 @@ def test_initial_state_can_be_set(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.query_state()[0].state.data, [[7], [1]])
 
 
-def test_scalar_state_starts_with_zero(core: hetero.Core) -> None:
+def test_scalar_state_starts_with_zero(core):
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         sum (float x, float before) => (float y, float after)
@@ -303,7 +296,7 @@ def test_scalar_state_starts_with_zero(core: hetero.Core) -> None:
     assert state.state.data == 3
 
 
-def test_length_of_state_is_independent_of_inputs() -> None:
+def test_length_of_state_is_independent_of_inputs():
     with hetero.Core(executor="inprocess") as core:
         compiled = core.compile_model(GROWING, "CPU", states={"past": "present"})
         request = compiled.create_infer_request()

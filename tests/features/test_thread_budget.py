@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +38,7 @@ class ThreadCountPlugin(NullPlugin):
 
 
 @pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[hetero.Core]:
+def core(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(NUM_CORES)))
     ThreadCountPlugin.num_threads.clear()
     with hetero.Core("inprocess", devices={"THREADS": 3}, plugins=(ThreadCountPlugin,)) as core:
@@ -53,27 +51,27 @@ def threads(core: hetero.Core, device: str, *arguments: Any, **options: Any) -> 
         return ThreadCountPlugin.num_threads
 
 
-def test_single_device_gets_all_cores(core: hetero.Core) -> None:
+def test_single_device_gets_all_cores(core):
     assert threads(core, "THREADS.1") == [NUM_CORES]
     # Devices without nodes do not reduce the budget.
     assert threads(core, "HETERO:THREADS.0,THREADS.1,CPU") == [NUM_CORES]
 
 
-def test_devices_share_the_cores(core: hetero.Core) -> None:
+def test_devices_share_the_cores(core):
     pins = {"op:Neg": "THREADS.1"}
     shares = threads(core, "HETERO:THREADS.0,THREADS.1", affinity=pins)
     # THREADS.0 multiplies matrices; THREADS.1 negates a few numbers, and gets the least share.
     assert set(shares) == {1, NUM_CORES - 1}
 
 
-def test_explicit_threads_reduce_the_budget_of_others(core: hetero.Core) -> None:
+def test_explicit_threads_reduce_the_budget_of_others(core):
     pins = {"op:Neg": "THREADS.1"}
     own_threads = {"DEVICE_PROPERTIES": {"THREADS.1": {"INFERENCE_NUM_THREADS": 6}}}
     assert set(threads(core, "HETERO:THREADS.0,THREADS.1", own_threads, affinity=pins)) == {2, 6}
     assert threads(core, "THREADS.0", {"INFERENCE_NUM_THREADS": 3}) == [3]
 
 
-def test_cached_model_is_imported_with_its_share(core: hetero.Core, tmp_path: Path) -> None:
+def test_cached_model_is_imported_with_its_share(core, tmp_path):
     config = {"CACHE_DIR": str(tmp_path)}
     assert threads(core, "THREADS.0", config) == [NUM_CORES]
     assert threads(core, "THREADS.0", config) == [NUM_CORES]
@@ -85,7 +83,7 @@ def test_cached_model_is_imported_with_its_share(core: hetero.Core, tmp_path: Pa
     assert ThreadCountPlugin.num_threads[-1] == 2
 
 
-def test_replicas_share_the_cores(core: hetero.Core) -> None:
+def test_replicas_share_the_cores(core):
     config = {
         "PERFORMANCE_HINT": "THROUGHPUT",
         "PROFILE_SECONDS": 0.3,
@@ -100,8 +98,8 @@ def test_replicas_share_the_cores(core: hetero.Core) -> None:
 
 
 def test_costs_are_measured_with_all_and_shared_cores(
-    core: hetero.Core,
-) -> None:
+    core,
+):
     model = core.read_model(branches())
     core.profile_model(model, "THREADS.0", seconds=0.2)
     assert set(ThreadCountPlugin.num_threads) == {NUM_CORES}

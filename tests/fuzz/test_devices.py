@@ -44,12 +44,12 @@ CONFIG = {"VERIFY": "YES"}
 
 
 @pytest.fixture(params=[name for name, (package, _) in DEVICES.items() if find_spec(package)])
-def device(request: pytest.FixtureRequest) -> str:
+def device(request):
     return str(request.param)
 
 
 @pytest.fixture
-def core() -> Iterator[hetero.Core]:
+def core():
     with (
         warnings.catch_warnings(),
         np.errstate(all="ignore"),
@@ -102,7 +102,7 @@ def report(failures: list[str], counts: Counter[str]) -> None:
     assert not failures, f"{len(failures)} wrong results, HETERO_FUZZ_SEED={SEED}:\n{lines}"
 
 
-def test_drawn_operators_are_right(core: hetero.Core, device: str) -> None:
+def test_drawn_operators_are_right(core, device):
     """A result is wrong if it differs from CPU's and from those of all oracles."""
     counts: Counter[str] = Counter()
     failures = []
@@ -145,7 +145,7 @@ def outputs_of(oracle: Any, case: Any) -> list[Any] | None:
     return outputs
 
 
-def test_graphs_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
+def test_graphs_are_right_whole_and_cut(core, device):
     failures = []
     for i in numbers(CASES // 10):
         seed = int(np.random.default_rng((SEED, i, 4)).integers(1 << 30))
@@ -162,7 +162,7 @@ def test_graphs_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
     report(failures, Counter())
 
 
-def test_networks_are_right_whole_and_cut(core: hetero.Core, device: str) -> None:
+def test_networks_are_right_whole_and_cut(core, device):
     failures = []
     counts: Counter[str] = Counter()
     for i in numbers(CASES // 4):

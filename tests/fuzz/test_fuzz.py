@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ LISTED_PATTERNS = read_expected_failures(Path(__file__).with_name("disagreements
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _quiet():
     print(f"HETERO_FUZZ_SEED={SEED}")
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -88,7 +87,7 @@ def report(failures: list[str], counts: Counter[str], subject: str) -> None:
     assert not failures, f"{len(failures)} disagreements, HETERO_FUZZ_SEED={SEED}:\n{failure_lines}"
 
 
-def test_legal_operators_agree_with_an_oracle() -> None:
+def test_legal_operators_agree_with_an_oracle():
     counts: Counter[str] = Counter()
     failures = []
     for i in range(CASES):
@@ -101,7 +100,7 @@ def test_legal_operators_agree_with_an_oracle() -> None:
     report(failures, counts, "legal operators")
 
 
-def test_varied_cases_of_the_table_agree_with_an_oracle() -> None:
+def test_varied_cases_of_the_table_agree_with_an_oracle():
     counts: Counter[str] = Counter()
     failures = []
     for i in range(CASES // 4):
@@ -119,7 +118,7 @@ def test_varied_cases_of_the_table_agree_with_an_oracle() -> None:
     report(failures, counts, "cases of the table")
 
 
-def test_invalid_operators_are_refused() -> None:
+def test_invalid_operators_are_refused():
     counts: Counter[str] = Counter()
     failures = []
     for i in range(CASES // 4):
@@ -142,7 +141,7 @@ def test_invalid_operators_are_refused() -> None:
     report(failures, counts, "invalid operators")
 
 
-def test_transformed_and_split_graphs_agree_with_onnxruntime() -> None:
+def test_transformed_and_split_graphs_agree_with_onnxruntime():
     failures = []
     random = np.random.default_rng((SEED, 2))
     raw = {"DISABLE_TRANSFORMATIONS": True}

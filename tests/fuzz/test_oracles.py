@@ -10,7 +10,7 @@ from tests.fuzz import oracles
 
 
 @pytest.mark.slow  # it starts two processes
-def test_endless_case_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_case_has_no_result(monkeypatch):
     monkeypatch.setattr(oracles, "CASE_S", 0.5)
     worker = oracles._Worker()
     big = np.ones((6000, 6000), np.float32)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
@@ -14,7 +12,7 @@ core = core_fixture("module")
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """Return the path of a model with two branches."""
     path = tmp_path / "branches.onnx"
     onnx.save_model(branches(), path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import locale
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,9 +41,7 @@ core = core_fixture(plugins=[DensePlugin, PairPlugin, TwinPlugin, CountingPlugin
         lambda core: hetero.Core(plugins=3),
     ],
 )
-def test_arguments_of_other_types_raise(
-    core: hetero.Core, call: Callable[[hetero.Core], object]
-) -> None:
+def test_arguments_of_other_types_raise(core, call):
     with pytest.raises(errors.ArgumentTypeError) as error:
         call(core)
     assert isinstance(error.value, TypeError)
@@ -67,11 +63,11 @@ def test_arguments_of_other_types_raise(
         "survey_model",
     ],
 )
-def test_device_name_parameter_as_in_openvino(method: str) -> None:
+def test_device_name_parameter_as_in_openvino(method):
     assert "device_name" in inspect.signature(getattr(hetero.Core, method)).parameters
 
 
-def test_locale_with_decimal_comma_has_no_effect(core: hetero.Core) -> None:
+def test_locale_with_decimal_comma_has_no_effect(core):
     original_locale = locale.setlocale(locale.LC_ALL)
     for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR"):
         with contextlib.suppress(locale.Error):
@@ -91,7 +87,7 @@ def test_locale_with_decimal_comma_has_no_effect(core: hetero.Core) -> None:
         locale.setlocale(locale.LC_ALL, original_locale)
 
 
-def test_core_configuration_file_raises() -> None:
+def test_core_configuration_file_raises():
     with pytest.raises(errors.ArgumentError, match=r"no configuration file.*set_property"):
         hetero.Core("x.xml")  # type: ignore[arg-type]
 
@@ -107,12 +103,12 @@ def test_core_configuration_file_raises() -> None:
         ("MAX_REQUESTS_IN_FLIGHT", float("inf")),
     ],
 )
-def test_compile_model_limits_out_of_range_raise(core: hetero.Core, name: str, value: Any) -> None:
+def test_compile_model_limits_out_of_range_raise(core, name, value):
     with pytest.raises(errors.PropertyError, match=name):
         core.compile_model(branches(), "CPU", {name: value})
 
 
-def test_excessive_streams_or_devices_raise(core: hetero.Core) -> None:
+def test_excessive_streams_or_devices_raise(core):
     with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS.*<= 1024"):
         core.compile_model(branches(), "CPU", {"NUM_STREAMS": 1_000_000})
     with pytest.raises(errors.ArgumentError, match="at most 1024"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,14 @@ TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Iterator[hetero.CompiledModel]:
+def compiled():
     with hetero.Core(executor="inprocess") as core:
         yield core.compile_model(branches(), "CPU")
 
 
 def test_wait_all_includes_directly_started_jobs(
-    compiled: hetero.CompiledModel,
-) -> None:
+    compiled,
+):
     queue = hetero.AsyncInferQueue(compiled, jobs=2)
     userdata_of_calls: list[Any] = []
     queue.set_callback(lambda request, userdata: userdata_of_calls.append(userdata))
@@ -49,8 +48,8 @@ def test_wait_all_includes_directly_started_jobs(
 
 
 def test_callback_starts_next_request_on_one_job(
-    compiled: hetero.CompiledModel,
-) -> None:
+    compiled,
+):
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     sums: list[float] = []
 
@@ -67,8 +66,8 @@ def test_callback_starts_next_request_on_one_job(
 
 
 def test_callback_finds_its_job_in_constant_time(
-    compiled: hetero.CompiledModel,
-) -> None:
+    compiled,
+):
     def num_calls(num_jobs: int) -> int:
         queue = hetero.AsyncInferQueue(compiled, num_jobs)
         calls: list[str] = []
@@ -89,7 +88,7 @@ def test_callback_finds_its_job_in_constant_time(
     assert num_calls(1000) < 1.5 * num_calls(10)
 
 
-def test_callback_that_waits_for_itself_is_rejected(compiled: hetero.CompiledModel) -> None:
+def test_callback_that_waits_for_itself_is_rejected(compiled):
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     job_errors: list[BaseException] = []
     may_end = threading.Event()
@@ -111,9 +110,7 @@ def test_callback_that_waits_for_itself_is_rejected(compiled: hetero.CompiledMod
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), SystemExit(3), KeyboardInterrupt()])
-def test_wait_all_raises_the_callback_error(
-    compiled: hetero.CompiledModel, error: BaseException
-) -> None:
+def test_wait_all_raises_the_callback_error(compiled, error):
     queue = hetero.AsyncInferQueue(compiled, jobs=2)
 
     def fail(request: InferRequest, userdata: Any) -> None:
@@ -126,14 +123,14 @@ def test_wait_all_raises_the_callback_error(
     queue.wait_all()
 
 
-def test_set_callback_without_function_is_rejected(compiled: hetero.CompiledModel) -> None:
+def test_set_callback_without_function_is_rejected(compiled):
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     for target in (queue, queue[0]):
         with pytest.raises(hetero.ArgumentTypeError, match="got 3"):
             target.set_callback(3)  # type: ignore[arg-type]
 
 
-def test_hanging_callback_raises_deadline_error() -> None:
+def test_hanging_callback_raises_deadline_error():
     release = threading.Event()
     with hetero.Core(executor="inprocess") as core:
         compiled = core.compile_model(branches(), "CPU", {"REQUEST_TIMEOUT_S": 0.2})
@@ -152,7 +149,7 @@ def test_hanging_callback_raises_deadline_error() -> None:
 
 
 @pytest.mark.slow
-def test_process_exits_while_callback_waits_for_queue() -> None:
+def test_process_exits_while_callback_waits_for_queue():
     program = """
 import hetero, numpy as np
 from tests.support.models import branches
@@ -172,19 +169,17 @@ core.close()
 @pytest.mark.parametrize(
     ("jobs", "error"), [(-1, errors.ArgumentError), (2.5, errors.ArgumentTypeError)]
 )
-def test_invalid_number_of_jobs_is_rejected(
-    compiled: hetero.CompiledModel, jobs: Any, error: type[Exception]
-) -> None:
+def test_invalid_number_of_jobs_is_rejected(compiled, jobs, error):
     with pytest.raises(error, match="jobs: expected an integer >= 0"):
         hetero.AsyncInferQueue(compiled, jobs=jobs)
 
 
-def test_queue_of_wrong_type_is_rejected() -> None:
+def test_queue_of_wrong_type_is_rejected():
     with pytest.raises(errors.ArgumentTypeError, match=r"returned by Core\.compile_model; got str"):
         hetero.AsyncInferQueue("model.onnx", jobs=2)  # type: ignore[arg-type]
 
 
-def test_callback_is_called_for_failed_requests() -> None:
+def test_callback_is_called_for_failed_requests():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (int64[1] i) => (float[1] y) '
         "<float[2] table = {5, 7}> { y = Gather(table, i) }"

@@ -162,7 +162,7 @@ TestQueueSequences = QueueSequences.TestCase
 TestQueueSequences.settings = settings(max_examples=20, stateful_step_count=15)
 
 
-def test_number_of_jobs() -> None:
+def test_number_of_jobs():
     assert len(hetero.AsyncInferQueue(Model(optimal=5))) == 5
     queue = hetero.AsyncInferQueue(Model(optimal=5), 3)
     assert len(queue) == len(list(queue)) == 3
@@ -175,14 +175,14 @@ def test_number_of_jobs() -> None:
 
 
 @pytest.mark.parametrize("wait", ["wait_all", "get_idle_request_id"])
-def test_wait_ends_at_the_request_timeout_in_seconds(wait: str) -> None:
+def test_wait_ends_at_the_request_timeout_in_seconds(wait):
     queue = hetero.AsyncInferQueue(Model(timeout_s=0.01), 1)
     queue.start_async({"x": np.ones(1, np.float32)})
     with pytest.raises(DeadlineError, match="none of 1 jobs"):
         getattr(queue, wait)()
 
 
-def test_second_error_does_not_replace_the_first() -> None:
+def test_second_error_does_not_replace_the_first():
     model = Model()
     target: Any = model.target
     queue = hetero.AsyncInferQueue(model, 2)
@@ -196,7 +196,7 @@ def test_second_error_does_not_replace_the_first() -> None:
     queue.wait_all()
 
 
-def test_error_of_a_callback_is_raised_by_wait_all() -> None:
+def test_error_of_a_callback_is_raised_by_wait_all():
     model = Model()
     target: Any = model.target
     queue = hetero.AsyncInferQueue(model, 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,23 +16,23 @@ from tests.support.models import branches, branches_output, unknown_ops
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-def test_available_devices_include_installed_backends(core: hetero.Core) -> None:
+def test_available_devices_include_installed_backends(core):
     assert {"CPU", "ORT", "NULL"} <= set(core.available_devices)
 
 
-def test_hetero_without_devices_selects_automatic_devices(core: hetero.Core) -> None:
+def test_hetero_without_devices_selects_automatic_devices(core):
     devices = core.resolve_devices("HETERO")
     assert "NULL" not in devices
     assert devices.index("ORT") < devices.index("CPU")
 
 
-def test_query_assigns_nodes_to_the_first_supporting_device(core: hetero.Core) -> None:
+def test_query_assigns_nodes_to_the_first_supporting_device(core):
     support = core.query_model(branches(), "HETERO:ORT,CPU")
     assert dict(support) == dict.fromkeys(core.read_model(branches()).node_names, "ORT")
     assert not support.unsupported
 
 
-def test_query_lists_refusals_of_unsupported_nodes(core: hetero.Core) -> None:
+def test_query_lists_refusals_of_unsupported_nodes(core):
     support = core.query_model(unknown_ops(), "HETERO:ORT,CPU")
     assert dict(support) == {"relu": "ORT"}
     assert set(support.unsupported) == {"first", "second"}
@@ -43,7 +41,7 @@ def test_query_lists_refusals_of_unsupported_nodes(core: hetero.Core) -> None:
         assert all(reason.code and reason.message for reason in reasons.values())
 
 
-def test_compile_error_names_all_unsupported_nodes(core: hetero.Core) -> None:
+def test_compile_error_names_all_unsupported_nodes(core):
     with pytest.raises(errors.UnsupportedNodesError, match="Frobnicate") as error_info:
         core.compile_model(unknown_ops(), "HETERO:ORT,CPU")
     assert "Defenestrate" in str(error_info.value)
@@ -51,14 +49,14 @@ def test_compile_error_names_all_unsupported_nodes(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU", "HETERO"])
-def test_results_by_position_and_name(core: hetero.Core, device: str) -> None:
+def test_results_by_position_and_name(core, device):
     with core.compile_model(branches(), device) as compiled:
         result = compiled({"x": X})
         np.testing.assert_allclose(result[0], branches_output(X), rtol=1e-6)
         assert result["y"] is result[0] or np.array_equal(result["y"], result[0])
 
 
-def test_pins_partition_the_model(core: hetero.Core) -> None:
+def test_pins_partition_the_model(core):
     pins = {"op:Neg": "CPU", "t*": "CPU"}
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=pins) as compiled:
         affinity = compiled.affinity
@@ -68,7 +66,7 @@ def test_pins_partition_the_model(core: hetero.Core) -> None:
         np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)
 
 
-def test_random_affinity_results_equal_those_of_one_device(core: hetero.Core) -> None:
+def test_random_affinity_results_equal_those_of_one_device(core):
     with hetero.Core(executor="inprocess", devices={"CPU": 3}) as multi_device_core:
         names = multi_device_core.read_model(branches()).node_names
         with multi_device_core.compile_model(branches(), "CPU.0") as single_device_model:
@@ -82,7 +80,7 @@ def test_random_affinity_results_equal_those_of_one_device(core: hetero.Core) ->
                 assert np.array_equal(partitioned_model(X)[0], expected)
 
 
-def test_affinity_from_a_file(core: hetero.Core, tmp_path: Path) -> None:
+def test_affinity_from_a_file(core, tmp_path):
     path = tmp_path / "pins.yaml"
     path.write_text("op:Tanh: CPU\nneg: CPU\n")
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=path) as compiled:
@@ -97,9 +95,7 @@ def test_affinity_from_a_file(core: hetero.Core, tmp_path: Path) -> None:
         ({"relu": "NULL"}, ["NULL", "ORT"]),
     ],
 )
-def test_invalid_pins_error_lists_alternatives(
-    core: hetero.Core, pins: dict[str, str], parts: list[str]
-) -> None:
+def test_invalid_pins_error_lists_alternatives(core, pins, parts):
     with pytest.raises(errors.AffinityError) as error_info:
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=pins)
     assert all(part in str(error_info.value) for part in parts)
@@ -115,9 +111,7 @@ def test_invalid_pins_error_lists_alternatives(
         ({"x": X.astype(complex)}, errors.TensorTypeError, ["complex", "float"]),
     ],
 )
-def test_invalid_inputs_are_rejected(
-    core: hetero.Core, inputs: dict[str, np.ndarray], error: type[Exception], parts: list[str]
-) -> None:
+def test_invalid_inputs_are_rejected(core, inputs, error, parts):
     with core.compile_model(branches(), "HETERO:ORT,CPU") as compiled:
         with pytest.raises(error) as error_info:
             compiled(inputs)
@@ -128,27 +122,25 @@ def test_invalid_inputs_are_rejected(
 @pytest.mark.parametrize(
     ("device", "parts"), [("TPU", ["TPU", "CPU"]), ("HETERO:ORT,TPU", ["TPU"]), ("CPU.7", ["CPU"])]
 )
-def test_unknown_device_error_lists_devices(
-    core: hetero.Core, device: str, parts: list[str]
-) -> None:
+def test_unknown_device_error_lists_devices(core, device, parts):
     with pytest.raises(errors.UnknownDeviceError) as error_info:
         core.compile_model(branches(), device)
     assert all(part in str(error_info.value) for part in parts)
 
 
-def test_unknown_option_error_lists_options(core: hetero.Core) -> None:
+def test_unknown_option_error_lists_options(core):
     with pytest.raises(errors.UnknownPropertyError, match="INFERENCE_NUM_THREADS"):
         core.compile_model(branches(), "CPU", {"INFERENCE_NUM_THREAD": 1})
 
 
-def test_compile_options_apply_to_one_model(core: hetero.Core) -> None:
+def test_compile_options_apply_to_one_model(core):
     core.set_property("CPU", {"PERF_COUNT": True})
     core.compile_model(branches(), "CPU", {"PERF_COUNT": False}).close()
     assert core.get_property("CPU", "PERF_COUNT") is True
     core.set_property("CPU", {"PERF_COUNT": False})
 
 
-def test_invalid_models_are_rejected(core: hetero.Core, tmp_path: Path) -> None:
+def test_invalid_models_are_rejected(core, tmp_path):
     with pytest.raises(errors.ModelNotFoundError):
         core.read_model(tmp_path / "absent.onnx")
     with pytest.raises(errors.ModelNotFoundError, match="squeezenet"):
@@ -163,7 +155,7 @@ def test_invalid_models_are_rejected(core: hetero.Core, tmp_path: Path) -> None:
         core.read_model(newer_model)
 
 
-def test_subgraphs_are_valid_models(core: hetero.Core) -> None:
+def test_subgraphs_are_valid_models(core):
     pins = {"op:Tanh": "CPU", "neg": "CPU"}
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=pins) as compiled:
         for subgraph in compiled.subgraphs:
@@ -172,7 +164,7 @@ def test_subgraphs_are_valid_models(core: hetero.Core) -> None:
         assert sorted(node_names) == sorted(core.read_model(branches()).node_names)
 
 
-def test_queue_runs_requests_with_userdata(core: hetero.Core) -> None:
+def test_queue_runs_requests_with_userdata(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"}) as compiled:
         queue = hetero.AsyncInferQueue(compiled, jobs=4)
         results = {}
@@ -185,7 +177,7 @@ def test_queue_runs_requests_with_userdata(core: hetero.Core) -> None:
         np.testing.assert_allclose(value, branches_output(X + i), rtol=1e-5)
 
 
-def test_queue_raises_callback_error_once(core: hetero.Core) -> None:
+def test_queue_raises_callback_error_once(core):
     with core.compile_model(branches(), "CPU") as compiled:
         queue = hetero.AsyncInferQueue(compiled, jobs=2)
         queue.set_callback(lambda request, userdata: 1 / userdata)
@@ -198,19 +190,19 @@ def test_queue_raises_callback_error_once(core: hetero.Core) -> None:
         queue.wait_all()
 
 
-def test_default_queue_has_more_jobs_than_devices(core: hetero.Core) -> None:
+def test_default_queue_has_more_jobs_than_devices(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"}) as compiled:
         assert len(hetero.AsyncInferQueue(compiled)) > len({s.device for s in compiled.subgraphs})
 
 
-def test_executed_nodes_cover_all_source_nodes(core: hetero.Core) -> None:
+def test_executed_nodes_cover_all_source_nodes(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"neg": "CPU"}) as compiled:
         rows = compiled.executed_nodes()
     covered = {name for row in rows for name in row.original_names}
     assert covered == set(core.read_model(branches()).node_names)
 
 
-def test_profiling_info_contains_the_subgraph(core: hetero.Core) -> None:
+def test_profiling_info_contains_the_subgraph(core):
     with core.compile_model(branches(), "CPU", {"PERF_COUNT": True}) as compiled:
         request = compiled.create_infer_request()
         request.infer(X)
@@ -219,9 +211,7 @@ def test_profiling_info_contains_the_subgraph(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("copy_model", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_copying_a_compiled_model_is_rejected(
-    core: hetero.Core, copy_model: Callable[[hetero.CompiledModel], object]
-) -> None:
+def test_copying_a_compiled_model_is_rejected(core, copy_model):
     with (
         core.compile_model(branches(), "CPU") as compiled,
         pytest.raises(errors.UnsupportedOperationError, match="export_model"),
@@ -229,19 +219,19 @@ def test_copying_a_compiled_model_is_rejected(
         copy_model(compiled)
 
 
-def test_closed_core_is_rejected() -> None:
+def test_closed_core_is_rejected():
     core = hetero.Core(executor="inprocess")
     core.close()
     with pytest.raises(errors.ClusterError, match="closed"):
         _ = core.available_devices
 
 
-def test_repr_of_compiled_model_with_one_subgraph(core: hetero.Core) -> None:
+def test_repr_of_compiled_model_with_one_subgraph(core):
     with core.compile_model(branches(), "CPU") as compiled:
         assert repr(compiled) == "<CompiledModel 'branches': 1 subgraph on CPU>"
 
 
-def test_context_selects_its_device(core: hetero.Core) -> None:
+def test_context_selects_its_device(core):
     context = core.create_context("ORT")
     tensor = context.from_host(X)
     with core.compile_model(branches(), context, {"VERIFY": "NO"}) as compiled:
@@ -255,7 +245,7 @@ def test_context_selects_its_device(core: hetero.Core) -> None:
         np.testing.assert_allclose(imported({"x": tensor})[0], branches_output(X), rtol=1e-6)
 
 
-def test_context_of_another_core_raises(core: hetero.Core) -> None:
+def test_context_of_another_core_raises(core):
     with hetero.Core("inprocess") as other:
         foreign_context = other.create_context("CPU")
         blob = other.compile_model(branches(), foreign_context).export_model()
@@ -269,7 +259,7 @@ def test_context_of_another_core_raises(core: hetero.Core) -> None:
         other.compile_model(branches(), foreign_context)
 
 
-def test_query_with_housekeeping_names_inputs_weights_and_outputs(core: hetero.Core) -> None:
+def test_query_with_housekeeping_names_inputs_weights_and_outputs(core):
     model = core.read_model("light:squeezenet")
     support = core.query_model(model, "HETERO:ORT,CPU", include_housekeeping=True)
     ports = {port.name for port in (*model.inputs, *model.outputs)}
@@ -277,7 +267,7 @@ def test_query_with_housekeeping_names_inputs_weights_and_outputs(core: hetero.C
     assert set(support) > set(core.query_model(model, "HETERO:ORT,CPU"))
 
 
-def test_compiled_model_on_several_devices_has_no_device_id(core: hetero.Core) -> None:
+def test_compiled_model_on_several_devices_has_no_device_id(core):
     pins = {"op:Add": "CPU"}
     with (
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=pins) as compiled,
@@ -296,7 +286,7 @@ def test_compiled_model_on_several_devices_has_no_device_id(core: hetero.Core) -
         ("MODEL_PRIORITY", "HIGH"),
     ],
 )
-def test_options_of_a_single_device_apply_to_its_models(name: str, value: object) -> None:
+def test_options_of_a_single_device_apply_to_its_models(name, value):
     with hetero.Core("inprocess") as own_core:
         own_core.set_property("CPU", {name: value})
         assert own_core.get_property("CPU", name) == value
@@ -316,16 +306,14 @@ def test_options_of_a_single_device_apply_to_its_models(name: str, value: object
         ("CPU_THROUGHPUT_STREAMS", "NUM_STREAMS"),
     ],
 )
-def test_keys_of_openvinos_first_api_name_their_replacement(
-    core: hetero.Core, name: str, replacement: str
-) -> None:
+def test_keys_of_openvinos_first_api_name_their_replacement(core, name, replacement):
     with pytest.raises(errors.UnknownPropertyError, match=f"Use {replacement} instead"):
         core.get_property("CPU", name)
     with pytest.raises(errors.UnknownPropertyError, match=f"Use {replacement} instead"):
         core.set_property({name: "1"})
 
 
-def test_capabilities_are_listed_once(core: hetero.Core) -> None:
+def test_capabilities_are_listed_once(core):
     for device in core.available_devices:
         capabilities = core.get_property(device, "OPTIMIZATION_CAPABILITIES")
         assert len(capabilities) == len(set(capabilities))

@@ -53,13 +53,13 @@ EXPECTED = np.abs(np.sin(np.maximum(X, 0)) * 2)
 core = core_fixture()
 
 
-def test_missing_extension_refusal_suggests_add_extension(core: hetero.Core) -> None:
+def test_missing_extension_refusal_suggests_add_extension(core):
     support = core.query_model(squeak_model(), "HETERO:ORT,CPU")
     assert "Core.add_extension" in support.unsupported["squeak"]["CPU"].message
 
 
 @pytest.mark.parametrize("extension", [squeak, "tests.support.custom_operators:squeak"])
-def test_python_extension_runs_on_cpu(core: hetero.Core, extension: Any) -> None:
+def test_python_extension_runs_on_cpu(core, extension):
     core.add_extension(extension)
     support = core.query_model(squeak_model(), "HETERO:ORT,CPU")
     assert dict(support) == {"relu": "ORT", "squeak": "CPU", "abs": "ORT"}
@@ -70,7 +70,7 @@ def test_python_extension_runs_on_cpu(core: hetero.Core, extension: Any) -> None
         core.compile_model(squeak_model(), "ORT")
 
 
-def test_infer_rule_types_later_values(core: hetero.Core) -> None:
+def test_infer_rule_types_later_values(core):
     core.add_extension(halve)
     text = f"""(float[4, 3] x) => (float[] d, double[] e) {{
         a, b = {DOMAIN}.Halve(x) c = Tanh(a) d, left_out = {DOMAIN}.Halve(c) e = Neg(b)
@@ -91,7 +91,7 @@ def test_infer_rule_types_later_values(core: hetero.Core) -> None:
     np.testing.assert_array_equal(e, -X[2:].astype(np.float64))
 
 
-def test_extension_in_body_and_function(core: hetero.Core) -> None:
+def test_extension_in_body_and_function(core):
     core.add_extension(squeak)
     branch = f"s () => (float[] t) {{ t = {DOMAIN}.Squeak(x) }}"
     model = custom_model(
@@ -116,7 +116,7 @@ def onnx_function() -> onnx.FunctionProto:
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
-def test_onnx_function_runs_on_every_device(core: hetero.Core, device: str) -> None:
+def test_onnx_function_runs_on_every_device(core, device):
     core.add_extension(onnx_function())
     pins = {"squeak": "CPU"} if device.startswith("HETERO") else None
     compiled = core.compile_model(squeak_model(), device, affinity=pins)
@@ -126,7 +126,7 @@ def test_onnx_function_runs_on_every_device(core: hetero.Core, device: str) -> N
         np.testing.assert_allclose(other_core.import_model(blob)(X)[0], EXPECTED, rtol=1e-6)
 
 
-def test_import_requires_the_blobs_extensions(core: hetero.Core) -> None:
+def test_import_requires_the_blobs_extensions(core):
     core.add_extension(squeak)
     blob = core.compile_model(squeak_model(), "HETERO:ORT,CPU").export_model()
     np.testing.assert_allclose(core.import_model(blob)(X)[0], EXPECTED, rtol=1e-6)
@@ -138,7 +138,7 @@ def test_import_requires_the_blobs_extensions(core: hetero.Core) -> None:
         np.testing.assert_allclose(other_core.import_model(blob)(X)[0], EXPECTED, rtol=1e-6)
 
 
-def test_model_metadata_imports_no_extension(core: hetero.Core, tmp_path: Path) -> None:
+def test_model_metadata_imports_no_extension(core, tmp_path):
     """The metadata of a model cannot import a module."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     model = squeak_model()
@@ -157,9 +157,7 @@ def test_model_metadata_imports_no_extension(core: hetero.Core, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_cache_distinguishes_extensions(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_distinguishes_extensions(core, tmp_path, monkeypatch):
     config = {"CACHE_DIR": str(tmp_path)}
 
     def compile_cached(extension: Any) -> bool:
@@ -187,7 +185,7 @@ def test_cache_distinguishes_extensions(
     assert not compile_cached(squeak)
 
 
-def test_output_that_contradicts_its_infer_rule_is_rejected(core: hetero.Core) -> None:
+def test_output_that_contradicts_its_infer_rule_is_rejected(core):
     core.add_extension(lie)
     model = custom_model(
         f"(float[4, 3] x) => (float[] y) {{ [liar] a = {DOMAIN}.Lie(x) y = Relu(a) }}"
@@ -197,19 +195,19 @@ def test_output_that_contradicts_its_infer_rule_is_rejected(core: hetero.Core) -
         compiled(X)
 
 
-def test_infer_rule_that_contradicts_the_model_is_rejected(core: hetero.Core) -> None:
+def test_infer_rule_that_contradicts_the_model_is_rejected(core):
     core.add_extension(squeak)
     with pytest.raises(ModelError, match=r"'node'.*float\)\[4, 3\].*declares tensor\(double\)"):
         core.read_model(single_node_model("Squeak(x)", "double"))
 
 
-def test_failing_infer_rule_error_names_the_node(core: hetero.Core) -> None:
+def test_failing_infer_rule_error_names_the_node(core):
     core.add_extension(custom_operators.broken)
     with pytest.raises(ModelError, match=r"'node'.*rule.*AttributeError"):
         core.read_model(single_node_model("Broken(x)"))
 
 
-def test_unknown_attribute_is_refused(core: hetero.Core) -> None:
+def test_unknown_attribute_is_refused(core):
     core.add_extension(squeak)
     support = core.query_model(single_node_model("Squeak <quiet = 1.0> (x)"), "CPU")
     refusal = support.unsupported["node"]["CPU"]
@@ -227,12 +225,12 @@ def test_unknown_attribute_is_refused(core: hetero.Core) -> None:
         (hetero.custom_operator("a.b::C", infer=lambda x: x)(lambda x: x), "top level of a module"),
     ],
 )
-def test_invalid_extension_is_rejected(core: hetero.Core, extension: Any, pattern: str) -> None:
+def test_invalid_extension_is_rejected(core, extension, pattern):
     with pytest.raises(ArgumentError, match=pattern):
         core.add_extension(extension)
 
 
-def test_second_extension_of_an_operator_is_rejected(core: hetero.Core) -> None:
+def test_second_extension_of_an_operator_is_rejected(core):
     core.add_extension(squeak)
     core.add_extension(squeak)
     with pytest.raises(ArgumentError, match=r"org\.example::Squeak already has an extension"):
@@ -240,12 +238,12 @@ def test_second_extension_of_an_operator_is_rejected(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("name", ["Squeak", "::Squeak", "org.example::", "ai.onnx::Relu"])
-def test_operator_without_custom_domain_is_rejected(name: str) -> None:
+def test_operator_without_custom_domain_is_rejected(name):
     with pytest.raises(ArgumentError, match="a custom domain"):
         hetero.custom_operator(name, infer=lambda x: x)
 
 
-def test_older_domain_version_is_rejected(core: hetero.Core) -> None:
+def test_older_domain_version_is_rejected(core):
     core.add_extension(custom_operators.late)
     with pytest.raises(ArgumentError, match="requires version 3 or later"):
         core.read_model(single_node_model("Late(x)"))
@@ -253,7 +251,7 @@ def test_older_domain_version_is_rejected(core: hetero.Core) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_extension_in_ray_processes(local_ray: None) -> None:
+def test_extension_in_ray_processes(local_ray):
     with hetero.Core() as core:
         core.add_extension(squeak)
         compiled = core.compile_model(squeak_model(), "HETERO:ORT,CPU")
@@ -279,7 +277,7 @@ def inverse_model() -> onnx.ModelProto:
     )
 
 
-def test_onnxruntime_library_runs_on_ort(core: hetero.Core) -> None:
+def test_onnxruntime_library_runs_on_ort(core):
     path, x = library(), np.float32([[1, 2], [3, 5]])
     expected = np.maximum(np.linalg.inv(-x), 0)
     assert "inverse" in core.query_model(inverse_model(), "HETERO:ORT,CPU").unsupported
@@ -293,12 +291,12 @@ def test_onnxruntime_library_runs_on_ort(core: hetero.Core) -> None:
         other_core.import_model(blob)
 
 
-def test_missing_library_is_rejected(core: hetero.Core, tmp_path: Path) -> None:
+def test_missing_library_is_rejected(core, tmp_path):
     with pytest.raises(ArgumentError, match="cannot be read"):
         core.add_extension(tmp_path / "none.so")
 
 
-def test_invalid_library_is_a_refusal(core: hetero.Core, tmp_path: Path) -> None:
+def test_invalid_library_is_a_refusal(core, tmp_path):
     (tmp_path / "text.so").write_text("no library")
     core.add_extension(str(tmp_path / "text.so"))
     refusal = core.query_model(inverse_model(), "ORT").unsupported["inverse"]["ORT"]

@@ -12,7 +12,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.mark.slow
-def test_repr_is_one_short_line(core: hetero.Core) -> None:
+def test_repr_is_one_short_line(core):
     compiled = core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
     request = compiled.create_infer_request()
     results = request.infer(X)
@@ -37,7 +37,7 @@ def test_repr_is_one_short_line(core: hetero.Core) -> None:
     assert repr(hetero.Core()) == "<Core ray: not started>"
 
 
-def test_html_escapes_text_and_shortens_values(core: hetero.Core) -> None:
+def test_html_escapes_text_and_shortens_values(core):
     ports = core.read_model(branches()).outputs
     results = hetero.Results(ports, {ports[0].name: np.array(["<b>", *"abcdefgh"], object)})
     page = results._repr_html_()
@@ -45,7 +45,7 @@ def test_html_escapes_text_and_shortens_values(core: hetero.Core) -> None:
     assert "string[9]" in repr(results)
 
 
-def test_html_lists_unsupported_nodes_first(core: hetero.Core) -> None:
+def test_html_lists_unsupported_nodes_first(core):
     model = hetero.Core("inprocess").read_model(branches())
     refusal = hetero.Refusal("no_kernel", "not <here>")
     support = hetero.Support({model.node_names[0]: "CPU"}, {"lost": {"CPU": refusal}})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,13 @@ from tests.scheduler.endpoints import ChannelEndpoint
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     with tempfile.TemporaryDirectory(prefix="het") as name:
         yield Path(name)
 
 
 @pytest.fixture
-def make_endpoint(folder: Path) -> Iterator[Callable[..., ChannelEndpoint]]:
+def make_endpoint(folder):
     created: list[ChannelEndpoint] = []
 
     def make(**options: Any) -> ChannelEndpoint:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from hetero.devices.errors import DeviceError, InferenceError, KernelError
 from hetero.devices.request.request import Request
-from hetero.scheduler.executor import Executor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import EXCEPTIONS
 
 X = np.arange(4, dtype=np.float32)
 
 
-def test_chain_adds_once_per_device(executor: Executor) -> None:
+def test_chain_adds_once_per_device(executor):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     submission = deployment.submit({"x": X}, Request(profile=True))
     answer = submission.future.result(300)
@@ -32,7 +29,7 @@ def test_chain_adds_once_per_device(executor: Executor) -> None:
     deployment.close()
 
 
-def test_branches_of_one_request_overlap(executor: Executor, tmp_path: Path) -> None:
+def test_branches_of_one_request_overlap(executor, tmp_path):
     left, right = (f"meet_2_{tmp_path}?{branch}" for branch in "lr")
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left=left, right=right)
     answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
@@ -41,7 +38,7 @@ def test_branches_of_one_request_overlap(executor: Executor, tmp_path: Path) -> 
     assert join.started_s >= max(one.ended_s, other.ended_s)
 
 
-def test_concurrent_requests_get_their_own_results(executor: Executor, tmp_path: Path) -> None:
+def test_concurrent_requests_get_their_own_results(executor, tmp_path):
     # The first request's second stage waits until the second one is in the first stage.
     plan = chain("TOY.0", "TOY.1", names=[f"meet_{number}_{tmp_path}" for number in (1, 3)])
     deployment = executor.deploy(*plan)
@@ -50,7 +47,7 @@ def test_concurrent_requests_get_their_own_results(executor: Executor, tmp_path:
         np.testing.assert_array_equal(future.result(300).outputs["t1"], X + i + 2)
 
 
-def test_raising_stage_is_named_and_deployment_continues(executor: Executor) -> None:
+def test_raising_stage_is_named_and_deployment_continues(executor):
     bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
     for _ in range(2):
         with pytest.raises(InferenceError, match="by design") as caught:
@@ -69,9 +66,7 @@ def test_raising_stage_is_named_and_deployment_continues(executor: Executor) -> 
     ("name", "message"),
     [("odd", "lock"), *((name, type(error).__name__) for name, error in EXCEPTIONS.items())],
 )
-def test_misbehaving_plugin_fails_its_request_only(
-    executor: Executor, name: str, message: str
-) -> None:
+def test_misbehaving_plugin_fails_its_request_only(executor, name, message):
     bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
     for _ in range(2):
         with pytest.raises(InferenceError, match=message) as caught:
@@ -84,14 +79,14 @@ def test_misbehaving_plugin_fails_its_request_only(
 @pytest.mark.parametrize(
     "name", sorted(EXCEPTIONS.keys() - {"interrupt"})
 )  # in this thread it is the user's Ctrl-C
-def test_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) -> None:
+def test_plugin_that_fails_to_compile_is_named(executor, name):
     with pytest.raises(DeviceError, match=type(EXCEPTIONS[name]).__name__) as caught:
         executor.deploy(*chain("TOY.0", "TOY.1", name=f"unbuilt_{name}"))
     assert caught.value.device == "TOY.0"
     assert len(caught.value.message.encode()) < 20_000
 
 
-def test_constant_stages_are_folded_into_their_readers(executor: Executor) -> None:
+def test_constant_stages_are_folded_into_their_readers(executor):
     model = build(
         [
             ("Neg", "first", ("k",), "c"),

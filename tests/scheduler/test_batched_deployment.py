@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
@@ -22,7 +22,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.request.request import DEFAULT_REQUEST, Request
 from hetero.devices.request.response import Response, StageTiming
-from hetero.scheduler import InProcessExecutor, Limits
+from hetero.scheduler import Limits
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight
 from hetero.scheduler.client.request_runner import RequestRunner
 from hetero.scheduler.clock import Clock
@@ -103,12 +103,12 @@ class Below:
 
 
 @pytest.fixture
-def below() -> Below:
+def below():
     return Below()
 
 
 @pytest.fixture
-def batched(below: Below) -> Iterator[RequestRunner]:
+def batched(below):
     result = below.runner(Batching(4, PATIENCE_S), Limits(requests=8, attempts=1))
     yield result
     result.close()
@@ -126,7 +126,7 @@ def submit(batched: RequestRunner, *rows: float) -> list[Submission]:
     return [batched.submit(x(row), DEFAULT_REQUEST) for row in rows]
 
 
-def test_each_caller_gets_its_own_rows(below: Below, batched: RequestRunner) -> None:
+def test_each_caller_gets_its_own_rows(below, batched):
     (first,) = submit(batched, 1)
     others = [batched.submit(x(2, 3), DEFAULT_REQUEST), batched.submit(x(4), DEFAULT_REQUEST)]
     assert below.rows() == [[1]]
@@ -139,7 +139,7 @@ def test_each_caller_gets_its_own_rows(below: Below, batched: RequestRunner) -> 
     assert answer.stage_timings == (StageTiming(0, "TOY"),)
 
 
-def test_rows_of_other_shapes_are_not_joined(below: Below, batched: RequestRunner) -> None:
+def test_rows_of_other_shapes_are_not_joined(below, batched):
     submit(batched, 1)
     for width in (2, 3, 2):
         batched.submit({"x": np.full((1, width), width, np.float32)}, DEFAULT_REQUEST)
@@ -153,15 +153,13 @@ def test_rows_of_other_shapes_are_not_joined(below: Below, batched: RequestRunne
     [{"x": np.float32(2)}, {"x": [1, 2]}, {"x": np.ones(2), "z": np.ones(3)}],
     ids=["no rows", "a sequence", "rows that differ"],
 )
-def test_unjoinable_request_runs_alone(
-    below: Below, batched: RequestRunner, inputs: dict[str, Any]
-) -> None:
+def test_unjoinable_request_runs_alone(below, batched, inputs):
     submit(batched, 1)
     batched.submit(inputs, DEFAULT_REQUEST)
     assert below.requests[1][0] is inputs
 
 
-def test_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner) -> None:
+def test_cancelled_caller_is_in_no_batch(below, batched):
     _, second, third = submit(batched, 1, 2, 3)
     assert second.cancel()
     with pytest.raises(RequestCancelledError):
@@ -172,9 +170,7 @@ def test_cancelled_caller_is_in_no_batch(below: Below, batched: RequestRunner) -
     assert rows_of(third) == [-3]
 
 
-def test_batch_is_cancelled_when_its_last_caller_leaves(
-    below: Below, batched: RequestRunner
-) -> None:
+def test_batch_is_cancelled_when_its_last_caller_leaves(below, batched):
     first, second, third = submit(batched, 1, 2, 3)
     below.answer_to(0)
     second.cancel()
@@ -187,9 +183,7 @@ def test_batch_is_cancelled_when_its_last_caller_leaves(
     assert rows_of(fourth) == [-4]
 
 
-def test_cancelled_caller_does_not_affect_others_in_batch(
-    below: Below, batched: RequestRunner
-) -> None:
+def test_cancelled_caller_does_not_affect_others_in_batch(below, batched):
     _, second, third = submit(batched, 1, 2, 3)
     below.answer_to(0)
     second.cancel()
@@ -197,7 +191,7 @@ def test_cancelled_caller_does_not_affect_others_in_batch(
     assert rows_of(third) == [-3]
 
 
-def test_each_caller_has_its_own_deadline(below: Below, batched: RequestRunner) -> None:
+def test_each_caller_has_its_own_deadline(below, batched):
     submit(batched, 1)
     short = batched.submit(x(2), Request(timeout_s=0.01))
     long = batched.submit(x(3), Request(timeout_s=PATIENCE_S))
@@ -209,7 +203,7 @@ def test_each_caller_has_its_own_deadline(below: Below, batched: RequestRunner) 
     assert rows_of(long) == [-3]
 
 
-def test_failed_batch_is_retried_per_caller(below: Below, batched: RequestRunner) -> None:
+def test_failed_batch_is_retried_per_caller(below, batched):
     _, *callers = submit(batched, 1, 2, 3, 4)
     below.answer_to(0)
     below.fail(1, InferenceError("a row is bad"))
@@ -224,9 +218,7 @@ def test_failed_batch_is_retried_per_caller(below: Below, batched: RequestRunner
     assert (rows_of(callers[2]), rows_of(later)) == ([-4], [-5])
 
 
-def test_batch_failure_gives_each_caller_its_own_error(
-    below: Below, batched: RequestRunner
-) -> None:
+def test_batch_failure_gives_each_caller_its_own_error(below, batched):
     _, *callers = submit(batched, 1, 2, 3)
     below.answer_to(0)
     below.fail(1, DeviceLostError("gone", device="TOY"))
@@ -236,7 +228,7 @@ def test_batch_failure_gives_each_caller_its_own_error(
     assert len(below.requests) == 2
 
 
-def test_result_with_wrong_rows_fails_every_caller(below: Below, batched: RequestRunner) -> None:
+def test_result_with_wrong_rows_fails_every_caller(below, batched):
     _, *callers = submit(batched, 1, 2, 3)
     below.answer_to(0)
     below.answer_to(1, lambda rows: rows.max(keepdims=True))
@@ -246,8 +238,8 @@ def test_result_with_wrong_rows_fails_every_caller(below: Below, batched: Reques
 
 
 def test_batch_without_room_is_retried_without_blocking_submit(
-    below: Below,
-) -> None:
+    below,
+):
     batched = below.runner(Batching(4, PATIENCE_S), Limits())
     below.refusal = OverloadedError("full")
     (first,) = submit(batched, 1)
@@ -258,9 +250,7 @@ def test_batch_without_room_is_retried_without_blocking_submit(
     batched.close()
 
 
-def test_batch_waits_for_a_device_without_blocking_submit(
-    below: Below, batched: RequestRunner
-) -> None:
+def test_batch_waits_for_a_device_without_blocking_submit(below, batched):
     batched.handle(events.DeviceLost(batched.now_s(), "TOY", "n", "away"))
     first, second = submit(batched, 1, 2)
     assert below.requests == []
@@ -269,7 +259,7 @@ def test_batch_waits_for_a_device_without_blocking_submit(
     assert [rows_of(first), rows_of(second)] == [[-1], [-2]]
 
 
-def test_batch_of_a_lost_device_is_joined_again(below: Below) -> None:
+def test_batch_of_a_lost_device_is_joined_again(below):
     batched = below.runner(Batching(4, PATIENCE_S), Limits())
     first, *others = submit(batched, 1, 2, 3)
     below.answer_to(0)
@@ -283,7 +273,7 @@ def test_batch_of_a_lost_device_is_joined_again(below: Below) -> None:
     batched.close()
 
 
-def test_full_batcher_applies_backpressure(below: Below) -> None:
+def test_full_batcher_applies_backpressure(below):
     batched = below.runner(Batching(2, PATIENCE_S, most=1), Limits(requests=1, waiting=0))
     submit(batched, 1, 2)
     with pytest.raises(OverloadedError, match="2 of 2 requests"):
@@ -291,7 +281,7 @@ def test_full_batcher_applies_backpressure(below: Below) -> None:
     batched.close()
 
 
-def test_oldest_caller_waits_no_longer_than_the_timeout(below: Below) -> None:
+def test_oldest_caller_waits_no_longer_than_the_timeout(below):
     batched = below.runner(Batching(4, 0.01), Limits())
     submit(batched, 1, 2)
     below.await_requests(2)
@@ -299,7 +289,7 @@ def test_oldest_caller_waits_no_longer_than_the_timeout(below: Below) -> None:
     batched.close()
 
 
-def test_story_includes_that_of_the_batch(below: Below, batched: RequestRunner) -> None:
+def test_story_includes_that_of_the_batch(below, batched):
     _, second, _ = submit(batched, 1, 2, 3)
     below.answer_to(0)
     below.answer_to(1)
@@ -308,7 +298,7 @@ def test_story_includes_that_of_the_batch(below: Below, batched: RequestRunner) 
     assert lines == ["submitted with 4 bytes", "batch of 2: started", "answered"]
 
 
-def test_close_ends_waiting_and_running_requests(below: Below, batched: RequestRunner) -> None:
+def test_close_ends_waiting_and_running_requests(below, batched):
     callers = submit(batched, 1, 2)
     batched.close()
     for caller in callers:
@@ -319,12 +309,12 @@ def test_close_ends_waiting_and_running_requests(below: Below, batched: RequestR
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+def executor(request):
     with executor_on(request.param, devices={"TOY": 2}, plugins=(ToyPlugin,)) as executor:
         yield executor
 
 
-def test_concurrent_callers_get_their_own_rows(executor: InProcessExecutor) -> None:
+def test_concurrent_callers_get_their_own_rows(executor):
     plan, sources = chain("TOY.0", "TOY.1")
     deployment = executor.deploy(plan, sources)
     limits = Limits(batching=Batching(8, 0.001, busy=2))
@@ -343,7 +333,7 @@ def test_concurrent_callers_get_their_own_rows(executor: InProcessExecutor) -> N
     batched.close()
 
 
-def test_lost_cluster_fails_callers_of_all_queued_batches(below: Below) -> None:
+def test_lost_cluster_fails_callers_of_all_queued_batches(below):
     batched = below.runner(Batching(1, PATIENCE_S, busy=1, most=1), Limits(requests=1000))
     waiting = submit(batched, *range(500))
     below.refusal = ClusterError("the cluster is gone")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,13 +44,13 @@ X = np.arange(4, dtype=np.float32)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+def executor(request):
     plugins = (ToyPlugin, TwinPlugin, BrokenPlugin)
     with executor_on(request.param, devices={"TOY": 3}, plugins=plugins) as executor:
         yield executor
 
 
-def test_devices_are_named_and_broken_ones_listed(executor: InProcessExecutor) -> None:
+def test_devices_are_named_and_broken_ones_listed(executor):
     rows = {row.name: row for row in executor.devices()}
     assert {"TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(rows)
     assert [rows[f"TWIN.{i}"].device_id for i in (0, 1)] == ["0", "1"]
@@ -64,7 +62,7 @@ def test_devices_are_named_and_broken_ones_listed(executor: InProcessExecutor) -
         executor.query("TOY.9", build([("Neg", "n", ("x",), "y")], ["y"]))
 
 
-def test_query_names_the_device_of_the_cluster(executor: InProcessExecutor) -> None:
+def test_query_names_the_device_of_the_cluster(executor):
     model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
     support = executor.query("TOY.2", model)
     assert support.devices == {"n": "TOY.2"}
@@ -72,9 +70,7 @@ def test_query_names_the_device_of_the_cluster(executor: InProcessExecutor) -> N
     assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
 
 
-def test_result_waits_for_a_late_output_of_early_stage(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_result_waits_for_a_late_output_of_early_stage(executor, monkeypatch):
     came: list[Message] = []
     take = Deployment._receive
 
@@ -94,8 +90,8 @@ def test_result_waits_for_a_late_output_of_early_stage(
 
 
 def test_repeated_passthrough_constant_and_unused_values_are_returned(
-    executor: InProcessExecutor,
-) -> None:
+    executor,
+):
     model = build(
         [("Neg", "n", ("x",), "y")],
         ["y", "x", "w", "y"],
@@ -116,13 +112,13 @@ def test_repeated_passthrough_constant_and_unused_values_are_returned(
         executor.deploy(plan, sources)
 
 
-def test_plan_without_stages_runs(executor: InProcessExecutor) -> None:
+def test_plan_without_stages_runs(executor):
     model = build([], ["x"])
     deployment = executor.deploy(Plan("p", model.inputs, model.outputs, (), ("x",)), [])
     np.testing.assert_array_equal(deployment.submit({"x": X}).future.result(300).outputs["x"], X)
 
 
-def test_sequences_cross_between_stages(executor: InProcessExecutor) -> None:
+def test_sequences_cross_between_stages(executor):
     model = build(
         [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
     )
@@ -131,7 +127,7 @@ def test_sequences_cross_between_stages(executor: InProcessExecutor) -> None:
     assert [list(item) for item in y] == [list(X), list(X)]
 
 
-def test_cancel_stops_the_running_stage(executor: InProcessExecutor) -> None:
+def test_cancel_stops_the_running_stage(executor):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_30_"))
     submission = deployment.submit({"x": X})
     assert submission.cancel()
@@ -143,14 +139,14 @@ def test_cancel_stops_the_running_stage(executor: InProcessExecutor) -> None:
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_deadline_ends_a_request(executor: InProcessExecutor) -> None:
+def test_deadline_ends_a_request(executor):
     deployment = executor.deploy(*chain("TOY.0", name="sleep_30_"))
     submission = deployment.submit({"x": X}, Request(timeout_s=0.05))
     with pytest.raises(DeadlineError, match="in flight"):
         submission.future.result(300)
 
 
-def test_full_pipeline_applies_backpressure(executor: InProcessExecutor) -> None:
+def test_full_pipeline_applies_backpressure(executor):
     plan = chain("TOY.0", name="sleep_30_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -166,7 +162,7 @@ def test_full_pipeline_applies_backpressure(executor: InProcessExecutor) -> None
         assert second.result(300).cancel()
 
 
-def test_caller_continues_while_its_request_waits_for_room(executor: InProcessExecutor) -> None:
+def test_caller_continues_while_its_request_waits_for_room(executor):
     plan, aside = chain("TOY.0"), Request(waits=None)
     limits = Limits(requests=1, waiting=3)
     slow = executor.deploy(*chain("TOY.0", name="sleep_30_"), limits=limits)
@@ -190,7 +186,7 @@ def test_caller_continues_while_its_request_waits_for_room(executor: InProcessEx
         np.testing.assert_array_equal(submission.future.result(300).outputs["t0"], X + 1)
 
 
-def test_close_cancels_running_and_waiting_requests(executor: InProcessExecutor) -> None:
+def test_close_cancels_running_and_waiting_requests(executor):
     plan = chain("TOY.0", name="sleep_30_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -214,7 +210,7 @@ def test_close_cancels_running_and_waiting_requests(executor: InProcessExecutor)
         deployment.submit({"x": X})
 
 
-def test_oversized_request_is_refused_before_its_run(executor: InProcessExecutor) -> None:
+def test_oversized_request_is_refused_before_its_run(executor):
     plan, sources = chain("TOY.0", "TOY.1")
     with pytest.raises(TensorNameError, match=r"missing \['x'\], unknown \['y'\]"):
         executor.deploy(plan, sources).submit({"y": X})
@@ -227,7 +223,7 @@ def test_oversized_request_is_refused_before_its_run(executor: InProcessExecutor
         executor.deploy(*cut(model, ("TOY.0", ["e"])))
 
 
-def test_many_streams_run_many_requests_at_once(tmp_path: Path) -> None:
+def test_many_streams_run_many_requests_at_once(tmp_path):
     executor = InProcessExecutor(plugins=(ToyPlugin,))
     plan, (source,) = chain("TOY", names=[f"meet_2_{tmp_path}"])
     deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
@@ -239,7 +235,7 @@ def test_many_streams_run_many_requests_at_once(tmp_path: Path) -> None:
         executor.deploy(plan, [source])
 
 
-def test_streams_of_models_are_separate(executor: InProcessExecutor) -> None:
+def test_streams_of_models_are_separate(executor):
     plan, (source,) = chain("TOY.0", name="sleep_0.01_")
     wide = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 4})])
     narrow = executor.deploy(plan, [source])
@@ -254,9 +250,7 @@ def test_streams_of_models_are_separate(executor: InProcessExecutor) -> None:
     assert narrow.submit({"x": X}).future.result(300)
 
 
-def test_error_after_a_run_fails_the_request_only(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_after_a_run_fails_the_request_only(executor, monkeypatch):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
     for stage, kind in enumerate((Values, Outputs)):
         loop = executor._loops[f"TOY.{stage}"]
@@ -278,7 +272,7 @@ def test_error_after_a_run_fails_the_request_only(
     assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_values_of_running_and_ended_requests_are_freed(executor: InProcessExecutor) -> None:
+def test_values_of_running_and_ended_requests_are_freed(executor):
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(50):
         deployment.submit({"x": X}).future.result(300)

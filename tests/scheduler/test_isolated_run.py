@@ -37,27 +37,27 @@ def only_failure(results: list[Any]) -> RunFailure:
 
 
 @pytest.mark.parametrize("plugin", [CPUPlugin, ToyPlugin, with_name(ToyPlugin, "OTHER")])
-def test_each_set_of_inputs_has_outputs(plugin: type[Any]) -> None:
+def test_each_set_of_inputs_has_outputs(plugin):
     results = run_isolated(plugin, negation(), {}, [{"x": X}, {"x": X[:1]}], BOUNDS)
     for result, expected in zip(results, (-X, -X[:1]), strict=True):
         assert isinstance(result, Mapping)
         np.testing.assert_array_equal(result["y"], expected)
 
 
-def test_crash_ends_the_process_of_the_run_only() -> None:
+def test_crash_ends_the_process_of_the_run_only():
     failure = only_failure(run_isolated(ToyPlugin, negation("die"), {}, [{"x": X}], BOUNDS))
     assert (failure.kind, failure.reason) == ("crash", "its process ended with SIGKILL")
     (result,) = run_isolated(ToyPlugin, negation(), {}, [{"x": X}], BOUNDS)
     assert isinstance(result, Mapping)
 
 
-def test_error_of_a_run_has_its_message() -> None:
+def test_error_of_a_run_has_its_message():
     failure = only_failure(run_isolated(ToyPlugin, negation("refuse"), {}, [{"x": X}], BOUNDS))
     assert failure.kind == "error"
     assert "by design" in failure.reason
 
 
-def test_class_that_the_process_cannot_import_is_unavailable() -> None:
+def test_class_that_the_process_cannot_import_is_unavailable():
     class Local(CPUPlugin):
         name = "LOCAL"
 
@@ -66,7 +66,7 @@ def test_class_that_the_process_cannot_import_is_unavailable() -> None:
     assert "LOCAL" in failure.reason
 
 
-def test_arrays_of_another_memory_order_arrive() -> None:
+def test_arrays_of_another_memory_order_arrive():
     model = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["": 17]>

@@ -89,7 +89,7 @@ assert (num_open(), list(folder.iterdir())) == (before, [])
 """
 
 
-def test_process_without_descriptors_continues_without_channel(folder: Path) -> None:
+def test_process_without_descriptors_continues_without_channel(folder):
     done = subprocess.run(
         [sys.executable, "-c", DESCRIPTORS, folder],
         cwd=Path(__file__).parents[2],
@@ -120,13 +120,11 @@ class Threads:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+def threads(monkeypatch):
     return Threads(monkeypatch)
 
 
-def test_channel_without_threads_is_refused_and_leaves_nothing(
-    folder: Path, threads: Threads
-) -> None:
+def test_channel_without_threads_is_refused_and_leaves_nothing(folder, threads):
     ChannelEndpoint(folder, host="127.0.0.1").channel.close()
     thread_count, threads.num_started = threads.num_started, 0
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -137,9 +135,7 @@ def test_channel_without_threads_is_refused_and_leaves_nothing(
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_device_without_new_threads_continues_with_existing_ones(
-    threads: Threads, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_device_without_new_threads_continues_with_existing_ones(threads, caplog):
     class Idle:
         num_waits = 0
 
@@ -166,7 +162,7 @@ def test_device_without_new_threads_continues_with_existing_ones(
     workers.stop()
 
 
-def test_user_without_threads_gets_a_typed_error(threads: Threads) -> None:
+def test_user_without_threads_gets_a_typed_error(threads):
     model = parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
     )
@@ -193,7 +189,7 @@ def test_user_without_threads_gets_a_typed_error(threads: Threads) -> None:
         time.sleep(0.01)
 
 
-def test_models_of_an_executor_share_its_threads() -> None:
+def test_models_of_an_executor_share_its_threads():
     model = parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
     )

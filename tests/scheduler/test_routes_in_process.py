@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from hetero.devices.errors import DeviceMemoryError, OverloadedError
 from hetero.devices.request.request import Request
-from hetero.scheduler import InProcessExecutor, Limits
+from hetero.scheduler import Limits
 from hetero.scheduler.executor import Deployment
 from hetero.scheduler.types.placement import share, single_placement
 from tests.scheduler.channel_kinds import KINDS, executor_on
@@ -22,7 +21,7 @@ X = np.arange(4, dtype=np.float32)
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+def executor(request):
     with executor_on(request.param, devices={"TOY": 3}, plugins=(ToyPlugin,)) as executor:
         yield executor
 
@@ -38,8 +37,8 @@ def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], .
 
 
 def test_plans_share_requests_and_number_stages_consecutively(
-    executor: InProcessExecutor,
-) -> None:
+    executor,
+):
     (one, sources), (other, more) = chain("TOY.0", "TOY.1"), chain("TOY.2", "TOY.2")
     deployment = executor.deploy(share([one, other], [2, 1]), [*sources, *more])
     first, second = ((0, "TOY.0"), (1, "TOY.1")), ((2, "TOY.2"), (3, "TOY.2"))
@@ -49,7 +48,7 @@ def test_plans_share_requests_and_number_stages_consecutively(
     deployment.close()
 
 
-def test_replicated_stage_alternates_between_devices(executor: InProcessExecutor) -> None:
+def test_replicated_stage_alternates_between_devices(executor):
     plan, sources = chain("TOY.0", "TOY.1")
     placed = replicate(plan, {1: {"TOY.1": 1.0, "TOY.2": 1.0}})
     deployment = executor.deploy(placed, [*sources, sources[1]])
@@ -58,7 +57,7 @@ def test_replicated_stage_alternates_between_devices(executor: InProcessExecutor
     deployment.close()
 
 
-def test_branches_of_a_request_run_on_one_route(executor: InProcessExecutor) -> None:
+def test_branches_of_a_request_run_on_one_route(executor):
     plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     both = {"TOY.1": 1.0, "TOY.2": 1.0}
     placed = replicate(plan, {1: both, 2: both})
@@ -73,7 +72,7 @@ def test_branches_of_a_request_run_on_one_route(executor: InProcessExecutor) -> 
     deployment.close()
 
 
-def test_routes_have_one_admission(executor: InProcessExecutor) -> None:
+def test_routes_have_one_admission(executor):
     (one, sources), (other, more) = chain("TOY.0", name="sleep_30_"), chain("TOY.1")
     placed = share([one, other], [1, 1])
     deployment = executor.deploy(placed, [*sources, *more], limits=Limits(requests=1))
@@ -85,7 +84,7 @@ def test_routes_have_one_admission(executor: InProcessExecutor) -> None:
     deployment.close()
 
 
-def test_results_are_delivered_in_order_if_configured(executor: InProcessExecutor) -> None:
+def test_results_are_delivered_in_order_if_configured(executor):
     (one, sources), (other, more) = chain("TOY.0", name="sleep_0.05_"), chain("TOY.1")
     placed = share([one, other], [1, 1])
     deployment = executor.deploy(placed, [*sources, *more], limits=Limits(in_order=True))
@@ -101,8 +100,8 @@ def test_results_are_delivered_in_order_if_configured(executor: InProcessExecuto
 
 
 def test_request_beyond_device_memory_runs_on_another_route(
-    executor: InProcessExecutor,
-) -> None:
+    executor,
+):
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     submissions = deployment.submit({"x": X})

@@ -34,9 +34,7 @@ def device(name: str, cores: int, node: str = "n") -> DeviceDescriptor:
         (2, ["ORT"], {"ORT": 5}, [5]),
     ],
 )
-def test_budgets_add_up_to_cores_and_respect_user_values(
-    cores: int, names: list[str], user_threads: dict[str, int], shares: list[int]
-) -> None:
+def test_budgets_add_up_to_cores_and_respect_user_values(cores, names, user_threads, shares):
     rows = [device(name, cores) for name in names]
     assert list(thread_shares(rows, user_threads).values()) == shares
 
@@ -53,15 +51,13 @@ def test_budgets_add_up_to_cores_and_respect_user_values(
         (8, {"ORT": 1.0}, [4, 4]),
     ],
 )
-def test_budgets_are_in_proportion_to_work(
-    cores: int, work: dict[str, float], shares: list[int]
-) -> None:
+def test_budgets_are_in_proportion_to_work(cores, work, shares):
     rows = [device(name, cores) for name in ("ORT", "CPU")]
     assert list(thread_shares(rows, {}, work).values()) == shares
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9), st.integers(2, 64))
-def test_budgets_use_all_cores_and_round_quotas(work: list[float], cores: int) -> None:
+def test_budgets_use_all_cores_and_round_quotas(work, cores):
     names = [f"ORT.{i}" for i in range(len(work))]
     rows = [device(name, cores) for name in names]
     shares = thread_shares(rows, {}, dict(zip(names, work, strict=True)))
@@ -73,12 +69,12 @@ def test_budgets_use_all_cores_and_round_quotas(work: list[float], cores: int) -
         )
 
 
-def test_each_node_divides_its_own_cores() -> None:
+def test_each_node_divides_its_own_cores():
     rows = [device("ORT.0", 8), device("GPU", 1), device("ORT.1", 4, "m"), device("CPU", 4, "m")]
     assert thread_shares(rows, {}) == {"ORT.0": 8, "GPU": 1, "ORT.1": 2, "CPU": 2}
 
 
-def test_removed_device_keeps_its_budget() -> None:
+def test_removed_device_keeps_its_budget():
     plan, sources = chain("TOY.0", "TOY.1")
     shares = plan_shares(single_placement(plan), sources, [device("TOY.0", 8)])
     assert shares == {"TOY.0": 8, "TOY.1": 1}
@@ -87,7 +83,7 @@ def test_removed_device_keeps_its_budget() -> None:
 ROWS = [device(f"TOY.{i}", 8) for i in range(4)]
 
 
-def test_chain_shares_cores_only_if_requests_overlap() -> None:
+def test_chain_shares_cores_only_if_requests_overlap():
     plan, sources = chain("TOY.0", "TOY.1")
     stages = tuple(replace(s, work=w) for s, w in zip(plan.stages, (1.0, 3.0), strict=True))
     placement = single_placement(replace(plan, stages=stages))
@@ -95,13 +91,13 @@ def test_chain_shares_cores_only_if_requests_overlap() -> None:
     assert shares == [{"TOY.0": 2, "TOY.1": 6}, {"TOY.0": 8, "TOY.1": 8}]
 
 
-def test_parallel_branches_share_cores_of_one_request() -> None:
+def test_parallel_branches_share_cores_of_one_request():
     plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.3"))
     shares = plan_shares(single_placement(plan), sources, ROWS, requests_overlap=False)
     assert shares == {"TOY.0": 8, "TOY.1": 4, "TOY.2": 4, "TOY.3": 8}
 
 
-def test_other_devices_get_a_share_of_the_mean_device() -> None:
+def test_other_devices_get_a_share_of_the_mean_device():
     plan, sources = chain("TOY.0", "TOY.1")
     for overlap in (True, False):
         others = ("TOY.2", "TOY.3")
@@ -111,7 +107,7 @@ def test_other_devices_get_a_share_of_the_mean_device() -> None:
         assert shares == {"TOY.0": 2, "TOY.1": 2}
 
 
-def test_replica_counts_by_its_share_of_requests() -> None:
+def test_replica_counts_by_its_share_of_requests():
     plan, sources = chain("TOY.0", "TOY.1")
     other, more = chain("TOY.0", "TOY.2")
     placement = share([plan, other], [0.75, 0.25])

@@ -28,7 +28,7 @@ SHORT_SEEDS = (2, 7, 9, 13, 18, 21, 90, 100, 173, 174, 246, 315, 726)
         ),
     ],
 )
-def test_history_keeps_invariants(seed: int) -> None:
+def test_history_keeps_invariants(seed):
     history = History(seed).run()
     command = f"python -m tests.simulation --seed {seed} --trace trace.json"
     assert history.violations == [], f"replay: {command}"
@@ -39,13 +39,13 @@ def test_history_keeps_invariants(seed: int) -> None:
     # 27: other sequences joined the batch of a sequence during its prefill.
     [27, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6))],
 )
-def test_generation_history_keeps_invariants(seed: int) -> None:
+def test_generation_history_keeps_invariants(seed):
     history = GenerationHistory(seed).run()
     assert history.violations == [], f"replay: python -m tests.simulation --texts --seed {seed}"
 
 
 @pytest.mark.slow
-def test_history_depends_on_the_seed_alone() -> None:
+def test_history_depends_on_the_seed_alone():
     code = (
         "from tests.simulation.history import History\n"
         "hashes = [History(seed).run().simulator.hash for seed in (0, 16, 5, 0, 16)]\n"
@@ -67,7 +67,7 @@ def test_history_depends_on_the_seed_alone() -> None:
 
 
 @pytest.mark.slow
-def test_long_history_keeps_invariants() -> None:
+def test_long_history_keeps_invariants():
     """Run 2,000 requests per seed, like `python -m tests.simulation --requests 2000`."""
     for seed in range(5):
         faults = Faults(loss=0.01, double=0.02, late=0.1, late_s=0.01, crash_s=2.0, cut_s=3.0)
@@ -76,7 +76,7 @@ def test_long_history_keeps_invariants() -> None:
 
 
 @pytest.mark.parametrize("name", PLANTED_BUGS)
-def test_planted_bug_applies_to_the_source(name: str) -> None:
+def test_planted_bug_applies_to_the_source(name):
     path, source = with_bug(name)
     assert source != (ROOT / path).read_text()
     compile(source, str(path), "exec")

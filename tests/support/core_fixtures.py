@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +15,7 @@ def core_fixture(scope: Scope = "function", executor: str = "inprocess", **optio
     """Return a fixture: a Core with these options, closed after the test or module."""
 
     @pytest.fixture(scope=scope)
-    def core() -> Iterator[hetero.Core]:
+    def core():
         with hetero.Core(executor, **options) as core:
             yield core
 

@@ -173,7 +173,7 @@ def server_fixture(scope: Literal["function", "module"] = "module", **arguments:
     """Return a fixture: a server with the arguments of `serving`, closed after its scope."""
 
     @pytest.fixture(scope=scope)
-    def server() -> Iterator[Server]:
+    def server():
         with serving(**arguments) as server:
             yield server
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ class Spans:
 
 
 @pytest.fixture
-def spans() -> Iterator[Spans]:
+def spans():
     collected = Spans()
     yield collected
     collected.provider.shutdown()

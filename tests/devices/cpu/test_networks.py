@@ -27,7 +27,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_agrees_with_onnxruntime(name: str) -> None:
+def test_agrees_with_onnxruntime(name):
     model = SMALL[name]
     feeds = inputs_of(read_model(model))
     for raw in (True, False):
@@ -37,7 +37,7 @@ def test_agrees_with_onnxruntime(name: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
-def test_squeezenet_agrees_with_onnxruntime(device: str) -> None:
+def test_squeezenet_agrees_with_onnxruntime(device):
     """Run it with random weights, and as shipped without the Softmax, whose classes tie."""
     shipped = read_model("light:squeezenet")
     *before, softmax = shipped.nodes
@@ -102,7 +102,7 @@ def dynamic_attention(opset: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("opset", [11, 13, 18])
-def test_sizes_known_only_at_run_time(opset: int) -> None:
+def test_sizes_known_only_at_run_time(opset):
     model = dynamic_attention(opset)
     compiled = compile_cpu(model)
     for shape in ((1, 5, 32), (3, 1, 32), (2, 17, 32)):
@@ -112,7 +112,7 @@ def test_sizes_known_only_at_run_time(opset: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", pytest.param("vit", marks=pytest.mark.slow)])
-def test_peak_memory_is_near_the_live_values(name: str) -> None:
+def test_peak_memory_is_near_the_live_values(name):
     network = bert(layers=2, width=256) if name == "bert" else vit(layers=2, width=256)
     model = read_model(network)
     inputs = list(inputs_of(model).values())
@@ -127,7 +127,7 @@ def test_peak_memory_is_near_the_live_values(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_memory_after_many_runs() -> None:
+def test_memory_after_many_runs():
     x = np.ones((64, 64), np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
@@ -149,7 +149,7 @@ def test_memory_after_many_runs() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.slow
-def test_process_memory_after_twenty_thousand_requests() -> None:
+def test_process_memory_after_twenty_thousand_requests():
     command = [sys.executable, "-m", "tests.support.memory_growth", "20000"]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
     # One leaked output per request would be 45 MB, one leaked Python object per request 1 MB.

@@ -24,14 +24,14 @@ def floats(*shape: int) -> np.ndarray:
     [("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("LSTM", 4, {})],
 )
 def test_recurrent_layer_in_each_run(
-    op_type: str,
-    gates: int,
-    attributes: dict[str, int],
-    direction: str,
-    batch: int,
-    outputs: list[str],
-    starts: bool,
-) -> None:
+    op_type,
+    gates,
+    attributes,
+    direction,
+    batch,
+    outputs,
+    starts,
+):
     directions, hidden, size = 1 + (direction == "bidirectional"), 5, 4
     constants = {
         "w": floats(directions, gates * hidden, size),
@@ -66,9 +66,7 @@ def test_recurrent_layer_in_each_run(
         ("LSTM", 4, {"input_forget": 0}),
     ],
 )
-def test_layer_over_sequences_of_several_lengths(
-    op_type: str, gates: int, attributes: dict[str, int]
-) -> None:
+def test_layer_over_sequences_of_several_lengths(op_type, gates, attributes):
     hidden, size, outputs = 5, 4, ["y", "h", "c"][: 2 + (op_type == "LSTM")]
     constants = {
         "w": floats(2, gates * hidden, size),
@@ -103,15 +101,15 @@ def test_layer_over_sequences_of_several_lengths(
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("steps", "batch", "size", "hidden"), [(5, 2, 4, 3), (10, 1, 16, 32)])
 def test_layer_with_only_its_state_read(
-    direction: str,
-    op_type: str,
-    gates: int,
-    has_bias: bool,
-    steps: int,
-    batch: int,
-    size: int,
-    hidden: int,
-) -> None:
+    direction,
+    op_type,
+    gates,
+    has_bias,
+    steps,
+    batch,
+    size,
+    hidden,
+):
     directions = 1 + (direction == "bidirectional")
     constants = {
         "w": 0.3 * floats(directions, gates * hidden, size),

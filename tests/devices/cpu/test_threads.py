@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,13 +23,13 @@ def blas_threads() -> set[int]:
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before():
     use_threads(0)
     yield
     use_threads(0)
 
 
-def test_each_model_runs_with_its_own_thread_count() -> None:
+def test_each_model_runs_with_its_own_thread_count():
     started_with = blas_threads()
     x = np.ones((4, 4), np.float32)
     model = make_model([helper.make_node("MatMul", ["x", "x"], ["y"])], {"x": x}, ["y"])
@@ -42,7 +41,7 @@ def test_each_model_runs_with_its_own_thread_count() -> None:
         assert blas_threads() == expected
 
 
-def test_threads_set_the_limit_one_after_another() -> None:
+def test_threads_set_the_limit_one_after_another():
     with ThreadPoolExecutor(1) as other:
         other.submit(use_threads, 2).result()
         assert blas_threads() == {2}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ LAYER = parsed("""
 
 
 @pytest.fixture
-def plugin() -> EmulatedGPUPlugin:
+def plugin():
     COPIES.clear()
     return EmulatedGPUPlugin()
 
@@ -52,7 +51,7 @@ def check_layer(compiled: DeviceModel, x: np.ndarray) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_third_run_of_a_shape_launches_a_graph(plugin: EmulatedGPUPlugin) -> None:
+def test_third_run_of_a_shape_launches_a_graph(plugin):
     compiled = plugin.compile_model(read_model(LAYER))
     for rows in (3, 5):
         for run in range(5):
@@ -64,14 +63,14 @@ def test_third_run_of_a_shape_launches_a_graph(plugin: EmulatedGPUPlugin) -> Non
                 assert dict(COPIES) == {"upload": 1, "download": 2}
 
 
-def test_model_without_graphs_launches_none(plugin: EmulatedGPUPlugin) -> None:
+def test_model_without_graphs_launches_none(plugin):
     compiled = plugin.compile_model(read_model(LAYER), {"CUDA_GRAPHS": False})
     for _ in range(4):
         check_layer(compiled, drawn())
     assert not COPIES["graph launch"]
 
 
-def test_run_while_another_uses_the_graph_is_right(plugin: EmulatedGPUPlugin) -> None:
+def test_run_while_another_uses_the_graph_is_right(plugin):
     compiled = plugin.compile_model(read_model(LAYER))
     for _ in range(3):
         check_layer(compiled, drawn())
@@ -101,9 +100,7 @@ def test_run_while_another_uses_the_graph_is_right(plugin: EmulatedGPUPlugin) ->
         ),
     ],
 )
-def test_run_that_waits_has_no_graph(
-    plugin: EmulatedGPUPlugin, text: str, inputs: list[Any]
-) -> None:
+def test_run_that_waits_has_no_graph(plugin, text, inputs):
     model = parsed(text)
     compiled = plugin.compile_model(read_model(model))
     for _ in range(3):
@@ -113,14 +110,14 @@ def test_run_that_waits_has_no_graph(
     assert not COPIES["graph launch"]
 
 
-def test_run_that_draws_numbers_draws_others_each_time(plugin: EmulatedGPUPlugin) -> None:
+def test_run_that_draws_numbers_draws_others_each_time(plugin):
     model = parsed("agraph (float[9] x) => (float[9] y) { y = RandomNormalLike (x) }")
     compiled = plugin.compile_model(read_model(model))
     x = np.zeros(9, np.float32)
     assert len({compiled({"x": x})["y"].tobytes() for _ in range(4)}) == 4
 
 
-def test_host_input_is_read_in_each_run(plugin: EmulatedGPUPlugin) -> None:
+def test_host_input_is_read_in_each_run(plugin):
     model = parsed("agraph (float[N] x, int64[k] axes) => (float[M] y) { y = Unsqueeze (x, axes) }")
     compiled = plugin.compile_model(read_model(model))
     x = np.arange(3, dtype=np.float32)
@@ -129,7 +126,7 @@ def test_host_input_is_read_in_each_run(plugin: EmulatedGPUPlugin) -> None:
             assert compiled({"x": x, "axes": np.array([axis])})["y"].shape == shape
 
 
-def test_resident_output_outlives_the_next_launch() -> None:
+def test_resident_output_outlives_the_next_launch():
     """A stage's output stays on the device while the stage runs for another request."""
     with hetero.Core(
         executor="inprocess", plugins=["tests.emulated_gpu.plugin:EmulatedGPUPlugin"]
@@ -145,14 +142,14 @@ def test_resident_output_outlives_the_next_launch() -> None:
 
 
 @pytest.fixture
-def device() -> Iterator[None]:
+def device():
     with BACKEND.activate("0"):
         yield
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("offset", "is_kept"), [(0, True), (1, False)])
-def test_graph_that_gives_other_results_is_dropped(offset: int, is_kept: bool) -> None:
+def test_graph_that_gives_other_results_is_dropped(offset, is_kept):
     x = BACKEND.to_device(drawn())
     key = signature([x])
     assert key is not None

@@ -19,7 +19,7 @@ from hetero.devices.conformance.onnx_suite import AnyCompiledModel, Case, backen
 from hetero.devices.errors import DeviceMemoryError, PluginLoadError
 from hetero.devices.gpu.plugin import GPUPlugin
 from hetero.devices.model.reader import read_model
-from hetero.devices.testing import Check, device_checks
+from hetero.devices.testing import device_checks
 from tests.backend_suite.expected_failures import may_pass, read_expected_failures
 from tests.support.small_models import make_model, run_onnxruntime
 
@@ -30,7 +30,7 @@ THREADS = 8
 
 
 @pytest.fixture(scope="module")
-def plugin() -> GPUPlugin:
+def plugin():
     try:
         return GPUPlugin()
     except PluginLoadError as error:
@@ -38,7 +38,7 @@ def plugin() -> GPUPlugin:
 
 
 @pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.__name__)
-def test_device_on_gpu_conforms(plugin: GPUPlugin, check: Check) -> None:
+def test_device_on_gpu_conforms(plugin, check):
     check(plugin)
 
 
@@ -52,7 +52,7 @@ class RepeatedCase(Case):
 
 
 @pytest.mark.slow
-def test_onnx_backend_suite_passes_on_gpu(plugin: GPUPlugin) -> None:
+def test_onnx_backend_suite_passes_on_gpu(plugin):
     expected = read_expected_failures(CPU_FAILURES) | read_expected_failures(GPU_FAILURES)
     cases = [RepeatedCase(case.name, case.kind, case.case) for case in backend_cases()]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -71,7 +71,7 @@ def test_onnx_backend_suite_passes_on_gpu(plugin: GPUPlugin) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_product_of_any_layout_equals_numpy(plugin: GPUPlugin, dtype: type) -> None:
+def test_product_of_any_layout_equals_numpy(plugin, dtype):
     random = np.random.default_rng(0)
     xp = plugin.backend.xp
     layouts = {
@@ -98,7 +98,7 @@ def test_product_of_any_layout_equals_numpy(plugin: GPUPlugin, dtype: type) -> N
             assert result.dtype == dtype
 
 
-def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
+def test_concurrent_runs_of_a_graph_are_right(plugin):
     random = np.random.default_rng(0)
     weights = random.normal(size=(64, 64)).astype(np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Relu", ["p"], ["y"])]
@@ -110,7 +110,7 @@ def test_concurrent_runs_of_a_graph_are_right(plugin: GPUPlugin) -> None:
     np.testing.assert_allclose(np.stack(results), np.maximum(inputs @ weights, 0), 1e-4, 1e-4)
 
 
-def test_memory_limit_holds_on_gpu(plugin: GPUPlugin) -> None:
+def test_memory_limit_holds_on_gpu(plugin):
     """Runs within the limit work after one that exceeds it, also as a graph."""
     model = parse_model("""
         <ir_version: 8, opset_import: ["" : 18]>
@@ -147,12 +147,12 @@ def test_memory_limit_holds_on_gpu(plugin: GPUPlugin) -> None:
     ],
 )
 def test_depthwise_convolution_equals_onnxruntime(
-    plugin: GPUPlugin,
-    dtype: type,
-    shape: tuple[int, ...],
-    weights: tuple[int, ...],
-    attributes: dict[str, Any],
-) -> None:
+    plugin,
+    dtype,
+    shape,
+    weights,
+    attributes,
+):
     random = np.random.default_rng(0)
     x, w, b = (random.normal(size=size) for size in (shape, weights, weights[0]))
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], group=shape[1], **attributes)
@@ -181,9 +181,7 @@ def test_depthwise_convolution_equals_onnxruntime(
         ("LSTM", {"clip": 0.5, "input_forget": 1}),
     ],
 )
-def test_recurrent_layer_equals_onnxruntime(
-    plugin: GPUPlugin, op_type: str, attributes: dict[str, Any], direction: str
-) -> None:
+def test_recurrent_layer_equals_onnxruntime(plugin, op_type, attributes, direction):
     """Three runs: the second one records a CUDA graph, the third launches it."""
     random = np.random.default_rng(0)
     gates, directions = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 1 + (direction == "bidirectional")
@@ -217,7 +215,7 @@ def test_recurrent_layer_equals_onnxruntime(
             np.testing.assert_allclose(result, values, 1e-5, 1e-5)
 
 
-def test_closed_model_returns_its_memory_to_the_card(plugin: GPUPlugin) -> None:
+def test_closed_model_returns_its_memory_to_the_card(plugin):
     import cupy
 
     pool = cupy.get_default_memory_pool()

@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import helper, parser
 
-import hetero
 from hetero.devices.conformance.onnx_suite import backend_cases, outcome
 from hetero.devices.errors import DeviceMemoryError
 from hetero.devices.gpu import convolution
@@ -35,7 +34,7 @@ X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
 @pytest.fixture
-def plugin() -> EmulatedGPUPlugin:
+def plugin():
     gc.collect()  # arrays of other tests would count
     return EmulatedGPUPlugin()
 
@@ -60,8 +59,8 @@ RESHAPING = parsed("""
 
 
 def test_run_copies_only_inputs_and_outputs(
-    plugin: EmulatedGPUPlugin,
-) -> None:
+    plugin,
+):
     inputs = {"x": X, "axes": np.array([1])}
     compiled = plugin.compile_model(read_model(RESHAPING))
     for _ in range(2):
@@ -74,8 +73,8 @@ def test_run_copies_only_inputs_and_outputs(
 
 
 def test_constants_are_copied_once_at_compilation(
-    plugin: EmulatedGPUPlugin,
-) -> None:
+    plugin,
+):
     model = parsed("""
         filled (int64[2] shape, float[3, 4] x) => (float[a, b] y)
         <float[4] weight = {1, 2, 3, 4}>
@@ -115,9 +114,7 @@ def test_constants_are_copied_once_at_compilation(
         ),
     ],
 )
-def test_unsupported_element_types_are_refused(
-    plugin: EmulatedGPUPlugin, text: str, message: str
-) -> None:
+def test_unsupported_element_types_are_refused(plugin, text, message):
     support = plugin.query_model(read_model(parsed(text)), {"DISABLE_TRANSFORMATIONS": True})
     (refusals,) = support.unsupported.values()
     (refusal,) = refusals.values()
@@ -125,7 +122,7 @@ def test_unsupported_element_types_are_refused(
     assert message in refusal.message
 
 
-def test_scatter_with_mul_is_refused(plugin: EmulatedGPUPlugin) -> None:
+def test_scatter_with_mul_is_refused(plugin):
     def support(reduction: str) -> Any:
         node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
         inputs = {"x": X, "i": np.zeros((2, 1), np.int64), "u": X[:2]}
@@ -137,7 +134,7 @@ def test_scatter_with_mul_is_refused(plugin: EmulatedGPUPlugin) -> None:
 
 
 @pytest.mark.parametrize("device_id", ["0", "1"])
-def test_program_runs_on_its_device(plugin: EmulatedGPUPlugin, device_id: str) -> None:
+def test_program_runs_on_its_device(plugin, device_id):
     before = plugin.get_property("GPU_MEMORY_USED", device_id)
     compiled = plugin.compile_model(read_model(RESHAPING), {"DEVICE_ID": device_id})
     assert plugin.get_property("GPU_MEMORY_USED", device_id) - before == 16, "its weights"
@@ -147,7 +144,7 @@ def test_program_runs_on_its_device(plugin: EmulatedGPUPlugin, device_id: str) -
     assert plugin.get_property("GPU_MEMORY_USED", device_id) == before
 
 
-def test_run_reads_remote_tensor_of_its_device_in_place(plugin: EmulatedGPUPlugin) -> None:
+def test_run_reads_remote_tensor_of_its_device_in_place(plugin):
     compiled = plugin.compile_model(read_model(RESHAPING), {"DEVICE_ID": "1"})
     tensor = plugin.create_context({"DEVICE_ID": "1"}).from_host(X)
     other_tensor = plugin.create_context({"DEVICE_ID": "0"}).from_host(X)
@@ -165,7 +162,7 @@ def wide(rows: int) -> onnx.ModelProto:
     return make_model(nodes, inputs, ["z"], {"w": np.ones(1024, np.float32)})
 
 
-def test_run_after_memory_error_works(plugin: EmulatedGPUPlugin) -> None:
+def test_run_after_memory_error_works(plugin):
     compiled = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": 64 << 10})
     with pytest.raises(DeviceMemoryError, match=r"EGPU\.0 .*Out of memory"):
         compiled.run([np.ones((100, 1), np.float32)])
@@ -173,16 +170,14 @@ def test_run_after_memory_error_works(plugin: EmulatedGPUPlugin) -> None:
     assert z.shape == (1, 1024)
 
 
-def test_constants_beyond_memory_limit_are_refused(plugin: EmulatedGPUPlugin) -> None:
+def test_constants_beyond_memory_limit_are_refused(plugin):
     model = read_model(wide(1))
     (refusal,) = plugin.query_model(model, {"GPU_MEMORY_LIMIT": 4095}).unsupported["y"].values()
     assert refusal.code == "memory"
     assert "4096 bytes" in refusal.message
 
 
-def test_compilation_beyond_free_memory_raises(
-    plugin: EmulatedGPUPlugin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilation_beyond_free_memory_raises(plugin, monkeypatch):
     tensor = plugin.create_context().from_host(np.ones(5000, np.uint8))
     used_nbytes = plugin.get_property("GPU_MEMORY_USED")
     monkeypatch.setitem(Memory.limits_nbytes, 0, used_nbytes + 1000)
@@ -194,7 +189,7 @@ def test_compilation_beyond_free_memory_raises(
 core = core_fixture("module", plugins=[SPEC])
 
 
-def test_node_beyond_memory_runs_on_another_device(core: hetero.Core) -> None:
+def test_node_beyond_memory_runs_on_another_device(core):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Abs", ["y"], ["z"])]
     inputs = {"x": np.ones((1, 1024), np.float32)}
     model = make_model(nodes, inputs, ["z"], {"w": np.full((1024, 1), -1, np.float32)})
@@ -208,7 +203,7 @@ def test_node_beyond_memory_runs_on_another_device(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_split_gives_equal_results(core: hetero.Core, seed: int) -> None:
+def test_random_split_gives_equal_results(core, seed):
     proto = onnx.compose.add_prefix(RESHAPING, f"p{seed}_")
     inputs = {f"p{seed}_x": X, f"p{seed}_axes": np.array([1])}
     model = core.read_model(proto)
@@ -218,7 +213,7 @@ def test_random_split_gives_equal_results(core: hetero.Core, seed: int) -> None:
         np.testing.assert_allclose(compiled(inputs)[0], *run_onnxruntime(proto, inputs))
 
 
-def test_value_stays_on_device_between_its_stages(core: hetero.Core) -> None:
+def test_value_stays_on_device_between_its_stages(core):
     """Only values that another device reads are copied to the host."""
     model = parsed("""
         around (float[3, 4] x) => (float[3, 4] y) {
@@ -236,7 +231,7 @@ def test_value_stays_on_device_between_its_stages(core: hetero.Core) -> None:
     assert dict(COPIES) == {"upload": 2, "download": 2}, "x and `root` in, `small` and y out"
 
 
-def test_remote_tensor_is_copied_to_the_device_once(core: hetero.Core) -> None:
+def test_remote_tensor_is_copied_to_the_device_once(core):
     tensor = core.create_context("EGPU.1").from_host(X)
     inputs = {"x": tensor, "axes": np.array([1])}
     with (
@@ -252,16 +247,14 @@ def test_remote_tensor_is_copied_to_the_device_once(core: hetero.Core) -> None:
     np.testing.assert_array_equal(tensor.to_host(), X)
 
 
-def test_remote_tensor_beyond_memory_raises(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_tensor_beyond_memory_raises(core, monkeypatch):
     used_nbytes = EmulatedGPUPlugin.open_backend().used_nbytes("1")
     monkeypatch.setitem(Memory.limits_nbytes, 1, used_nbytes + 1000)
     with pytest.raises(DeviceMemoryError, match=r"EGPU\.1 has no room.* 5000 bytes"):
         core.create_context("EGPU.1").from_host(np.ones(5000, np.uint8))
 
 
-def test_state_stays_on_device_between_runs(core: hetero.Core) -> None:
+def test_state_stays_on_device_between_runs(core):
     with core.compile_model(running_sum(), "EGPU", states={"before": "after"}) as compiled:
         request = compiled.create_infer_request()
         x = np.ones(3, np.float32)
@@ -273,7 +266,7 @@ def test_state_stays_on_device_between_runs(core: hetero.Core) -> None:
         np.testing.assert_array_equal(state.state.data, x * 6)
 
 
-def test_device_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_cupy_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "hetero.devices.gpu.cupy_backend", raising=False)
     (entry,) = load_plugins(["hetero.devices.gpu.plugin:GPUPlugin"], entry_points=False).values()
@@ -281,7 +274,7 @@ def test_device_without_cupy_names_the_extra(monkeypatch: pytest.MonkeyPatch) ->
     assert install_command("gpu") in str(entry.error)
 
 
-def test_device_without_gpu_is_listed_with_its_error() -> None:
+def test_device_without_gpu_is_listed_with_its_error():
     cupy = pytest.importorskip("cupy", reason="needs hetero[gpu]")
     try:
         count = cupy.cuda.runtime.getDeviceCount()
@@ -298,7 +291,7 @@ MINIMUM_PASSES = 1700
 
 
 @pytest.mark.slow
-def test_onnx_backend_suite_cases_pass() -> None:
+def test_onnx_backend_suite_cases_pass():
     """Supported cases pass, except those that fail on the CPU device too."""
     expected_failures = read_expected_failures(FOLDER / "expected_failures_cpu.txt")
     plugin = EmulatedGPUPlugin()
@@ -314,9 +307,7 @@ def test_onnx_backend_suite_cases_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.int64, np.int8, np.bool_])
-def test_scatter_reduces_types_of_atomic_operations_only(
-    plugin: EmulatedGPUPlugin, dtype: type
-) -> None:
+def test_scatter_reduces_types_of_atomic_operations_only(plugin, dtype):
     node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction="max")
     x = np.arange(12).reshape(3, 4).astype(dtype)
     inputs = {"x": x, "i": np.array([[1], [1]]), "u": x[:2]}
@@ -331,7 +322,7 @@ def test_scatter_reduces_types_of_atomic_operations_only(
         assert "reduce double, float" in refusal.message
 
 
-def test_unique_runs_on_the_host(plugin: EmulatedGPUPlugin) -> None:
+def test_unique_runs_on_the_host(plugin):
     model = parsed("agraph (float[3, 4] x) => (float[n, 4] y) { y = Unique <axis = 0> (x) }")
     note = plugin.query_model(read_model(model)).notes["y"]
     assert note == "runs on the host: its inputs are copied there"
@@ -350,12 +341,12 @@ def test_unique_runs_on_the_host(plugin: EmulatedGPUPlugin) -> None:
     ],
 )
 def test_convolution_launches_few_kernels_and_is_right(
-    plugin: EmulatedGPUPlugin,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: tuple[int, ...],
-    weights: tuple[int, ...],
-    attributes: dict[str, Any],
-) -> None:
+    plugin,
+    monkeypatch,
+    shape,
+    weights,
+    attributes,
+):
     random = np.random.default_rng(0)
     inputs = {"x": random.normal(size=shape).astype(np.float32)}
     values = {
@@ -371,7 +362,7 @@ def test_convolution_launches_few_kernels_and_is_right(
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_memory_limit_applies_to_its_model_only(plugin: EmulatedGPUPlugin) -> None:
+def test_memory_limit_applies_to_its_model_only(plugin):
     limited = plugin.compile_model(read_model(wide(1)), {"GPU_MEMORY_LIMIT": 64 << 10})
     unlimited = plugin.compile_model(read_model(wide(100)))
     inputs = [np.ones((100, 1), np.float32)]
@@ -382,7 +373,7 @@ def test_memory_limit_applies_to_its_model_only(plugin: EmulatedGPUPlugin) -> No
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_remainder_by_infinity_is_the_dividend(plugin: EmulatedGPUPlugin, dtype: type) -> None:
+def test_remainder_by_infinity_is_the_dividend(plugin, dtype):
     """CuPy's own remainder is NaN there."""
     values = np.array([-np.inf, -3, -0.0, 0.0, 2.5, np.inf, np.nan], dtype)
     a, b = np.meshgrid(values, values)
@@ -395,7 +386,7 @@ def test_remainder_by_infinity_is_the_dividend(plugin: EmulatedGPUPlugin, dtype:
     np.testing.assert_array_equal(np.signbit(y[y == 0]), np.signbit(expected[y == 0]))
 
 
-def test_seed_draws_the_numbers_of_the_cpu(core: hetero.Core) -> None:
+def test_seed_draws_the_numbers_of_the_cpu(core):
     model = parsed("agraph (float[9] x) => (float[9] y) { y = RandomNormalLike <seed = 7.0> (x) }")
     results = []
     for device in ("EGPU", "CPU"):
@@ -404,7 +395,7 @@ def test_seed_draws_the_numbers_of_the_cpu(core: hetero.Core) -> None:
     np.testing.assert_array_equal(*results)
 
 
-def test_column_blocks_cover_each_output_row_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_blocks_cover_each_output_row_once(monkeypatch):
     shape = (4, 3, 3, 5, 7, 6)  # C, kernel, N, output
     for nbytes in (1, 4 * 9 * 6 * 4 * 2, 4 * 9 * 7 * 6 * 4 * 2, 1 << 29):
         monkeypatch.setattr(convolution, "_COLUMN_NBYTES", nbytes)
@@ -416,7 +407,7 @@ def test_column_blocks_cover_each_output_row_once(monkeypatch: pytest.MonkeyPatc
         assert (cover == 1).all()
 
 
-def test_closed_model_releases_unused_memory(plugin: EmulatedGPUPlugin) -> None:
+def test_closed_model_releases_unused_memory(plugin):
     compiled = plugin.compile_model(read_model(RESHAPING))
     before = RELEASES["0"]
     compiled.close()
@@ -427,11 +418,11 @@ def test_closed_model_releases_unused_memory(plugin: EmulatedGPUPlugin) -> None:
     ("attributes", "num_cells"), [({}, 2 * 5), ({"clip": 9.0}, 0), ({"input_forget": 1}, 0)]
 )
 def test_lstm_uses_the_cell_of_the_library(
-    plugin: EmulatedGPUPlugin,
-    monkeypatch: pytest.MonkeyPatch,
-    attributes: dict[str, Any],
-    num_cells: int,
-) -> None:
+    plugin,
+    monkeypatch,
+    attributes,
+    num_cells,
+):
     calls = []
 
     def cell(gates: Any, product: Any, c: Any) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ def floats(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("grows", [False, True], ids=["same shapes", "a state that grows"])
-def test_loop_with_another_number_of_trips_in_each_run(grows: bool) -> None:
+def test_loop_with_another_number_of_trips_in_each_run(grows):
     steps = [
         helper.make_node("MatMul", ["state", "w"], ["t0"]),  # a constant from outside
         *(helper.make_node("Tanh", [f"t{i}"], [f"t{i + 1}"]) for i in range(6)),
@@ -63,7 +63,7 @@ def test_loop_with_another_number_of_trips_in_each_run(grows: bool) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_shapes_that_depend_on_data() -> None:
+def test_shapes_that_depend_on_data():
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("NonZero", ["r"], ["places"]),
@@ -81,7 +81,7 @@ def test_shapes_that_depend_on_data() -> None:
             np.testing.assert_array_equal(actual, expected)
 
 
-def test_inputs_of_many_shapes() -> None:
+def test_inputs_of_many_shapes():
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
         helper.make_node("Relu", ["c"], ["r"]),
@@ -104,7 +104,7 @@ def test_inputs_of_many_shapes() -> None:
             np.testing.assert_allclose(compiled.run([x])[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_later_runs_leave_earlier_outputs_unchanged() -> None:
+def test_later_runs_leave_earlier_outputs_unchanged():
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
         helper.make_node("Transpose", ["r"], ["t"]),
@@ -125,7 +125,7 @@ def test_later_runs_leave_earlier_outputs_unchanged() -> None:
         assert not any(np.may_share_memory(y, other) for other in (x, *outputs[i + 1 :]))
 
 
-def test_node_that_fails_in_a_later_run_is_named() -> None:
+def test_node_that_fails_in_a_later_run_is_named():
     nodes = [
         helper.make_node("Neg", ["i"], ["n"], name="minus"),
         helper.make_node("Gather", ["w", "n"], ["y"], name="take"),
@@ -141,7 +141,7 @@ def test_node_that_fails_in_a_later_run_is_named() -> None:
     )
 
 
-def test_run_is_profiled_and_cancelled() -> None:
+def test_run_is_profiled_and_cancelled():
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Transpose", ["e"], ["y"])]
     x = floats(3, 4)
     compiled = compile_cpu(make_model(nodes, {"x": x}, ["y"]))
@@ -154,7 +154,7 @@ def test_run_is_profiled_and_cancelled() -> None:
         compiled.run([x], context)
 
 
-def test_concurrent_runs_have_their_own_memory() -> None:
+def test_concurrent_runs_have_their_own_memory():
     nodes = [helper.make_node("Exp", ["x"], ["e"])]
     nodes += [
         helper.make_node("Add", [f"a{i}" if i else "e", "x"], [f"a{i + 1}"]) for i in range(9)
@@ -178,7 +178,7 @@ def test_concurrent_runs_have_their_own_memory() -> None:
     assert not wrong
 
 
-def test_random_numbers_are_drawn_in_each_run() -> None:
+def test_random_numbers_are_drawn_in_each_run():
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
         helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
@@ -189,7 +189,7 @@ def test_random_numbers_are_drawn_in_each_run() -> None:
     assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])
 
 
-def test_intermediates_are_freed_after_their_last_use() -> None:
+def test_intermediates_are_freed_after_their_last_use():
     names = ["x", *(f"y{i}" for i in range(20)), "y"]
     nodes = [helper.make_node("Neg", [source], [target]) for source, target in pairwise(names)]
     x = floats(256, 1024)
@@ -204,7 +204,7 @@ def test_intermediates_are_freed_after_their_last_use() -> None:
     assert peak < 2.5 * x.nbytes  # the input and the output of one node
 
 
-def test_unreferenced_model_frees_its_memory_at_once() -> None:
+def test_unreferenced_model_frees_its_memory_at_once():
     nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Add", ["e", "w"], ["y"])]
     x = floats(500, 500)
     model = make_model(nodes, {"x": x}, ["y"], {"w": x})

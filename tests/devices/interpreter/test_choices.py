@@ -75,7 +75,7 @@ def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
 
 
 @pytest.mark.parametrize("kernel", CHOOSING, ids=lambda k: f"{k.op_type}-{k.since}")
-def test_query_refuses_invalid_attribute_values(kernel: Kernel) -> None:
+def test_query_refuses_invalid_attribute_values(kernel):
     proto = sound_model(kernel)
     if proto is None:
         hard = ("TfIdfVectorizer", "RMSNormalization")
@@ -103,7 +103,7 @@ def test_query_refuses_invalid_attribute_values(kernel: Kernel) -> None:
         assert f"attribute {name!r} is" in refusal.message
 
 
-def test_kernels_declare_the_values_of_text_attributes() -> None:
+def test_kernels_declare_the_values_of_text_attributes():
     """The valid values include the defaults."""
     for kernel in KERNELS:
         for name, parameter in inspect.signature(kernel.function).parameters.items():
@@ -144,7 +144,7 @@ def model_of(text: str) -> Model:
     ids=["branch", "function", "attribute of a function"],
 )
 @pytest.mark.parametrize("plain", [False, True])
-def test_query_refuses_values_in_bodies_and_functions(text: str, plain: bool) -> None:
+def test_query_refuses_values_in_bodies_and_functions(text, plain):
     config = {"DISABLE_TRANSFORMATIONS": plain}
     (by,) = CPUPlugin().query_model(model_of(text), config).unsupported.values()
     (refusal,) = by.values()
@@ -152,7 +152,7 @@ def test_query_refuses_values_in_bodies_and_functions(text: str, plain: bool) ->
     assert "attribute 'auto_pad' is 'SAME'; valid values are 'NOTSET'" in refusal.message
 
 
-def test_function_is_checked_for_the_attributes_of_each_call() -> None:
+def test_function_is_checked_for_the_attributes_of_each_call():
     text = (
         '(float[1,1,4,4] x, float[1,1,3,3] w) => (y, z) {y = own.F<pad = "VALID">(x, w) '
         'z = own.F<pad = "SAME">(x, w)} <domain: "own", opset_import: ["" : 17]> '
@@ -162,7 +162,7 @@ def test_function_is_checked_for_the_attributes_of_each_call() -> None:
     assert (set(support), set(support.unsupported)) == ({"y"}, {"z"})
 
 
-def test_a_user_reads_the_valid_values() -> None:
+def test_a_user_reads_the_valid_values():
     text = '(float[1,1,4,4] x, float[4] s) => (y) {y = Resize<mode = "lanczos">(x, "", s)}'
     with (
         hetero.Core("inprocess") as core,
@@ -171,7 +171,7 @@ def test_a_user_reads_the_valid_values() -> None:
         core.compile_model(model_of(text), "CPU")
 
 
-def test_choices_of_unknown_attributes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_of_unknown_attributes_are_refused(monkeypatch):
     monkeypatch.setattr("hetero.devices.kernels.registry.KERNELS", KernelRegistry())
     with pytest.raises(ValueError, match="no attribute 'mode' to choose for"):
         op("Odd", since=1, choices={"mode": ("a",)})(lambda xp, x: np.abs(x))

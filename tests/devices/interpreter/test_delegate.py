@@ -14,13 +14,13 @@ from tests.support.small_models import compile_cpu, make_model
 WORDS = np.array(["b", "a", "Monday", "c"], object)
 
 
-def test_delegated_operators_are_in_the_backend_suite() -> None:
+def test_delegated_operators_are_in_the_backend_suite():
     models = (case.model() for case in backend_cases() if case.kind == "node")
     checked = {(node.domain, node.op_type) for model in models for node in model.graph.node}
     assert not DELEGATED.keys() - checked
 
 
-def test_delegation_is_noted_in_query_and_runtime_model() -> None:
+def test_delegation_is_noted_in_query_and_runtime_model():
     node = helper.make_node("StringConcat", ["x", "x"], ["y"], name="b")
     model = make_model([node], {"x": WORDS}, ["y"], opset=20)
     assert CPUPlugin().query_model(read_model(model)).notes == {"b": "delegated to onnx.reference"}
@@ -28,7 +28,7 @@ def test_delegation_is_noted_in_query_and_runtime_model() -> None:
     assert executed.implementation == "delegated to onnx.reference"
 
 
-def test_delegation_of_an_older_version_is_refused() -> None:
+def test_delegation_of_an_older_version_is_refused():
     node = helper.make_node("StringConcat", ["x", "x"], ["y"], name="e")
     model = make_model([node], {"x": WORDS}, ["y"], opset=19)
     (refusal,) = CPUPlugin().query_model(read_model(model)).unsupported["e"].values()

@@ -28,7 +28,7 @@ def body(nodes: list[Any], inputs: list[Any], outputs: list[str]) -> Any:
 
 @pytest.mark.parametrize("config", [RAW, {}])
 @pytest.mark.parametrize("condition", [True, False])
-def test_if_bodies_read_outer_values(condition: bool, config: dict[str, Any]) -> None:
+def test_if_bodies_read_outer_values(condition, config):
     then = body([helper.make_node("Add", ["h", "w"], ["t"])], [], ["t"])
     inner = body([helper.make_node("Sub", ["h", "x"], ["i"])], [], ["i"])
     otherwise = body(
@@ -44,7 +44,7 @@ def test_if_bodies_read_outer_values(condition: bool, config: dict[str, Any]) ->
     assert np.array_equal(actual, expected)
 
 
-def test_loop_with_scan_output_and_capture() -> None:
+def test_loop_with_scan_output_and_capture():
     nodes = [
         helper.make_node("Add", ["state", "x"], ["next"]),
         helper.make_node("Identity", ["next"], ["scanned"]),
@@ -64,7 +64,7 @@ def test_loop_with_scan_output_and_capture() -> None:
     assert np.array_equal(every, np.stack([X * k for k in (2, 3, 4, 5)]))
 
 
-def test_function_attributes_defaults_and_absent_inputs() -> None:
+def test_function_attributes_defaults_and_absent_inputs():
     inside = [
         helper.make_node("LeakyRelu", ["a"], ["r"]),
         helper.make_node("Clip", ["r", "low"], ["out"]),
@@ -100,7 +100,7 @@ def test_function_attributes_defaults_and_absent_inputs() -> None:
     assert executed.implementation == "function:Leaky"
 
 
-def test_unsupported_operator_inside_a_body_is_named() -> None:
+def test_unsupported_operator_inside_a_body_is_named():
     graph = body([helper.make_node("NoSuchOp", ["x"], ["t"], domain="")], [], ["t"])
     node = helper.make_node("If", ["c"], ["y"], name="if", then_branch=graph, else_branch=graph)
     model = make_model([node], {"x": X, "c": np.array(True)}, ["y"])
@@ -110,7 +110,7 @@ def test_unsupported_operator_inside_a_body_is_named() -> None:
     assert "_branch of If" in refusal.message
 
 
-def test_recursive_function_is_refused() -> None:
+def test_recursive_function_is_refused():
     inner = [helper.make_node("Again", ["a"], ["b"], domain="own")]
     imports = [helper.make_opsetid("own", 1)]
     function = helper.make_function("own", "Again", ["a"], ["b"], inner, imports)
@@ -120,7 +120,7 @@ def test_recursive_function_is_refused() -> None:
         CPUPlugin().query_model(read_model(model), RAW)
 
 
-def test_refusals_by_opset_and_attribute() -> None:
+def test_refusals_by_opset_and_attribute():
     old = make_model([helper.make_node("Gelu", ["x"], ["y"], name="g")], {"x": X}, ["y"], opset=13)
     odd = make_model([helper.make_node("Relu", ["x"], ["y"], name="r", odd=1)], {"x": X}, ["y"])
     for model, code in ((old, "opset"), (odd, "attribute")):
@@ -129,7 +129,7 @@ def test_refusals_by_opset_and_attribute() -> None:
         assert refusal.code == code
 
 
-def test_kernel_errors_name_node_operator_opset_shapes_and_types() -> None:
+def test_kernel_errors_name_node_operator_opset_shapes_and_types():
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], name="first"),
         helper.make_node("MatMul", ["r", "w"], ["y"], name="product"),
@@ -164,7 +164,7 @@ def test_kernel_errors_name_node_operator_opset_shapes_and_types() -> None:
         ),
     ],
 )
-def test_outputs_are_the_callers_own(nodes: list[Any], outputs: list[str]) -> None:
+def test_outputs_are_the_callers_own(nodes, outputs):
     weights = np.ones(3, np.float32)
     model = make_model(
         nodes, {"x": X}, outputs, {"w": weights, "shape": np.array([4, 3], np.int64)}
@@ -205,9 +205,7 @@ def chains(draw: st.DrawFn) -> tuple[list[Any], list[str]]:
 
 
 @given(chains(), st.booleans())
-def test_memory_is_not_overwritten_while_it_is_read(
-    chain: tuple[list[Any], list[str]], raw: bool
-) -> None:
+def test_memory_is_not_overwritten_while_it_is_read(chain, raw):
     nodes, outputs = chain
     random = np.random.default_rng(0)
     x, w = (random.uniform(-1, 1, (40, 40)).astype(np.float32) for _ in range(2))
@@ -221,7 +219,7 @@ def test_memory_is_not_overwritten_while_it_is_read(
     assert np.array_equal(given_x, x)
 
 
-def test_export_and_load_without_transforming_again() -> None:
+def test_export_and_load_without_transforming_again():
     nodes = [
         helper.make_node("Conv", ["x", "k"], ["c"], name="conv", pads=[1, 1, 1, 1]),
         helper.make_node("BatchNormalization", ["c", "s", "s", "s", "s"], ["n"], name="norm"),
@@ -247,7 +245,7 @@ def test_export_and_load_without_transforming_again() -> None:
             CPUProgram.load(damaged)
 
 
-def test_sparse_and_string_literals() -> None:
+def test_sparse_and_string_literals():
     values = numpy_helper.from_array(np.array([5.0, 7.0], np.float32), "v")
     flat = numpy_helper.from_array(np.array([1, 4], np.int64), "i")
     sparse = helper.make_sparse_tensor(values, flat, [2, 3])

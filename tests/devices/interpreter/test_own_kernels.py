@@ -33,7 +33,7 @@ def device(**since: int) -> CPUPlugin:
     return Own()
 
 
-def test_own_kernel_replaces_the_shared_one() -> None:
+def test_own_kernel_replaces_the_shared_one():
     nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
     model = read_model(make_model(nodes, {"x": X}, ["y", "z"]))
     compiled = device(Relu=14).compile_model(model)
@@ -46,7 +46,7 @@ def test_own_kernel_replaces_the_shared_one() -> None:
 
 
 @pytest.mark.parametrize(("since", "own"), [(1, False), (7, False), (13, True), (18, False)])
-def test_older_own_kernel_is_not_used(since: int, own: bool) -> None:
+def test_older_own_kernel_is_not_used(since, own):
     backend = device(Softmax=since).backend
     kernel, shared = backend.find_kernel("", "Softmax", 17), KERNELS.find("", "Softmax", 17)
     assert shared is not None

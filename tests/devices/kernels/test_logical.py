@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -12,26 +10,26 @@ from tests.support.kernel_oracle import check, refuses, run_kernel
 TRUTH = np.array([True, False])
 
 
-def test_equal_of_strings_and_booleans() -> None:
+def test_equal_of_strings_and_booleans():
     check("Equal", [np.array(["a", "b"], object), np.array(["a", "c"], object)], opset=19)
     check("Equal", [TRUTH[:, None], TRUTH], opset=7)
 
 
 @pytest.mark.parametrize("op_type", ["And", "Or", "Xor"])
-def test_connectives(op_type: str) -> None:
+def test_connectives(op_type):
     check(op_type, [TRUTH[:, None], TRUTH], opset=7)
     check(op_type, [np.zeros((0, 2), bool), TRUTH], opset=7)
     refuses(TypeError, "bool", op_type, [np.ones(2), np.ones(2)], opset=7)
 
 
-def test_not() -> None:
+def test_not():
     check("Not", [TRUTH], opset=7)
     refuses(TypeError, "bool", "Not", [np.ones(2)], opset=7)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32, np.uint8, object])
 @pytest.mark.parametrize("opset", [9, 16])
-def test_where(dtype: Any, opset: int) -> None:
+def test_where(dtype, opset):
     x, y = np.array([1, 2, 3]).astype(dtype), np.array([[4], [5]]).astype(dtype)
     if dtype is object:
         x, y = x.astype(str).astype(object), y.astype(str).astype(object)
@@ -41,7 +39,7 @@ def test_where(dtype: Any, opset: int) -> None:
         check("Where", [np.array(condition), x[:1].reshape(()), y[:1].reshape(())], opset=opset)
 
 
-def test_where_keeps_every_bit() -> None:
+def test_where_keeps_every_bit():
     # Not-a-number with a payload, and both zeros.
     x = np.array([0x7FC12345, 0x80000000], np.uint32).view(np.float32)
     y = np.array([0.0, np.inf], np.float32)
@@ -51,7 +49,7 @@ def test_where_keeps_every_bit() -> None:
 
 
 @pytest.mark.parametrize("shapes", [((2, 1), (3,), ()), ((), (3,), (2, 1)), ((2, 3), (), ())])
-def test_where_broadcasts(shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_where_broadcasts(shapes):
     first, second, third = shapes
     condition = np.arange(int(np.prod(first))).reshape(first) % 2 == 0
     x, y = np.full(second, 2.5, np.float32), np.full(third, -1.0, np.float32)

@@ -40,7 +40,7 @@ def labels(count: int, kind: str = "classlabels_strings") -> dict[str, Any]:
 
 @pytest.mark.parametrize("post", POST_TRANSFORMS)
 @pytest.mark.parametrize("targets", [1, 2])
-def test_linear_regressor(post: str, targets: int) -> None:
+def test_linear_regressor(post, targets):
     attributes = {"coefficients": numbers(3 * targets), "targets": targets}
     check_ml("LinearRegressor", [X], attributes, 1)  # without intercepts
     attributes |= {"intercepts": numbers(targets), "post_transform": post}
@@ -56,14 +56,14 @@ def test_linear_regressor(post: str, targets: int) -> None:
 @pytest.mark.parametrize("post", POST_TRANSFORMS)
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("kind", LABELS)
-def test_linear_classifier(post: str, rows: int, kind: str) -> None:
+def test_linear_classifier(post, rows, kind):
     attributes = {"coefficients": numbers(3 * rows), "intercepts": numbers(rows)}
     attributes |= {"post_transform": post, **labels(max(rows, 2), kind)}
     check_ml("LinearClassifier", [X], attributes, 1, n_outputs=2)
     check_ml("LinearClassifier", [X[0]], attributes, 1, n_outputs=2)
 
 
-def test_probit() -> None:
+def test_probit():
     attributes = {"coefficients": [0.0, 0.1, 0.2, 0.0, 0.0, 0.1], "targets": 2}
     attributes |= {"intercepts": [0.5, 0.4], "post_transform": "PROBIT"}
     check_ml("LinearRegressor", [X], attributes, 1)
@@ -71,7 +71,7 @@ def test_probit() -> None:
 
 @pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
 @pytest.mark.parametrize("one_class", [0, 1])
-def test_svm_regressor(kernel: str, one_class: int) -> None:
+def test_svm_regressor(kernel, one_class):
     attributes = {
         "kernel_type": kernel,
         "kernel_params": [0.5, 0.3, 3.0],
@@ -87,7 +87,7 @@ def test_svm_regressor(kernel: str, one_class: int) -> None:
 @pytest.mark.parametrize("post", POST_TRANSFORMS)
 @pytest.mark.parametrize("classes", [2, 3, 4])
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_svm_classifier(post: str, classes: int, probabilities: bool) -> None:
+def test_svm_classifier(post, classes, probabilities):
     counts = [2, 1, 3, 2][:classes]
     pairs = classes * (classes - 1) // 2
     attributes = {
@@ -105,7 +105,7 @@ def test_svm_classifier(post: str, classes: int, probabilities: bool) -> None:
     check_ml("SVMClassifier", [X], attributes, 1, n_outputs=2)
 
 
-def test_linear_svm_classifier() -> None:
+def test_linear_svm_classifier():
     attributes = {"coefficients": numbers(9), "rho": [0.1], "kernel_params": [0.0, 0.0, 0.0]}
     attributes |= {"kernel_type": "LINEAR", **labels(3)}
     check_ml("SVMClassifier", [X], attributes, 1, n_outputs=2)
@@ -154,7 +154,7 @@ def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple
     }, leaves
 
 
-def test_tree_ensemble_is_built_once_for_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tree_ensemble_is_built_once_for_all_runs(monkeypatch):
     built: list[ml_trees.Trees] = []
 
     def build(*fields: Any) -> ml_trees.Trees:
@@ -201,9 +201,7 @@ def test_tree_ensemble_is_built_once_for_all_runs(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("targets", [1, 3])
 @pytest.mark.parametrize("modes", [[mode] for mode in MODES] + [MODES], ids="-".join)
-def test_tree_ensemble_regressor(
-    version: int, aggregate: str, targets: int, modes: list[str]
-) -> None:
+def test_tree_ensemble_regressor(version, aggregate, targets, modes):
     nodes, leaves = forest(modes)
     weighed = [(*leaf, target) for leaf in leaves for target in range(targets)]
     ids = dict(
@@ -231,7 +229,7 @@ def test_tree_ensemble_regressor(
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
-def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype: type) -> None:
+def test_tree_ensemble_classifier(post, classes, positive, dtype):
     """Check two classes with one score, as scikit-learn's converter writes them."""
     nodes, leaves = forest(MODES)
     scored = range(1 if classes == 2 else classes)
@@ -252,7 +250,7 @@ def test_tree_ensemble_classifier(post: str, classes: int, positive: bool, dtype
     check_ml("TreeEnsembleClassifier", [x], attributes, 3, n_outputs=2)
 
 
-def test_tree_classifier_of_two_scored_classes() -> None:
+def test_tree_classifier_of_two_scored_classes():
     """ONNX Runtime returns 0 and 1 here, which are no labels of the model."""
     leaf = {
         "nodes_treeids": [0],
@@ -274,7 +272,7 @@ def test_tree_classifier_of_two_scored_classes() -> None:
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, expected=expected, n_outputs=2)
 
 
-def test_tree_ensemble_adds_trees_in_order() -> None:
+def test_tree_ensemble_adds_trees_in_order():
     """Half of the trees vote for each class; in 64 bits five tenths add up to more than 0.5."""
     count, votes = 10, 5
     forest = {
@@ -297,7 +295,7 @@ def test_tree_ensemble_adds_trees_in_order() -> None:
     check_ml("TreeEnsembleClassifier", [X[:1]], attributes, 1, n_outputs=2)
 
 
-def test_tree_ensemble_refuses_unknown_nodes() -> None:
+def test_tree_ensemble_refuses_unknown_nodes():
     nodes, _ = forest(MODES)
     attributes = nodes | {
         "n_targets": 1,
@@ -368,7 +366,7 @@ FEATURES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("case", FEATURES, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_features(case: tuple[str, int, list[Any], dict[str, Any]]) -> None:
+def test_features(case):
     op_type, version, inputs, attributes = case
     check_ml(op_type, inputs, attributes, version)
 
@@ -388,12 +386,12 @@ def test_features(case: tuple[str, int, list[Any], dict[str, Any]]) -> None:
         ),
     ],
 )
-def test_refuses(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
+def test_refuses(op_type, inputs, attributes, message):
     refuses((ValueError, IndexError), message, op_type, inputs, attributes, 1, "ai.onnx.ml")
 
 
 @pytest.mark.parametrize("kind", ["classlabels_int64s", "classlabels_strings"])
-def test_zip_map_crosses_devices(kind: str) -> None:
+def test_zip_map_crosses_devices(kind):
     names: dict[str, Any] = {
         "classlabels_int64s": [3, 5, 7],
         "classlabels_strings": ["a", "b", "c"],
@@ -422,7 +420,7 @@ def test_zip_map_crosses_devices(kind: str) -> None:
     )
 
 
-def test_maps_become_rows() -> None:
+def test_maps_become_rows():
     scores = {"a": 1.5, "c": 2.0}
     (row,) = run_kernel(
         "DictVectorizer", [scores], {"string_vocabulary": ["c", "b", "a"]}, 1, "ai.onnx.ml"
@@ -440,7 +438,7 @@ def test_maps_become_rows() -> None:
         assert_close(row, expected, 0, 0, "CastMap")
 
 
-def test_query_prefers_cpu_for_faults_of_onnxruntime() -> None:
+def test_query_prefers_cpu_for_faults_of_onnxruntime():
     """ONNX Runtime's result of each model differs from the specification, so CPU has to run it."""
     linear = {"coefficients": [1.0, 2.0, 3.0], "post_transform": "LOGISTIC"}
     leaf: dict[str, Any] = {"nodes_modes": ["LEAF"], "nodes_values": [0.0]} | {

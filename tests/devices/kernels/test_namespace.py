@@ -19,7 +19,7 @@ def is_namespace(node: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_kernels_import_no_array_library(path: Path) -> None:
+def test_kernels_import_no_array_library(path):
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -31,7 +31,7 @@ def test_kernels_import_no_array_library(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_kernels_use_what_cupy_has(path: Path) -> None:
+def test_kernels_use_what_cupy_has(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and is_namespace(node.value):
             assert node.attr in CUPY_NAMES, (
@@ -43,7 +43,7 @@ def test_kernels_use_what_cupy_has(path: Path) -> None:
             assert not extra, f"line {node.lineno}: {node.func.attr}({extra})"
 
 
-def test_tables_name_what_cupy_has() -> None:
+def test_tables_name_what_cupy_has():
     tables = (
         *elementwise._UNARY,
         *elementwise._BINARY,

@@ -26,7 +26,7 @@ def integers(shape: tuple[int, ...], dtype: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.parametrize("opset", [10, 13, 19, 21, 23])
-def test_per_tensor(opset: int, dtype: Any) -> None:
+def test_per_tensor(opset, dtype):
     edges = [0.25, 0.75, 1.25, 1e9, -1e9, np.inf, -np.inf]
     x = np.concatenate([X.ravel(), np.array(edges, np.float32)])
     zero_point = scalar(3, dtype)
@@ -40,7 +40,7 @@ def test_per_tensor(opset: int, dtype: Any) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("opset", [13, 19, 21])
-def test_per_axis(opset: int, axis: int) -> None:
+def test_per_axis(opset, axis):
     n: int = X.shape[axis]
     scale = RNG.uniform(0.3, 1, (n,)).astype(np.float32)
     zero_point = integers((n,), np.int8)
@@ -50,7 +50,7 @@ def test_per_axis(opset: int, axis: int) -> None:
 
 
 @pytest.mark.parametrize(("axis", "block"), [(0, 2), (1, 2), (2, 2), (-1, 4), (2, 3)])
-def test_blocks(axis: int, block: int) -> None:
+def test_blocks(axis, block):
     shape = list(X.shape)
     shape[axis] = -(-shape[axis] // block)
     scale = RNG.uniform(0.3, 1, shape).astype(np.float32)
@@ -75,7 +75,7 @@ def test_blocks(axis: int, block: int) -> None:
         "float4_e2m1fn",
     ],
 )
-def test_other_types(name: str) -> None:
+def test_other_types(name):
     dtype = NARROW.get(name, np.dtype(name) if name not in NARROW else None)
     zero_point = np.zeros((), np.float32).astype(dtype)
     inputs = [X, scalar(7.5), zero_point]
@@ -86,7 +86,7 @@ def test_other_types(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [INT4, UINT4, np.dtype(np.int16)])
-def test_output_type(dtype: Any) -> None:
+def test_output_type(dtype):
     to = {INT4: TensorProto.INT4, UINT4: TensorProto.UINT4}.get(dtype, TensorProto.INT16)
     actual = run_kernel("QuantizeLinear", [X, scalar(9)], {"output_dtype": to}, 21)[0]
     assert actual.dtype == dtype
@@ -95,7 +95,7 @@ def test_output_type(dtype: Any) -> None:
         run_kernel("QuantizeLinear", inputs, {"output_dtype": to}, 21)
 
 
-def test_half_scales() -> None:
+def test_half_scales():
     x, scale = X.astype(np.float16), scalar(0.37, np.float16)
     check("QuantizeLinear", [x, scale, scalar(2, np.int8)], opset=21)
     check("DequantizeLinear", [integers((5,), np.int8), scale, scalar(2, np.int8)], opset=21)
@@ -108,9 +108,7 @@ def test_half_scales() -> None:
     ("scale", "attributes"),
     [((4,), {"axis": 1}), ((2, 3), {}), ((2, 2, 4), {"axis": 1, "block_size": 3})],
 )
-def test_quantize_refuses_scales_of_other_shapes(
-    scale: tuple[int, ...], attributes: dict[str, int]
-) -> None:
+def test_quantize_refuses_scales_of_other_shapes(scale, attributes):
     with pytest.raises(ValueError, match="y_scale: expected"):
         run_kernel("QuantizeLinear", [X, np.ones(scale, np.float32)], attributes, 21)
     with pytest.raises(IndexError, match="rank 3"):
@@ -128,7 +126,7 @@ def test_quantize_refuses_scales_of_other_shapes(
         np.zeros((0, 2), np.float32),
     ],
 )
-def test_dynamic(x: Any) -> None:
+def test_dynamic(x):
     if x.size:
         check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3)
     else:
@@ -139,7 +137,7 @@ def test_dynamic(x: Any) -> None:
 @pytest.mark.parametrize("k", [7, 300])
 @pytest.mark.parametrize("zero_points", ["none", "scalar", "vector"])
 @pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)])
-def test_matmul_integer(types: tuple[Any, Any], zero_points: str, k: int) -> None:
+def test_matmul_integer(types, zero_points, k):
     a, b = integers((2, 3, k), types[0]), integers((k, 5), types[1])
     zeros = {
         "none": [],
@@ -154,7 +152,7 @@ def test_matmul_integer(types: tuple[Any, Any], zero_points: str, k: int) -> Non
     check("MatMulInteger", [a, b, *zeros], opset=10, expected=[expected])
 
 
-def test_sums_beyond_float32_stay_exact() -> None:
+def test_sums_beyond_float32_stay_exact():
     a = np.full((1, 301), 255, np.uint8)
     expected = np.array([[301 * 255 * 255]], np.int32)
     check("MatMulInteger", [a, a.T], opset=10, expected=[expected])
@@ -163,7 +161,7 @@ def test_sums_beyond_float32_stay_exact() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_qlinear_matmul(dtype: Any) -> None:
+def test_qlinear_matmul(dtype):
     a, b = integers((4, 6), dtype), integers((6, 5), dtype)
     zero = scalar(3, dtype)
     inputs = [a, scalar(0.02), zero, b, scalar(0.03), zero, scalar(0.7), zero]
@@ -192,7 +190,7 @@ def test_qlinear_matmul(dtype: Any) -> None:
         {"dilations": [2, 1]},
     ],
 )
-def test_conv_integer(attributes: dict[str, Any]) -> None:
+def test_conv_integer(attributes):
     x = integers((2, 4, 7, 6), np.uint8)
     w = integers((6, 4 // attributes.get("group", 1), 3, 2), np.uint8)
     for zeros in ([], [scalar(5, np.uint8)], [scalar(5, np.uint8), scalar(4, np.uint8)]):
@@ -201,7 +199,7 @@ def test_conv_integer(attributes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("attributes", [{}, {"pads": [1, 0, 2, 1]}, {"group": 2}])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
-def test_qlinear_conv(dtype: Any, attributes: dict[str, Any]) -> None:
+def test_qlinear_conv(dtype, attributes):
     group = attributes.get("group", 1)
     x, w = integers((1, 4, 6, 5), dtype), integers((6, 4 // group, 3, 3), dtype)
     zero = scalar(2, dtype)
@@ -215,7 +213,7 @@ def test_qlinear_conv(dtype: Any, attributes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.1, 0.3, 0.7])
-def test_products_are_scaled_in_float32(scale: float) -> None:
+def test_products_are_scaled_in_float32(scale):
     """In float32, 5 * 0.1 is 0.5, which rounds to 0; in float64, it is more, which rounds to 1."""
     a, one = np.arange(256, dtype=np.uint8), np.ones((1, 1), np.uint8)
     zero = scalar(0, np.uint8)
@@ -225,7 +223,7 @@ def test_products_are_scaled_in_float32(scale: float) -> None:
     check("QLinearConv", [x, *scales[0], w, *scales[1], *scales[2]], opset=10)
 
 
-def test_zero_point_of_another_type_is_refused() -> None:
+def test_zero_point_of_another_type_is_refused():
     a = integers((2, 2), np.uint8)
     with pytest.raises(TypeError, match="int8"):
         run_kernel("MatMulInteger", [a, a, scalar(1, np.int8)])

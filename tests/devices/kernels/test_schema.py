@@ -75,7 +75,7 @@ def variadic(kernel: Kernel) -> bool:
     return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
 
-def test_every_kernel_is_of_an_operator() -> None:
+def test_every_kernel_is_of_an_operator():
     unknown = [
         f"{kernel.domain}::{kernel.op_type}"
         for kernel in STANDARD
@@ -84,7 +84,7 @@ def test_every_kernel_is_of_an_operator() -> None:
     assert not unknown, f"no schema for {unknown}"
 
 
-def test_every_kernel_answers_for_a_schema() -> None:
+def test_every_kernel_answers_for_a_schema():
     answering = {id(kernel) for cases in served().values() for kernel, _ in cases}
     idle = [
         f"{kernel.op_type} since {kernel.since}"
@@ -95,7 +95,7 @@ def test_every_kernel_answers_for_a_schema() -> None:
 
 
 @pytest.mark.parametrize("op_type", served())
-def test_signature(op_type: str) -> None:
+def test_signature(op_type):
     for kernel, schema in served()[op_type]:
         compare_signatures(kernel, schema)
 
@@ -125,7 +125,7 @@ def compare_signatures(kernel: Kernel, schema: OpSchema) -> None:
     assert variadic(kernel) or len(inputs) == len(schema.inputs)
 
 
-def test_signatures_of_microsoft_operators() -> None:
+def test_signatures_of_microsoft_operators():
     theirs = {(s.domain, s.name): s for s in runtime_state.get_all_operator_schema()}
     own = [kernel for kernel in KERNELS if (kernel.domain, kernel.op_type) in theirs]
     own = [k for k in own if k not in STANDARD]
@@ -139,7 +139,7 @@ def test_signatures_of_microsoft_operators() -> None:
         assert len(positional(kernel)) <= len(schema.inputs), kernel.op_type
 
 
-def test_host_inputs_are_inputs() -> None:
+def test_host_inputs_are_inputs():
     for kernel in KERNELS:
         count = len(positional(kernel))
         assert variadic(kernel) or all(p == ALL or 0 <= p < count for p in kernel.host), (
@@ -155,7 +155,7 @@ def test_host_inputs_are_inputs() -> None:
         ("Attention", "left_window_size", 25),
     ],
 )
-def test_attribute_of_a_later_opset_is_unknown_before(op_type: str, name: str, opset: int) -> None:
+def test_attribute_of_a_later_opset_is_unknown_before(op_type, name, opset):
     before, after = (KERNELS.find("", op_type, at) for at in (opset - 1, opset))
     assert before is not None
     assert after is not None
@@ -164,6 +164,6 @@ def test_attribute_of_a_later_opset_is_unknown_before(op_type: str, name: str, o
     assert name in after.attributes
 
 
-def test_what_was_added_is_a_parameter() -> None:
+def test_what_was_added_is_a_parameter():
     with pytest.raises(ValueError, match="no parameter 'gain' to be added or removed"):
         op("Relu", since=100, additions={"gain": 101})(lambda xp, x: x)

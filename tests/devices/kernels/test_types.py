@@ -71,12 +71,12 @@ def is_float(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype == np.float32
 
 
-def test_nearly_every_kernel_has_a_case() -> None:
+def test_nearly_every_kernel_has_a_case():
     assert len(samples()) > 120
 
 
 @pytest.mark.parametrize("op_type", sorted(samples()))
-def test_types(op_type: str) -> None:
+def test_types(op_type):
     case = samples()[op_type]
     model = case.model()
     (node,) = model.graph.node

@@ -27,7 +27,7 @@ def node(operator: str, **attributes: Any) -> Node:
     return Node.from_proto(helper.make_node(operator, ["x"], ["y"], name="n", **attributes))
 
 
-def test_function_of_an_operator_has_its_default_attributes() -> None:
+def test_function_of_an_operator_has_its_default_attributes():
     elu = standard_function(node("Elu"), 22)
     assert elu is not None
     defaults = {a.name: helper.get_attribute_value(a) for a in elu.attribute_proto}
@@ -62,9 +62,7 @@ def function() -> onnx.FunctionProto:
     ("arguments", "expected_a", "expected_b"),
     [({}, 3.0, None), ({"a": 4.0}, 4.0, None), ({"a": 4.0, "b": 5.0, "c": 6.0}, 4.0, 5.0)],
 )
-def test_call_of_a_function_substitutes_its_attributes(
-    arguments: dict[str, float], expected_a: float, expected_b: float | None
-) -> None:
+def test_call_of_a_function_substitutes_its_attributes(arguments, expected_a, expected_b):
     definition = function()
     call = helper.make_node("F", ["p", "q"], ["r"], domain="local", **arguments)
     branch, outer = instantiate(definition, call)
@@ -87,7 +85,7 @@ def test_call_of_a_function_substitutes_its_attributes(
         ([[1, 0], [0, 0]], [[8, 0, 0], [7, 0, 0]]),
     ],
 )
-def test_sparse_tensor_becomes_dense(indices: list[Any], expected: list[Any]) -> None:
+def test_sparse_tensor_becomes_dense(indices, expected):
     values = numpy_helper.from_array(np.float32([7, 8]), "v")
     sparse = helper.make_sparse_tensor(
         values, numpy_helper.from_array(np.array(indices, np.int64), "i"), [2, 3]
@@ -97,7 +95,7 @@ def test_sparse_tensor_becomes_dense(indices: list[Any], expected: list[Any]) ->
 
 
 @pytest.mark.parametrize("indices", [[1, 6], [1], [[0, 1], [2, 0]], [[0, 0, 0], [0, 0, 1]]])
-def test_sparse_tensor_with_wrong_indices_raises(indices: list[Any]) -> None:
+def test_sparse_tensor_with_wrong_indices_raises(indices):
     values = numpy_helper.from_array(np.float32([7, 8, 9]), "v")
     sparse = helper.make_sparse_tensor(
         values, numpy_helper.from_array(np.array(indices, np.int64), "i"), [2, 3]
@@ -106,7 +104,7 @@ def test_sparse_tensor_with_wrong_indices_raises(indices: list[Any]) -> None:
         dense_array(sparse, "node n")
 
 
-def test_model_with_separate_weights_equals_the_whole() -> None:
+def test_model_with_separate_weights_equals_the_whole():
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["h"], name="add"), node("Neg").proto],
@@ -129,7 +127,7 @@ def test_model_with_separate_weights_equals_the_whole() -> None:
     assert [n.covers for n in inline.nodes] == [("add",), ("n",)]
 
 
-def test_table_escapes_texts_and_counts_the_rest() -> None:
+def test_table_escapes_texts_and_counts_the_rest():
     html = html_table("a < b", ("p&q",), [(f"<{i}>",) for i in range(53)])
     assert "<p>a &lt; b</p>" in html
     assert "<th>p&amp;q</th>" in html

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -48,7 +46,7 @@ def run(model: Model, **inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("flag", [True, False])
 @pytest.mark.parametrize("executor_device", ["CPU", "HETERO:ORT,CPU"])
-def test_joined_models_equal_a_sequence_of_runs(flag: bool, executor_device: str) -> None:
+def test_joined_models_equal_a_sequence_of_runs(flag, executor_device):
     detector, classifier = models()
     inputs = {"image": X, "flag": np.array(flag)}
     first = run(detector, **inputs)
@@ -63,7 +61,7 @@ def test_joined_models_equal_a_sequence_of_runs(flag: bool, executor_device: str
         np.testing.assert_allclose(results[name], value, rtol=1e-5)
 
 
-def test_one_output_can_have_several_wires() -> None:
+def test_one_output_can_have_several_wires():
     detector, classifier = models()
     twice = [detector, classifier, classifier]
     wires = {"boxes": ["classifier/rois", "classifier.2/rois"]}
@@ -75,7 +73,7 @@ def test_one_output_can_have_several_wires() -> None:
         np.testing.assert_allclose(outputs[name], scores, rtol=1e-6)
 
 
-def test_models_without_wires_keep_all_ports() -> None:
+def test_models_without_wires_keep_all_ports():
     joined = join_models(models(), {})
     assert [port.name for port in joined.inputs] == ["image", "flag", "rois"]
     assert [port.name for port in joined.outputs] == ["boxes", "h", "scores"]
@@ -97,15 +95,13 @@ def test_models_without_wires_keep_all_ports() -> None:
         (CLASSIFIER.replace("scores", "boxes"), {"boxes": "rois"}, TensorNameError, "detector/box"),
     ],
 )
-def test_wires_that_do_not_fit_raise(
-    classifier: str, wires: dict[str, str], error: type[Exception], message: str
-) -> None:
+def test_wires_that_do_not_fit_raise(classifier, wires, error, message):
     pair = [models()[0], read_model(onnx.parser.parse_model(classifier))]
     with pytest.raises(error, match=message):
         join_models(pair, wires)
 
 
-def test_input_with_two_wires_raises() -> None:
+def test_input_with_two_wires_raises():
     detector, classifier = models()
     with pytest.raises(ArgumentError, match="expected one wire to an input, got two"):
         join_models(
@@ -114,7 +110,7 @@ def test_input_with_two_wires_raises() -> None:
         )
 
 
-def test_wires_of_a_single_model_raise(tmp_path: Path) -> None:
+def test_wires_of_a_single_model_raise(tmp_path):
     with hetero.Core("inprocess") as core:
         with pytest.raises(ArgumentError, match="expected a list of models"):
             core.read_model(models()[0], wires={"boxes": "rois"})

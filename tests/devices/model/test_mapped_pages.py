@@ -22,7 +22,7 @@ def resident_nbytes(array: np.ndarray) -> int:
     raise AssertionError("no mapping contains the array")
 
 
-def test_pages_of_a_file_are_released_and_return(tmp_path: Path) -> None:
+def test_pages_of_a_file_are_released_and_return(tmp_path):
     path = tmp_path / "numbers"
     np.arange(1_000_000, dtype=np.float32).tofile(path)
     array = np.memmap(path, np.float32, mode="r")
@@ -33,7 +33,7 @@ def test_pages_of_a_file_are_released_and_return(tmp_path: Path) -> None:
     assert float(array.sum()) == total
 
 
-def test_private_memory_keeps_its_contents() -> None:
+def test_private_memory_keeps_its_contents():
     array = np.arange(1_000_000, dtype=np.float32)
     release_pages(array)
     assert array[-1] == 999_999

@@ -95,7 +95,7 @@ def reorder(model: onnx.ModelProto) -> None:
     }.items(),
     ids=lambda item: item[0],
 )
-def test_hash_depends_on_each_component(change: tuple[str, Callable[[Any], object]]) -> None:
+def test_hash_depends_on_each_component(change):
     assert changed(change[1]).content_hash != read_model(proto()).content_hash
 
 
@@ -109,11 +109,11 @@ def test_hash_depends_on_each_component(change: tuple[str, Callable[[Any], objec
         lambda m: m.graph.initializer.reverse(),
     ],
 )
-def test_hash_ignores_names_texts_and_order(change: Callable[[Any], object]) -> None:
+def test_hash_ignores_names_texts_and_order(change):
     assert changed(change).content_hash == read_model(proto()).content_hash
 
 
-def test_digest_of_a_constant_separates_texts() -> None:
+def test_digest_of_a_constant_separates_texts():
     def digest(*texts: Any) -> bytes:
         return Constant("c", np.array(texts, object)).digest
 
@@ -127,7 +127,7 @@ def test_digest_of_a_constant_separates_texts() -> None:
     assert columns.digest == Constant("d", rows).digest  # neither the strides nor the name
 
 
-def test_queries_of_the_graph() -> None:
+def test_queries_of_the_graph():
     model = read_model(proto())
     assert model.node_names == ("mul", "clip", "leaky")
     assert model.index_of == {"mul": 0, "clip": 1, "leaky": 2}
@@ -153,7 +153,7 @@ def test_queries_of_the_graph() -> None:
     assert copy.deepcopy(model).content_hash == model.content_hash
 
 
-def test_values_without_inputs_differ_if_they_are_random() -> None:
+def test_values_without_inputs_differ_if_they_are_random():
     graph = helper.make_graph(
         [
             helper.make_node("Neg", ["w"], ["constant"]),
@@ -170,7 +170,7 @@ def test_values_without_inputs_differ_if_they_are_random() -> None:
     assert model.request_dependent == {"x", "y", "random", "sum"}
 
 
-def test_optional_input_becomes_required() -> None:
+def test_optional_input_becomes_required():
     model = read_model(proto())
     assert [port.name for port in model.inputs] == ["x"]
     assert [port.name for port in model.optional_inputs] == ["max"]
@@ -180,7 +180,7 @@ def test_optional_input_becomes_required() -> None:
     assert (set(same.constants), len(same.optional_inputs)) == ({"w", "max"}, 1)
 
 
-def test_submodel_has_the_values_that_cross_its_border() -> None:
+def test_submodel_has_the_values_that_cross_its_border():
     model = read_model(proto())
     part = model.extract([2, 1, 1], ["z", "max"])
     assert part.node_names == ("clip", "leaky")
@@ -196,7 +196,7 @@ def test_submodel_has_the_values_that_cross_its_border() -> None:
     assert ([p.name for p in passing.inputs], set(passing.constants)) == (["x"], {"w"})
 
 
-def test_submodel_has_ports_of_unknown_type() -> None:
+def test_submodel_has_ports_of_unknown_type():
     graph = helper.make_graph(
         [
             helper.make_node("Unknown", ["x"], ["u"], name="u", domain="acme"),
@@ -211,7 +211,7 @@ def test_submodel_has_ports_of_unknown_type() -> None:
     assert part.outputs == (TensorSpec("u", ""),)
 
 
-def test_weights_are_inline_or_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_inline_or_stubs(monkeypatch):
     model = read_model(proto())
     inline = {t.name: numpy_helper.to_array(t) for t in model.to_proto().graph.initializer}
     assert {name: array.tolist() for name, array in inline.items()} == {
@@ -238,7 +238,7 @@ def test_weights_are_inline_or_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.to_proto().graph.initializer
 
 
-def test_metadata_entries_are_replaced_and_removed() -> None:
+def test_metadata_entries_are_replaced_and_removed():
     model = read_model(proto())
     assert header_with(model, {"author": "me", "missing": None}) is model.header
     header = header_with(model, {"author": None, "b": "2", "a": "1"})
@@ -248,7 +248,7 @@ def test_metadata_entries_are_replaced_and_removed() -> None:
     assert model.metadata == {"author": "me"}
 
 
-def test_pickled_model_is_equal_and_read_only() -> None:
+def test_pickled_model_is_equal_and_read_only():
     model = read_model(proto())
     again: Model = pickle.loads(pickle.dumps(model))
     assert again.content_hash == model.content_hash
@@ -278,7 +278,7 @@ def node_with_bodies() -> onnx.NodeProto:
     return helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
 
 
-def test_bodies_capture_outer_values() -> None:
+def test_bodies_capture_outer_values():
     node = node_with_bodies()
     # onnx.helper sorts the attributes: the else branch comes first.
     assert captured_names(node) == ("outer3", "outer", "c2", "outer2")
@@ -305,7 +305,7 @@ def test_bodies_capture_outer_values() -> None:
         (node_with_bodies(), False),
     ],
 )
-def test_random_nodes(node: onnx.NodeProto, expected: bool) -> None:
+def test_random_nodes(node, expected):
     assert is_random(node) == expected
     body = helper.make_graph([node], "body", [], [])
     loop = helper.make_node("Loop", ["n", "c"], [], body=body)
@@ -323,11 +323,11 @@ def test_random_nodes(node: onnx.NodeProto, expected: bool) -> None:
         (["a", "b"], ("a", "b")),
     ],
 )
-def test_attributes_are_python_values(value: Any, expected: Any) -> None:
+def test_attributes_are_python_values(value, expected):
     assert attribute_value(helper.make_attribute("a", value)) == expected
 
 
-def test_attribute_without_a_value_raises() -> None:
+def test_attribute_without_a_value_raises():
     tensor = helper.make_attribute("a", numpy_helper.from_array(np.arange(3)))
     assert attribute_value(tensor).tolist() == [0, 1, 2]
     reference = onnx.AttributeProto(name="a", type=onnx.AttributeProto.INT, ref_attr_name="b")
@@ -337,7 +337,7 @@ def test_attribute_without_a_value_raises() -> None:
             attribute_value(attribute)
 
 
-def test_unique_names_count_up() -> None:
+def test_unique_names_count_up():
     names = UniqueNames(["a", "a_1"])
     assert [names.make(name) for name in ("a", "a", "b", "b")] == ["a_2", "a_3", "b", "b_1"]
     values = UniqueNames.of_values(read_model(proto()))

@@ -91,9 +91,7 @@ def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
-def test_external_tensor_of_node_equals_onnxruntime(
-    core: hetero.Core, tmp_path: Path, name: str, device: str
-) -> None:
+def test_external_tensor_of_node_equals_onnxruntime(core, tmp_path, name, device):
     path = tmp_path / "m.onnx"
     write(path, name, 0)
     model = core.read_model(path)
@@ -111,9 +109,7 @@ def test_external_tensor_of_node_equals_onnxruntime(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_changed_external_tensor_misses_the_cache(
-    core: hetero.Core, tmp_path: Path, name: str
-) -> None:
+def test_changed_external_tensor_misses_the_cache(core, tmp_path, name):
     path, config = tmp_path / "m.onnx", {"CACHE_DIR": str(tmp_path / "cache")}
     hits = []
     for seed in (0, 1, 0):
@@ -131,9 +127,7 @@ def test_changed_external_tensor_misses_the_cache(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_loop_result_of_undeclared_rank_equals_onnxruntime(
-    core: hetero.Core, tmp_path: Path, device: str
-) -> None:
+def test_loop_result_of_undeclared_rank_equals_onnxruntime(core, tmp_path, device):
     proto = parse("""g (float[2] x) => (float y, float z) <int64 n = {3}> {
         y = Loop(n, "", x) <body = b (int64 i, bool c, float v) => (bool d, float o) {
             one = Constant<value_float = 1.0>() d = Identity(c) o = Add(v, one) }>
@@ -168,9 +162,7 @@ def test_loop_result_of_undeclared_rank_equals_onnxruntime(
         (1, 3, 2**31),
     ],
 )
-def test_slice_with_huge_step_equals_numpy(
-    core: hetero.Core, tmp_path: Path, device: str, start: int, end: int, step: int
-) -> None:
+def test_slice_with_huge_step_equals_numpy(core, tmp_path, device, start, end, step):
     bounds = {"s": start, "e": end, "a": 0, "t": step}
     weights = ", ".join(f"int64[1] {name} = {{{value}}}" for name, value in bounds.items())
     model = core.read_model(
@@ -184,7 +176,7 @@ def test_slice_with_huge_step_equals_numpy(
     np.testing.assert_array_equal(compiled({"x": x})[0], -x[start:end:step])
 
 
-def test_model_that_crashes_onnx_inference_raises(core: hetero.Core) -> None:
+def test_model_that_crashes_onnx_inference_raises(core):
     text = """g (float[4,4] x, int64[3] i) => (float y) {
         y = GatherND<batch_dims = -2147483649>(x, i)
     }"""
@@ -192,7 +184,7 @@ def test_model_that_crashes_onnx_inference_raises(core: hetero.Core) -> None:
         core.compile_model(parse(text), "CPU")
 
 
-def test_inference_of_long_vector_stays_within_memory_limit() -> None:
+def test_inference_of_long_vector_stays_within_memory_limit():
     graph = infer_types(parse("g (float[2147483647] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"))
     shape = graph.value_info[0].type.tensor_type.shape
     assert [d.dim_value for d in shape.dim] == [2**31 - 1]
@@ -201,9 +193,7 @@ def test_inference_of_long_vector_stays_within_memory_limit() -> None:
 @pytest.mark.parametrize(
     ("graph", "name"), [("main_graph", "encoder"), ("", "encoder"), ("g", "g")]
 )
-def test_default_graph_name_becomes_file_name(
-    core: hetero.Core, tmp_path: Path, graph: str, name: str
-) -> None:
+def test_default_graph_name_becomes_file_name(core, tmp_path, graph, name):
     proto = parse("g (float[N] x) => (float[N] y) {y = Relu(x)}")
     proto.graph.name = graph
     onnx.save(proto, tmp_path / "encoder.onnx")
@@ -215,7 +205,7 @@ def test_default_graph_name_becomes_file_name(
         core.compile_model(model, "NULL", {"NULL_DYNAMIC_SHAPES": False})
 
 
-def test_external_length_of_zero_is_the_rest_of_the_tensor(tmp_path: Path) -> None:
+def test_external_length_of_zero_is_the_rest_of_the_tensor(tmp_path):
     model = parse("g (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {y = Add(x, w)}")
     (weights,) = model.graph.initializer
     (tmp_path / "w.bin").write_bytes(np.arange(1, 5, dtype=np.float32).tobytes())
@@ -228,14 +218,14 @@ def test_external_length_of_zero_is_the_rest_of_the_tensor(tmp_path: Path) -> No
     np.testing.assert_array_equal(array, [1, 2, 3, 4])
 
 
-def test_openvinos_own_format_is_named(tmp_path: Path) -> None:
+def test_openvinos_own_format_is_named(tmp_path):
     path = tmp_path / "model.xml"
     path.write_text('<?xml version="1.0"?>\n<net name="g" version="11"><layers/></net>')
     with pytest.raises(ModelError, match=r"OpenVINO's IR format.*Read the ONNX model"):
         read_model(path)
 
 
-def test_onnxruntimes_own_format_is_named(tmp_path: Path) -> None:
+def test_onnxruntimes_own_format_is_named(tmp_path):
     path = tmp_path / "model.ort"
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(path)

@@ -8,7 +8,6 @@ import onnx.parser
 import pytest
 
 from hetero.devices.errors import TensorNameError, UnsupportedOperationError
-from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 17]>
@@ -19,7 +18,7 @@ g (float[2, 3] x) => (float[2, 3] y) {
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return read_model(onnx.parser.parse_model(TEXT))
 
 
@@ -43,7 +42,7 @@ def model() -> Model:
         "op.output(0).get_any_name()",
     ],
 )
-def test_node_equals_openvinos(model: Model, expression: str) -> None:
+def test_node_equals_openvinos(model, expression):
     ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     theirs = ov.Core().read_model(model.to_bytes()).get_ordered_ops()
     nodes = {o.output(0).get_any_name(): o for o in theirs if o.get_type_name() != "Result"}
@@ -52,7 +51,7 @@ def test_node_equals_openvinos(model: Model, expression: str) -> None:
         assert eval(expression, {"op": op}) == eval(expression, {"op": counterpart})
 
 
-def test_runtime_information_belongs_to_one_model(model: Model) -> None:
+def test_runtime_information_belongs_to_one_model(model):
     model.get_ops()[0].get_rt_info()["affinity"] = "CPU"
     copy = model.clone()
     assert copy.get_ops()[0].rt_info == {"affinity": "CPU"}
@@ -61,7 +60,7 @@ def test_runtime_information_belongs_to_one_model(model: Model) -> None:
     assert model.get_ops()[1].rt_info == {}
 
 
-def test_nodes_are_equal_within_a_model(model: Model) -> None:
+def test_nodes_are_equal_within_a_model(model):
     first, second = model.get_ops()
     assert first == model.get_ops()[0] != second
     assert first != model.clone().get_ops()[0]
@@ -69,19 +68,19 @@ def test_nodes_are_equal_within_a_model(model: Model) -> None:
     assert [op.get_instance_id() for op in (first, second)] == [0, 1]
 
 
-def test_port_out_of_range_raises(model: Model) -> None:
+def test_port_out_of_range_raises(model):
     with pytest.raises(TensorNameError, match=r"node 'relu' \(Relu\): expected an input from 0"):
         model.get_ops()[0].input(1)
 
 
 @pytest.mark.parametrize("name", ["set_attribute", "set_friendly_name", "evaluate"])
-def test_change_of_a_node_raises_with_the_reason(model: Model, name: str) -> None:
+def test_change_of_a_node_raises_with_the_reason(model, name):
     node: Any = model.get_ops()[0]
     with pytest.raises(UnsupportedOperationError, match=rf"ModelNode.{name}: (a model is|compile)"):
         getattr(node, name)("alpha", 1)
 
 
-def test_change_of_a_model_raises_with_the_reason(model: Model) -> None:
+def test_change_of_a_model_raises_with_the_reason(model):
     changeable: Any = model
     with pytest.raises(UnsupportedOperationError, match=r"Model\.add_results: a model"):
         changeable.add_results([])

@@ -6,7 +6,6 @@ import copy
 import operator
 import pickle
 from math import inf
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def dimension(interval: tuple[int, int]) -> Dimension:
 
 
 @given(INTERVALS, INTERVALS)
-def test_relations_are_those_of_sets_of_lengths(a: tuple[int, int], b: tuple[int, int]) -> None:
+def test_relations_are_those_of_sets_of_lengths(a, b):
     one, other = dimension(a), dimension(b)
     assert one.relaxes(other) == (lengths(a) >= lengths(b))
     assert one.refines(other) == (lengths(a) <= lengths(b))
@@ -52,7 +51,7 @@ def test_relations_are_those_of_sets_of_lengths(a: tuple[int, int], b: tuple[int
 
 
 @given(INTERVALS, INTERVALS)
-def test_arithmetic_covers_all_pairs_of_lengths(a: tuple[int, int], b: tuple[int, int]) -> None:
+def test_arithmetic_covers_all_pairs_of_lengths(a, b):
     one, other = dimension(a), dimension(b)
     high_a, high_b = (inf if high == -1 else high for _, high in (a, b))
 
@@ -97,9 +96,7 @@ def test_arithmetic_covers_all_pairs_of_lengths(a: tuple[int, int], b: tuple[int
         ((Dimension(1, 5),), (1, 5), None, "1..5"),
     ],
 )
-def test_dimension_reads_each_form(
-    arguments: Any, bounds: tuple[int, int], symbol: str | None, text: str
-) -> None:
+def test_dimension_reads_each_form(arguments, bounds, symbol, text):
     one = Dimension(*arguments)
     assert (one.min_length, one.max_length) == bounds
     assert (one.get_min_length(), one.get_max_length()) == bounds
@@ -120,18 +117,18 @@ def test_dimension_reads_each_form(
 
 
 @pytest.mark.parametrize("value", [-2, (5, 4), "..", "4..2..", "1...", "a..b", (3, -2)])
-def test_invalid_dimension_raises(value: Any) -> None:
+def test_invalid_dimension_raises(value):
     with pytest.raises(ArgumentError, match="expected"):
         PartialShape([value])
 
 
 @pytest.mark.parametrize("value", [1.5, (1, 2, 3), (1, "2"), (1,), object()])
-def test_dimension_of_another_type_raises(value: Any) -> None:
+def test_dimension_of_another_type_raises(value):
     with pytest.raises(ArgumentTypeError, match="expected a"):
         PartialShape([value])
 
 
-def test_symbols_distinguish_dimensions() -> None:
+def test_symbols_distinguish_dimensions():
     batch, other, any_length = Dimension("batch"), Dimension("other"), Dimension()
     assert batch == "batch"
     assert batch != "other"
@@ -167,7 +164,7 @@ def test_symbols_distinguish_dimensions() -> None:
         (PartialShape(None), "[...]", None),
     ],
 )
-def test_shape_reads_each_form(form: Any, text: str, values: Any) -> None:
+def test_shape_reads_each_form(form, text, values):
     shape = PartialShape(form)
     assert (str(shape), shape.to_string(), repr(shape)) == (text, text, f"<PartialShape: {text}>")
     assert shape.values == values
@@ -187,12 +184,12 @@ def test_shape_reads_each_form(form: Any, text: str, values: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1;2]", "[1,]", "[1,,2]", "[1,a b]", "[3.5]", "[1,-2]"])
-def test_invalid_text_of_a_shape_raises(text: str) -> None:
+def test_invalid_text_of_a_shape_raises(text):
     with pytest.raises(ArgumentError, match="expected lengths"):
         PartialShape(text)
 
 
-def test_shape_is_a_sequence_of_assignable_dimensions() -> None:
+def test_shape_is_a_sequence_of_assignable_dimensions():
     shape = PartialShape([2, (1, 5), "n", -1])
     assert (len(shape), [str(d) for d in shape]) == (4, ["2", "1..5", "n", "?"])
     assert (shape[0], shape[-2], shape.get_dimension(1)) == (2, "n", Dimension(1, 5))
@@ -210,7 +207,7 @@ def test_shape_is_a_sequence_of_assignable_dimensions() -> None:
         shape[4] = 1
 
 
-def test_shapes_of_dynamic_rank() -> None:
+def test_shapes_of_dynamic_rank():
     any_rank, fixed = PartialShape.dynamic(), PartialShape([2, 3])
     assert (str(PartialShape.dynamic(2)), str(any_rank)) == ("[?,?]", "[...]")
     assert str(PartialShape.dynamic(Dimension(1, 2))) == "[...]"
@@ -235,7 +232,7 @@ def test_shapes_of_dynamic_rank() -> None:
         PartialShape(3)  # type: ignore[arg-type]
 
 
-def test_shape_of_a_tensor_equals_lists_and_partial_shapes() -> None:
+def test_shape_of_a_tensor_equals_lists_and_partial_shapes():
     shape = Shape([1, 3])
     for equal in ((1, 3), [1, 3], PartialShape([1, 3]), Shape("[1,3]"), Shape("1,3")):
         assert shape == equal

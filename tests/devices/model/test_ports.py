@@ -18,7 +18,6 @@ from hetero.devices.errors import (
     UnsupportedOperationError,
 )
 from hetero.devices.model.element_type import Type
-from hetero.devices.model.model import Model
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -47,7 +46,7 @@ def proto(*dimensions: Any) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return read_model(proto("n", 2, 8, 8))
 
 
@@ -55,11 +54,11 @@ def model() -> Model:
     ("key", "port"),
     [("Alpha", A), ("beta", B), (0, A), (1, B), (-1, B), (-2, A), (np.int32(1), B), (A, A), (B, B)],
 )
-def test_port_is_found_by_name_position_or_object(key: Any, port: TensorSpec) -> None:
+def test_port_is_found_by_name_position_or_object(key, port):
     assert find_port((A, B), key, "input") is port
 
 
-def test_only_port_needs_no_key() -> None:
+def test_only_port_needs_no_key():
     assert find_port((B,), None, "output") is B
 
 
@@ -80,7 +79,7 @@ def test_only_port_needs_no_key() -> None:
         (1.0, ArgumentTypeError, "got float"),
     ],
 )
-def test_unknown_port_raises(key: Any, kind: type[Exception], text: str) -> None:
+def test_unknown_port_raises(key, kind, text):
     with pytest.raises(kind, match=text) as caught:
         find_port((A, B), key, "input")
     if kind is TensorNameError:
@@ -89,7 +88,7 @@ def test_unknown_port_raises(key: Any, kind: type[Exception], text: str) -> None
         find_port((), None, "output")
 
 
-def test_model_finds_its_ports(model: Model) -> None:
+def test_model_finds_its_ports(model):
     assert model.input() is model.inputs[0] is model.input(0) is model.input(tensor_name="x")
     for port in (model.output(1), model.output("z"), model.output(index=1)):
         assert port is model.outputs[1]
@@ -98,7 +97,7 @@ def test_model_finds_its_ports(model: Model) -> None:
         model.output()
 
 
-def test_model_has_openvino_methods(model: Model) -> None:
+def test_model_has_openvino_methods(model):
     assert (model.friendly_name, model.get_name(), model.get_friendly_name()) == ("net",) * 3
     assert model.get_parameters() == model.parameters == [model.inputs[0]]
     assert model.get_results() == model.results == list(model.outputs)
@@ -123,7 +122,7 @@ def test_model_has_openvino_methods(model: Model) -> None:
         model.set_friendly_name("other")
 
 
-def test_metadata_is_runtime_information(model: Model) -> None:
+def test_metadata_is_runtime_information(model):
     assert model.rt_info == {"framework": {"author": "me", "version": "3"}}
     assert model.get_rt_info() == model.rt_info
     assert model.get_rt_info("framework") == model.rt_info["framework"]
@@ -139,7 +138,7 @@ def test_metadata_is_runtime_information(model: Model) -> None:
     assert [model.has_rt_info(path) for path in paths] == [True, True, False, False, False]
 
 
-def test_model_is_displayed_as_a_table(model: Model) -> None:
+def test_model_is_displayed_as_a_table(model):
     html = model._repr_html_()
     assert "Model net: 3 nodes" in html
     assert "<th>port</th><th>name</th><th>type</th><th>layout</th>" in html
@@ -147,7 +146,7 @@ def test_model_is_displayed_as_a_table(model: Model) -> None:
     assert "<td>output</td><td>z</td><td>tensor(int64)[4]</td>" in html
 
 
-def test_inner_values_become_outputs(model: Model) -> None:
+def test_inner_values_become_outputs(model):
     larger = model.add_outputs(["h", "y", "h"])
     assert [port.name for port in larger.outputs] == ["y", "z", "h"]
     assert larger.outputs[2].shape == ("n", 5, 6, 6)
@@ -167,9 +166,7 @@ def test_inner_values_become_outputs(model: Model) -> None:
         ({0: "k,2,4,4"}, (("k", 2, 4, 4), ("k", 5, 2, 2))),
     ],
 )
-def test_reshaped_model_has_the_shapes_of_its_nodes(
-    model: Model, shape: Any, expected: tuple[Any, Any]
-) -> None:
+def test_reshaped_model_has_the_shapes_of_its_nodes(model, shape, expected):
     other = model.reshape(shape)
     assert (other.inputs[0].shape, other.outputs[0].shape) == expected
     assert other.outputs[1].shape == (4,)
@@ -177,7 +174,7 @@ def test_reshaped_model_has_the_shapes_of_its_nodes(
     assert other.is_dynamic() is other.dynamic is (None in expected[0] or "k" in expected[0])
 
 
-def test_impossible_shapes_raise(model: Model) -> None:
+def test_impossible_shapes_raise(model):
     with pytest.raises(TensorShapeError, match="expected 4 dimensions, got") as caught:
         model.reshape([1, 2, 8])
     assert caught.value.data["port"] == "x"
@@ -195,9 +192,7 @@ def test_impossible_shapes_raise(model: Model) -> None:
         ("ConvTranspose", (4, 3, 3, 3), 2, 4),
     ],
 )
-def test_channels_of_a_convolution_are_checked(
-    operator: str, weights: tuple[int, ...], group: int, channels: int
-) -> None:
+def test_channels_of_a_convolution_are_checked(operator, weights, group, channels):
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node(operator, ["x", "w"], ["y"], name="conv", group=group)],
@@ -214,7 +209,7 @@ def test_channels_of_a_convolution_are_checked(
             model.reshape([1, wrong, 8, 8])
 
 
-def test_ignored_result_of_a_change_is_a_warning(model: Model) -> None:
+def test_ignored_result_of_a_change_is_a_warning(model):
     with pytest.warns(UserWarning, match=r"write model = model\.reshape\(\.\.\.\)"):
         model.reshape([1, 2, 8, 8])
     with pytest.warns(UserWarning, match=r"write model = model\.add_outputs\(\.\.\.\)"):

@@ -300,7 +300,7 @@ def test_invalid_opset_version_raises(place, version):
         read_model(model)
 
 
-def test_weight_shape_overrides_declared_shape() -> None:
+def test_weight_shape_overrides_declared_shape():
     """ONNX Runtime's model builder also declares weights as values, without a shape."""
     proto = parse("g (int64[N] i) => (float[N, 3] y) <float w> {y = Gather(w, i)}")
     proto.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))

@@ -32,7 +32,7 @@ TENSOR = helper.make_tensor_type_proto(TensorProto.INT64, ["n", 2])
         (onnx.TypeProto(), ""),
     ],
 )
-def test_type_strings_and_protos_convert_both_ways(proto: onnx.TypeProto, text: str) -> None:
+def test_type_strings_and_protos_convert_both_ways(proto, text):
     assert type_string(proto) == text
     spec = TensorSpec("x", text)
     assert spec.is_tensor == text.startswith("tensor")
@@ -47,7 +47,7 @@ def info(*dimensions: Any, denotations: tuple[str, ...] = ()) -> onnx.ValueInfoP
     return value
 
 
-def test_shape_of_a_proto() -> None:
+def test_shape_of_a_proto():
     spec = TensorSpec.from_proto(info(3, "n", None, -1, "?", "", 0))
     assert spec == TensorSpec("x", "tensor(float)", (3, "n", None, None, None, None, 0))
     assert str(spec) == "tensor(float)[3, n, ?, ?, ?, ?, 0]"
@@ -71,7 +71,7 @@ def test_shape_of_a_proto() -> None:
         ((), ""),
     ],
 )
-def test_layout_is_read_from_denotations(denotations: tuple[str, ...], layout: str) -> None:
+def test_layout_is_read_from_denotations(denotations, layout):
     spec = TensorSpec.from_proto(info(1, 2, 3, 4, denotations=denotations))
     assert spec.layout == layout
     dimensions = (
@@ -98,7 +98,7 @@ def test_layout_is_read_from_denotations(denotations: tuple[str, ...], layout: s
         ("float", None, None),
     ],
 )
-def test_bytes_of_a_value(kind: str, shape: Any, nbytes: int | None) -> None:
+def test_bytes_of_a_value(kind, shape, nbytes):
     assert TensorSpec("x", f"tensor({kind})", shape).nbytes == nbytes
     assert TensorSpec("x", f"seq(tensor({kind}))", shape).nbytes is None
 
@@ -118,11 +118,11 @@ def test_bytes_of_a_value(kind: str, shape: Any, nbytes: int | None) -> None:
         (None, (1, 2, 3), True),
     ],
 )
-def test_declared_shape_accepts_arrays(declared: Any, shape: Any, fits: bool) -> None:
+def test_declared_shape_accepts_arrays(declared, shape, fits):
     assert TensorSpec("x", "tensor(float)", declared).accepts(shape) == fits
 
 
-def test_port_has_openvino_names() -> None:
+def test_port_has_openvino_names():
     port = TensorSpec("x", "tensor(float16)", (2, 3), "NC")
     assert (port.any_name, port.friendly_name, port.get_any_name()) == ("x", "x", "x")
     assert (port.get_name(), port.get_friendly_name(), port.names, port.get_names()) == (
@@ -146,14 +146,14 @@ def test_port_has_openvino_names() -> None:
         _ = TensorSpec("x", "tensor(float)", (2, "n")).size
 
 
-def test_spec_of_an_array_is_exact() -> None:
+def test_spec_of_an_array_is_exact():
     assert TensorSpec.from_array("x", np.zeros((2, 0), np.int8)) == TensorSpec(
         "x", "tensor(int8)", (2, 0)
     )
     assert TensorSpec.from_array("x", np.array(["a"])).type == "tensor(string)"
 
 
-def test_unreadable_protos_raise() -> None:
+def test_unreadable_protos_raise():
     unknown = onnx.TypeProto()
     unknown.tensor_type.elem_type = 99
     with pytest.raises(ModelError, match="does not define element type 99"):
@@ -182,12 +182,12 @@ def test_unreadable_protos_raise() -> None:
         (("dynamic",), Type.dynamic),
     ],
 )
-def test_element_type_has_many_names(names: tuple[Any, ...], expected: Type) -> None:
+def test_element_type_has_many_names(names, expected):
     assert {Type(name) for name in names} == {expected}
 
 
 @pytest.mark.parametrize("name", ["f31", None, np.timedelta64, "none", 3])
-def test_unknown_element_type_raises(name: Any) -> None:
+def test_unknown_element_type_raises(name):
     with pytest.raises(ArgumentError, match="unknown element type"):
         Type(name)
 
@@ -211,7 +211,7 @@ def test_unknown_element_type_raises(name: Any) -> None:
         (Type.dynamic, (0, 0, False, False, False, False)),
     ],
 )
-def test_properties_of_element_types(kind: Type, expected: tuple[Any, ...]) -> None:
+def test_properties_of_element_types(kind, expected):
     assert expected == (
         kind.bitwidth,
         kind.size,
@@ -236,7 +236,7 @@ def test_properties_of_element_types(kind: Type, expected: tuple[Any, ...]) -> N
     assert kind.compatible(Type.u16) == (kind is Type.dynamic)
 
 
-def test_dtypes_of_element_types_are_those_of_onnx() -> None:
+def test_dtypes_of_element_types_are_those_of_onnx():
     for kind in set(Type) - {Type.dynamic, Type.string}:
         number = TensorProto.DataType.Value(kind.value.upper())
         dtype = helper.tensor_dtype_to_np_dtype(number)

@@ -269,11 +269,11 @@ def inferred(row: Row, domain: str, opset: int = 17) -> list[Any]:
         *(pytest.param(row, ML, id=row[0]) for row in ML_ROWS),
     ],
 )
-def test_types_of_an_operators_outputs(row: Row, domain: str) -> None:
+def test_types_of_an_operators_outputs(row, domain):
     assert inferred(row, domain) == row[3]
 
 
-def test_types_of_simplified_normalization() -> None:
+def test_types_of_simplified_normalization():
     inputs = [(F, ["n", 5, 8]), (F16, [8])]
     expected = [("float16", ("n", 5, 8)), ("float", ("n", 5, 1))]
     assert inferred(("SimplifiedLayerNormalization", inputs, {}, expected), "") == expected
@@ -282,7 +282,7 @@ def test_types_of_simplified_normalization() -> None:
 @pytest.mark.parametrize(
     "name", ["Gelu", "SkipLayerNormalization", "FusedMatMul", "MatMulNBits", "QLinearAveragePool"]
 )
-def test_unknown_rank_leaves_the_type(name: str) -> None:
+def test_unknown_rank_leaves_the_type(name):
     inputs = [(F16, None), (F16, None), (F16, None)]
     assert inferred((name, inputs, {"kernel_shape": [2]}, [None]), "com.microsoft") == [
         ("float16", None)

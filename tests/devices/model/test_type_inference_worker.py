@@ -15,7 +15,7 @@ MODULE = "hetero.devices.model.type_inference_worker"
 
 
 @pytest.fixture
-def infer(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], bytes]:
+def infer(monkeypatch):
     """The worker's function; the worker imports onnx's native module from its folder."""
     monkeypatch.setitem(sys.modules, "onnx_cpp2py_export", onnx.onnx_cpp2py_export)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
@@ -23,7 +23,7 @@ def infer(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], bytes]:
     return function
 
 
-def test_failure_is_returned_with_the_message_of_onnx(infer: Callable[[bytes], bytes]) -> None:
+def test_failure_is_returned_with_the_message_of_onnx(infer):
     garbage = b"\xff" * 9
     with pytest.raises(ValueError, match="Unable to parse") as caught:
         onnx.onnx_cpp2py_export.shape_inference.infer_shapes(garbage, False, False, False)
@@ -31,9 +31,7 @@ def test_failure_is_returned_with_the_message_of_onnx(infer: Callable[[bytes], b
 
 
 @pytest.mark.parametrize(("flag", "sizes"), [(b"\0", [0, 0]), (b"\1", [4, 6])])
-def test_flag_propagates_known_values(
-    infer: Callable[[bytes], bytes], flag: bytes, sizes: list[int]
-) -> None:
+def test_flag_propagates_known_values(infer, flag, sizes):
     model = parse_model(
         f"{HEADER} g (float[2, 3] x) => (float[a, b] y) "
         "{ d = Shape(x) t = Add(d, d) y = ConstantOfShape(t) }"

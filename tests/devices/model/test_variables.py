@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any
 
 import onnx
 import pytest
@@ -28,7 +27,7 @@ from hetero.devices.model.variables import STATES, variables_of, visible_ports, 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
 @example("ab*b*c", "abxc")  # the b before the first star is not the one after it
 @example("a*b*bc", "axbc")
-def test_stars_match_like_a_greedy_regular_expression(pattern: str, name: str) -> None:
+def test_stars_match_like_a_greedy_regular_expression(pattern, name):
     match = re.fullmatch("(.*)".join(map(re.escape, pattern.split("*"))), name)
     expected = None if match is None else list(match.groups())
     assert variables._starred_texts(pattern, name) == expected
@@ -43,7 +42,7 @@ def model(states: str, name: str = "x"):
     return read_model(proto)
 
 
-def test_many_stars_take_no_time() -> None:
+def test_many_stars_take_no_time():
     start_s = time.process_time()
     with pytest.raises(HeteroError, match="no input matches"):
         variables_of(model(f'{{"{"*a" * 25}z": "y"}}', "a" * 2000))
@@ -51,7 +50,7 @@ def test_many_stars_take_no_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"x": 1}', "[" * 10**5, "9" * 5000])
-def test_damaged_metadata_raises(text: str) -> None:
+def test_damaged_metadata_raises(text):
     with pytest.raises(ModelError, match=STATES):
         variables_of(model(text))
 
@@ -89,7 +88,7 @@ def states_model() -> Model:
         ({"past.0.key": "present.0.key"}, ["0.key"]),
     ],
 )
-def test_patterns_pair_inputs_with_outputs(states: dict[str, str], expected: list[str]) -> None:
+def test_patterns_pair_inputs_with_outputs(states, expected):
     model = with_states(states_model(), states)
     variables = variables_of(model)
     assert [(v.name, v.output.name) for v in variables] == [
@@ -117,6 +116,6 @@ def test_patterns_pair_inputs_with_outputs(states: dict[str, str], expected: lis
         ([("x", "y")], ArgumentError, "expected a dict"),
     ],
 )
-def test_states_that_do_not_fit_raise(states: Any, kind: Any, text: str) -> None:
+def test_states_that_do_not_fit_raise(states, kind, text):
     with pytest.raises(kind, match=text):
         with_states(states_model(), states)

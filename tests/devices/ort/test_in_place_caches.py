@@ -23,7 +23,7 @@ STATES = {"past_key": "present_key", "past_value": "present_value"}
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch):
     monkeypatch.setattr(MODULE, "_BLOCK", 4)
 
 
@@ -49,9 +49,7 @@ def feeds(rng: np.random.Generator, past: int, count: int) -> dict[str, np.ndarr
 
 
 @pytest.mark.parametrize("origin", ["compile", "import"])
-def test_in_place_cache_equals_copies_of_a_session(
-    origin: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_place_cache_equals_copies_of_a_session(origin, monkeypatch):
     capacities: list[int] = []
 
     def recording_buffers(*arguments: Any) -> Any:
@@ -97,7 +95,7 @@ def step(
     return list(compiled.run([*inputs.values(), *caches], context))
 
 
-def test_two_runs_from_one_cache_stay_separate() -> None:
+def test_two_runs_from_one_cache_stay_separate():
     compiled = program()
     initial = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
     _, *caches = step(compiled, initial, 4, seed=0)
@@ -114,7 +112,7 @@ def test_two_runs_from_one_cache_stay_separate() -> None:
     )
 
 
-def test_cache_requested_on_the_host_is_an_array() -> None:
+def test_cache_requested_on_the_host_is_an_array():
     compiled = program()
     initial = [np.ones((1, 2, 3, 8), np.float32)] * 2
     assert all(
@@ -126,7 +124,7 @@ def test_cache_requested_on_the_host_is_an_array() -> None:
     assert isinstance(compiled.export_model(), Payload)
 
 
-def test_swapped_or_foreign_caches_are_copied() -> None:
+def test_swapped_or_foreign_caches_are_copied():
     compiled = program()
     initial = [np.random.default_rng(i).standard_normal((1, 2, 4, 8)).astype("f") for i in (1, 2)]
     _, *caches = step(compiled, initial, 4, seed=0)

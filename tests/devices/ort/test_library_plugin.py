@@ -142,7 +142,7 @@ def test_command_line_rejects_text_that_names_no_library():
 
 
 @pytest.fixture(scope="module")
-def ggml_path() -> Path:
+def ggml_path():
     """Path of ggml's library."""
     package = pytest.importorskip("onnxruntime_ggml", reason="onnxruntime-ggml is not installed")
     return Path(package.library_path())

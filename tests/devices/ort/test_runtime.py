@@ -6,12 +6,10 @@ import runpy
 import sys
 from types import ModuleType
 
-import pytest
-
 from hetero.devices.ort import runtime
 
 
-def test_substituted_module_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_substituted_module_is_not_used(monkeypatch):
     substitute = ModuleType("hetero.onnxruntime")
     monkeypatch.setitem(sys.modules, "onnxruntime", substitute)
     names = runpy.run_path(runtime.__file__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from tests.support.pair_plugin import MEMORY, PairPlugin
 
 
 @pytest.mark.parametrize("device_id", MEMORY)
-def test_property_value_depends_on_device(device_id: str) -> None:
+def test_property_value_depends_on_device(device_id):
     plugin = PairPlugin()
     compiled = plugin.compile_model(DOUBLE, {"DEVICE_ID": device_id})
     for get in (
@@ -38,7 +37,7 @@ def test_property_value_depends_on_device(device_id: str) -> None:
         assert get("DEVICE_ID") == device_id
 
 
-def test_device_id_defaults_to_first_device() -> None:
+def test_device_id_defaults_to_first_device():
     plugin = PairPlugin()
     assert plugin.get_property("FULL_DEVICE_NAME") == "the left one"
     assert plugin.compile_model(DOUBLE).device == "PAIR.left"
@@ -47,7 +46,7 @@ def test_device_id_defaults_to_first_device() -> None:
     assert plugin.compile_model(DOUBLE).device == "PAIR.right"
 
 
-def test_unknown_device_id_raises() -> None:
+def test_unknown_device_id_raises():
     plugin = PairPlugin()
     for act in (
         lambda: plugin.set_property({"DEVICE_ID": "middle"}),
@@ -59,7 +58,7 @@ def test_unknown_device_id_raises() -> None:
     assert plugin.get_property("DEVICE_ID") == "left"
 
 
-def test_probe_of_node_describes_each_device() -> None:
+def test_probe_of_node_describes_each_device():
     rows = probe_node("n", [PairPlugin], {"PAIR": 3, "CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
     rows = [row for row in rows if row.plugin == "PAIR"]
     assert [row.device_id for row in rows] == ["left", "right", "left"]
@@ -67,7 +66,7 @@ def test_probe_of_node_describes_each_device() -> None:
     assert [row.memory_nbytes for row in rows] == [2_000, 1_000, 2_000]
 
 
-def test_options_of_a_call_precede_set_values_and_these_defaults() -> None:
+def test_options_of_a_call_precede_set_values_and_these_defaults():
     table = PropertyTable(
         *(Property(name, int, 1, True, "A number.") for name in ("A", "B", "C")),
         Property("D", int, 1, False, "Read-only."),
@@ -99,7 +98,7 @@ def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
         "LOG_LEVEL",
     ],
 )
-def test_unsupported_property_raises(name: str) -> None:
+def test_unsupported_property_raises(name):
     with pytest.raises(UnknownPropertyError, match=f"no property '{name}' on DENSE"):
         DensePlugin().set_property({name: 1})
 
@@ -113,7 +112,7 @@ def test_unsupported_property_raises(name: str) -> None:
         (7, "Expected CACHE_DIR, "),
     ],
 )
-def test_unknown_property_error_suggests_or_lists_names(name: Any, hint: str) -> None:
+def test_unknown_property_error_suggests_or_lists_names(name, hint):
     with pytest.raises(UnknownPropertyError) as caught:
         DensePlugin().set_property({name: 1})
     assert str(caught.value).startswith(f"no property {name!r} on DENSE")
@@ -122,19 +121,19 @@ def test_unknown_property_error_suggests_or_lists_names(name: Any, hint: str) ->
 
 
 @pytest.mark.parametrize("config", ["LATENCY", ["PERF_COUNT"], 3])
-def test_options_that_are_not_a_mapping_raise(config: Any) -> None:
+def test_options_that_are_not_a_mapping_raise(config):
     with pytest.raises(ArgumentTypeError, match="expected options as a mapping"):
         DensePlugin().compile_model(DOUBLE, config)
 
 
-def test_choices_apply_to_each_element_of_a_tuple() -> None:
+def test_choices_apply_to_each_element_of_a_tuple():
     modes = Property("MODES", tuple, (), True, "Modes.", choices=("FAST", "EXACT"))
     assert modes.parse("FAST, EXACT") == ("FAST", "EXACT")
     with pytest.raises(PropertyError, match=r"expected one of 'FAST', 'EXACT'"):
         modes.parse("FAST, SLOW")
 
 
-def test_property_table_pickles_without_check_functions() -> None:
+def test_property_table_pickles_without_check_functions():
     table = PropertyTable(
         Property("SIZE", int, 1, True, "Size.", minimum=1, check=lambda size: "too large")
     )
@@ -144,7 +143,7 @@ def test_property_table_pickles_without_check_functions() -> None:
         Configuration(copy, "owner").parse({"SIZE": 0})
 
 
-def test_configuration_copies_dict_values() -> None:
+def test_configuration_copies_dict_values():
     sizes = {"a": 1}
     table = PropertyTable(Property("SIZES", dict, {}, True, "Sizes."))
     configuration = Configuration(table, "owner")
@@ -156,7 +155,7 @@ def test_configuration_copies_dict_values() -> None:
     assert Configuration(table, "other").get("SIZES") == {}
 
 
-def test_set_is_atomic_for_concurrent_readers() -> None:
+def test_set_is_atomic_for_concurrent_readers():
     table = PropertyTable(*(Property(n, int, 0, True, "A number.") for n in ("A", "B")))
     configuration = Configuration(table, "owner")
     inconsistent = []
@@ -174,7 +173,7 @@ def test_set_is_atomic_for_concurrent_readers() -> None:
     assert not inconsistent
 
 
-def test_imported_weights_are_mapped_only_with_enable_mmap(tmp_path) -> None:
+def test_imported_weights_are_mapped_only_with_enable_mmap(tmp_path):
     weights = []
 
     class ImportingPlugin(DensePlugin):
@@ -193,6 +192,6 @@ def test_imported_weights_are_mapped_only_with_enable_mmap(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, str(2**53 + 1)])
-def test_integer_without_exact_float_is_parsed_exactly(value: Any) -> None:
+def test_integer_without_exact_float_is_parsed_exactly(value):
     parsed = Property("BYTES", int, 0, True, "Bytes.").parse(value)
     assert parsed == 2**53 + 1

@@ -13,9 +13,7 @@ from hetero.devices.plugin.heap import releases_free_memory
 
 
 @pytest.mark.parametrize(("growth_nbytes", "calls"), [(1_000_000, []), (3_000_000, [0])])
-def test_memory_is_released_if_the_process_has_grown(
-    monkeypatch: pytest.MonkeyPatch, growth_nbytes: int, calls: list[int]
-) -> None:
+def test_memory_is_released_if_the_process_has_grown(monkeypatch, growth_nbytes, calls):
     trims: list[int] = []
 
     class Library:
@@ -43,7 +41,7 @@ print(count() - before)
 """
 
 
-def test_reused_memory_is_not_faulted_in_again() -> None:
+def test_reused_memory_is_not_faulted_in_again():
     setup = f"import runpy; runpy.run_path({heap.__file__!r})['reuse_free_memory']()"
     faults = [
         int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)

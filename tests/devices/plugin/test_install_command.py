@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hetero.devices.plugin.install_command import _requirement
@@ -35,7 +33,5 @@ FOLDER = "file:///my%20code/hetero"
         ),
     ],
 )
-def test_requirement_names_the_recorded_source(
-    record: dict[str, Any], extra: str, expected: str
-) -> None:
+def test_requirement_names_the_recorded_source(record, extra, expected):
     assert _requirement(record, extra) == expected

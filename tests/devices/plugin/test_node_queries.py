@@ -56,7 +56,7 @@ def crash_of(name: str) -> Refusal:
     return Refusal("no_kernel", f"Vendor crashed in a query of {name}: signal 11")
 
 
-def test_one_call_queries_all_nodes_within_limits() -> None:
+def test_one_call_queries_all_nodes_within_limits():
     worker = Worker(refuses="Op2")
     assert ask(worker) == [None, None, Refusal("opset", "old"), None]
     ((names, limits),) = worker.calls
@@ -66,27 +66,27 @@ def test_one_call_queries_all_nodes_within_limits() -> None:
     assert len(worker.calls) == 1
 
 
-def test_crash_refuses_its_node_alone() -> None:
+def test_crash_refuses_its_node_alone():
     worker = Worker(crashes="Op1", refuses="Op3")
     assert ask(worker) == [None, crash_of("Op1"), None, Refusal("opset", "old")]
     assert [names for names, _ in worker.calls[1:]] == [["Op0"], ["Op1"], ["Op2"], ["Op3"]]
     assert worker.calls[3][1] == {"memory_nbytes": 2**32 + 2 * 20, "time_s": 20.5}
 
 
-def test_crash_of_a_single_node_is_not_repeated() -> None:
+def test_crash_of_a_single_node_is_not_repeated():
     worker = Worker(crashes="Op0")
     assert ask(worker, QUERIES[:1]) == [crash_of("Op0")]
     assert len(worker.calls) == 1
 
 
-def test_many_crashes_end_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_crashes_end_the_queries(monkeypatch):
     monkeypatch.setattr(node_queries, "_MAX_CRASHES", 2)
     worker = Worker(crashes="Op0 Op1")
     assert ask(worker) == [crash_of(f"Op{i}") for i in range(4)]
     assert [names for names, _ in worker.calls[1:]] == [["Op0"], ["Op1"]]
 
 
-def test_failed_call_is_returned() -> None:
+def test_failed_call_is_returned():
     process = QueryProcess("Vendor", verdict_function)
     process._worker = Worker(crashes="Op0")  # type: ignore[assignment]
     assert process.call(verdict_function, QUERIES[:1], "device") is CRASH
@@ -122,7 +122,7 @@ MODEL = build(
 )
 
 
-def test_equal_nodes_are_queried_once() -> None:
+def test_equal_nodes_are_queried_once():
     queries = Queries(is_visible=False)
     verdicts = queries.cache.verdicts(MODEL.nodes, MODEL, "one")
     assert verdicts == {
@@ -139,13 +139,13 @@ def test_equal_nodes_are_queried_once() -> None:
     assert queries.asked[2:] == [(["Neg"], "two")]
 
 
-def test_visible_constants_are_part_of_the_query() -> None:
+def test_visible_constants_are_part_of_the_query():
     queries = Queries(is_visible=True)
     queries.cache.verdicts(MODEL.nodes, MODEL, "one")
     assert queries.asked == [(["Add", "Neg", "Abs", "Add"], "one")]
 
 
-def test_types_attributes_and_opset_are_part_of_the_query() -> None:
+def test_types_attributes_and_opset_are_part_of_the_query():
     queries = Queries()
     queries.cache.verdicts(MODEL.nodes, MODEL, "one")
     header = type(MODEL.header)()
@@ -159,7 +159,7 @@ def test_types_attributes_and_opset_are_part_of_the_query() -> None:
     assert queries.asked[1:] == [(["Neg"], "one"), (["Neg"], "one")]
 
 
-def test_full_cache_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_cache_is_cleared(monkeypatch):
     monkeypatch.setattr(node_queries, "_MAX_VERDICTS", 1)
     queries = Queries()
     for _ in range(2):
@@ -167,7 +167,7 @@ def test_full_cache_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [names for names, _ in queries.asked] == [["Neg"], ["Neg"]]
 
 
-def test_model_of_one_node_is_valid_and_anonymous() -> None:
+def test_model_of_one_node_is_valid_and_anonymous():
     first, second = (
         single_node_model(MODEL.nodes[i], MODEL, lambda c: False, lambda spec: spec) for i in (1, 2)
     )
@@ -184,7 +184,7 @@ def test_model_of_one_node_is_valid_and_anonymous() -> None:
 
 
 @pytest.mark.parametrize(("is_visible", "count"), [(True, 2), (False, 1)])
-def test_contents_of_constants_count_if_they_are_visible(is_visible: bool, count: int) -> None:
+def test_contents_of_constants_count_if_they_are_visible(is_visible, count):
     queries = Queries(is_visible)
     for constants in ("c k", "k c"):  # the contents depend on the position
         model = build("a: v = Add(x, c)\nf: y = Add(v, k)", outputs="y", constants=constants)

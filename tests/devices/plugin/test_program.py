@@ -87,7 +87,7 @@ ARRAY = np.zeros((2, 3), np.float32)
         (ResidentTensor(Bundle(), "y"), 0),
     ],
 )
-def test_size_of_a_value(value: Any, nbytes: int) -> None:
+def test_size_of_a_value(value, nbytes):
     assert nbytes_of(value) == nbytes
 
 
@@ -100,11 +100,11 @@ def test_size_of_a_value(value: Any, nbytes: int) -> None:
         ({"a": [ARRAY]}, None),
     ],
 )
-def test_size_of_plain_arrays(values: Any, nbytes: int | None) -> None:
+def test_size_of_plain_arrays(values, nbytes):
     assert plain_nbytes(values) == nbytes
 
 
-def test_remote_tensor() -> None:
+def test_remote_tensor():
     tensor = Context().create_tensor(np.float16, (2, 3))
     assert (tensor.shape, tensor.dtype, tensor.nbytes) == ((2, 3), np.float16, 12)
     assert (tensor.get_shape(), tensor.get_byte_size()) == ((2, 3), 12)
@@ -131,7 +131,7 @@ def test_remote_tensor() -> None:
     [RunContext.on_cancel, lambda context, stop: NativeCall(stop, context)],
     ids=["on_cancel", "native call"],
 )
-def test_cancelled_run_stops_at_the_next_check(block: Any) -> None:
+def test_cancelled_run_stops_at_the_next_check(block):
     context, stops = RunContext(), []
     context.check_cancelled()
     with block(context, lambda: stops.append(1)):
@@ -148,7 +148,7 @@ def test_cancelled_run_stops_at_the_next_check(block: Any) -> None:
     assert stops == [1, 1, 2]
 
 
-def test_deadline_of_a_run_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadline_of_a_run_in_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(program.time, "monotonic", lambda: now[0])
     context = RunContext()
@@ -164,14 +164,14 @@ def test_deadline_of_a_run_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
             context.check_cancelled()
 
 
-def test_recorded_times_add_up() -> None:
+def test_recorded_times_add_up():
     context = RunContext()
     for node, seconds in (("a", 1.0), ("b", 2.0), ("a", 4.0)):
         context.record(node, seconds)
     assert context.node_times_s == {"a": 5.0, "b": 2.0}
 
 
-def test_payload_of_another_format() -> None:
+def test_payload_of_another_format():
     array = np.ones(2)
     payload = Payload({"format": "one"}, {"w": array})
     payload.check_format("one", "m")
@@ -183,7 +183,7 @@ def test_payload_of_another_format() -> None:
     assert copy.header == payload.header
 
 
-def test_program_of_functions() -> None:
+def test_program_of_functions():
     model = build("a: v, = Split(x)\nb: y = Add(v, c)", outputs="y", constants="c")
     operators = {"Split": lambda x: (x * 2, x), "Add": lambda a, b: a + b}
     compiled = OperatorProgram(model, operators, "D")
@@ -211,7 +211,7 @@ def test_program_of_functions() -> None:
 
 
 @pytest.fixture
-def shutdown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def shutdown(monkeypatch):
     """Replace the state of the interpreter's shutdown; return the runtime objects that are kept."""
     monkeypatch.setattr(native_call, "_is_shutting_down", False)
     monkeypatch.setattr(native_call, "_CALLS", set())
@@ -221,7 +221,7 @@ def shutdown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return kept
 
 
-def test_shutdown_stops_running_calls_and_rejects_new_ones(shutdown: list[Any]) -> None:
+def test_shutdown_stops_running_calls_and_rejects_new_ones(shutdown):
     with NativeCall():
         assert len(native_call._CALLS) == 1
     assert set() == native_call._CALLS
@@ -243,7 +243,7 @@ def test_shutdown_stops_running_calls_and_rejects_new_ones(shutdown: list[Any]) 
 # Messages and sources.
 
 
-def test_messages_of_a_vendor() -> None:
+def test_messages_of_a_vendor():
     errors = VendorErrors(re.compile("bad_alloc"), re.compile(r"\[E\d+\]|at \S+:\d+"))
     assert (
         errors.reason(ValueError("[E12] no kernel \n  at a.cpp:7 for Abs ")) == "no kernel for Abs"
@@ -269,16 +269,14 @@ def test_messages_of_a_vendor() -> None:
         ("g=/opt/a=b.dylib", ("g", "/opt/a=b.dylib", ""), "ORT_G", True),
     ],
 )
-def test_source_of_a_plugin(
-    text: str, source: tuple[str, str, str], label: str, is_library: bool
-) -> None:
+def test_source_of_a_plugin(text, source, label, is_library):
     parsed = PluginSource.parse(text)
     assert tuple(parsed) == source
     assert (parsed.label, parsed.is_library, str(parsed)) == (label, is_library, text)
     assert parsed.without_interpreter == (*source[:2], "")
 
 
-def test_refusals_and_supports_as_text() -> None:
+def test_refusals_and_supports_as_text():
     assert str(Refusal("opset", "too old")) == "too old [opset]"
     assert str(Refusal("memory", "too large", "A=1")) == "too large; set A=1 [memory]"
     with pytest.raises(ValueError, match="got 'size'"):

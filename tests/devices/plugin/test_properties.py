@@ -37,7 +37,7 @@ def make(kind: type, **options: Any) -> Property:
         (str, Path("a/b"), "a/b"),
     ],
 )
-def test_value_is_converted(kind: type, value: Any, parsed: Any) -> None:
+def test_value_is_converted(kind, value, parsed):
     result = make(kind).parse(value)
     assert result == parsed
     assert type(result) is kind
@@ -55,7 +55,7 @@ def test_value_is_converted(kind: type, value: Any, parsed: Any) -> None:
         *((str, value, "text") for value in (3, None, True, ["a"])),
     ],
 )
-def test_value_of_another_type(kind: type, value: Any, expected: str) -> None:
+def test_value_of_another_type(kind, value, expected):
     with pytest.raises(PropertyError) as caught:
         make(kind).parse(value)
     assert f"NAME={value!r}: expected {expected}" in str(caught.value)
@@ -72,7 +72,7 @@ def test_value_of_another_type(kind: type, value: Any, expected: str) -> None:
         ({"check": lambda v: "too odd" if v % 2 else None}, [2], [3], "too odd"),
     ],
 )
-def test_number_in_its_range(options: Any, valid: Any, invalid: Any, message: str) -> None:
+def test_number_in_its_range(options, valid, invalid, message):
     parse = make(int, **options).parse
     assert [parse(value) for value in valid] == valid
     for value in invalid:
@@ -91,7 +91,7 @@ def test_number_in_its_range(options: Any, valid: Any, invalid: Any, message: st
         ({"a": math.inf}, False),
     ],
 )
-def test_range_applies_to_each_value_of_a_mapping(value: Any, valid: bool) -> None:
+def test_range_applies_to_each_value_of_a_mapping(value, valid):
     parse = make(dict, minimum=2).parse
     if valid:
         assert parse(value) == value
@@ -100,7 +100,7 @@ def test_range_applies_to_each_value_of_a_mapping(value: Any, valid: bool) -> No
         parse(value)
 
 
-def test_choices_ignore_case_and_apply_to_each_value() -> None:
+def test_choices_ignore_case_and_apply_to_each_value():
     assert make(str, choices=("FAST", "exact")).parse("Exact") == "exact"
     assert make(str, choices=("YES", "NO", "AUTO")).parse(True) == "YES"
     assert make(str, choices=("YES", "NO", "AUTO")).parse(False) == "NO"
@@ -110,7 +110,7 @@ def test_choices_ignore_case_and_apply_to_each_value() -> None:
             make(kind, choices=("FAST", "exact")).parse(value)
 
 
-def test_pattern_matches_the_whole_text() -> None:
+def test_pattern_matches_the_whole_text():
     parse = make(str, pattern="a+b").parse
     assert parse("aab") == "aab"
     for text in ("aabc", "xab", ""):
@@ -119,7 +119,7 @@ def test_pattern_matches_the_whole_text() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, "AUTO", "-1"])
-def test_automatic_value_selects_the_default(value: Any) -> None:
+def test_automatic_value_selects_the_default(value):
     row = Property("N", int, 7, True, "Doc.", minimum=1, auto_values=(-1, "AUTO", "-1"))
     assert row.parse(value) == 7
     assert row.parse(2) == 2
@@ -127,7 +127,7 @@ def test_automatic_value_selects_the_default(value: Any) -> None:
         row.parse([-1])
 
 
-def test_mapping_is_a_copy() -> None:
+def test_mapping_is_a_copy():
     value = {"a": [1]}
     parsed = make(dict).parse(value)
     value["a"].append(2)
@@ -141,7 +141,7 @@ TABLE = PropertyTable(
 )
 
 
-def test_table() -> None:
+def test_table():
     assert list(TABLE) == ["A", "B", "C"]
     assert len(TABLE) == 3
     assert TABLE.mutable == ("A", "C")
@@ -155,7 +155,7 @@ def test_table() -> None:
     assert TABLE["A"].default == 1
 
 
-def test_set_values_override_the_device_and_options_override_both() -> None:
+def test_set_values_override_the_device_and_options_override_both():
     reads: list[tuple[str, str]] = []
 
     def read(name: str, device_id: str) -> int:
@@ -181,7 +181,7 @@ def test_set_values_override_the_device_and_options_override_both() -> None:
     assert "on owner" in str(caught.value)
 
 
-def test_check_of_a_configuration_rejects_all_values() -> None:
+def test_check_of_a_configuration_rejects_all_values():
     def check(values: Any) -> None:
         raise PropertyError("together impossible", property="A")
 
@@ -191,7 +191,7 @@ def test_check_of_a_configuration_rejects_all_values() -> None:
     assert configuration.values == {}
 
 
-def test_unknown_property_suggests_similar_names_or_lists_all() -> None:
+def test_unknown_property_suggests_similar_names_or_lists_all():
     names = ["CACHE_DIR", "CACHE_SIZE", "PERF_COUNT"]
     similar = unknown("CACHE_DIRS", "X", names)
     assert "Did you mean CACHE_DIR or CACHE_SIZE?" in str(similar)
@@ -201,7 +201,7 @@ def test_unknown_property_suggests_similar_names_or_lists_all() -> None:
 
 
 @pytest.mark.parametrize("value", [1, 1024, "AUTO", "NUMA", -1, -2])
-def test_streams_of_a_device(value: Any) -> None:
+def test_streams_of_a_device(value):
     row = COMMON_PROPERTIES["NUM_STREAMS"]
     assert row.parse(value) == (value if isinstance(value, int) and value > 0 else 1)
     for invalid in (0, 1025, -3):

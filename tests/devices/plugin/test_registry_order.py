@@ -41,7 +41,7 @@ class Point:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+def install(monkeypatch):
     """Return a function that sets the installed entry points."""
 
     def set_points(*points: Point) -> None:
@@ -50,21 +50,21 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_points
 
 
-def test_own_plugins_come_first_and_in_a_fixed_order(install: Any) -> None:
+def test_own_plugins_come_first_and_in_a_fixed_order(install):
     names = ["NULL", "OV", "B", "ORT", "A", "GPU", "CPU"]
     install(Point("Z", plugin("Z"), "aaa"), *(Point(name, plugin(name)) for name in names))
     assert list(load_plugins()) == ["CPU", "ORT", "OV", "GPU", "NULL", "A", "B", "Z"]
     assert load_plugins(entry_points=False) == {}
 
 
-def test_origin_names_the_distribution_and_the_object(install: Any) -> None:
+def test_origin_names_the_distribution_and_the_object(install):
     install(Point("A", plugin("A")), Point("B", plugin("B"), None))
     entries = load_plugins()
     assert entries["A"].origin == "hetero (module:A)"
     assert entries["B"].origin == "unknown distribution (module:B)"
 
 
-def test_duplicates_of_one_distribution_load_once(install: Any) -> None:
+def test_duplicates_of_one_distribution_load_once(install):
     count: list[int] = []
     target = plugin("A", __init__=lambda self: count.append(1))
     install(Point("A", target), Point("A", target))
@@ -72,14 +72,14 @@ def test_duplicates_of_one_distribution_load_once(install: Any) -> None:
     assert count == [1]
 
 
-def test_entry_point_and_plugin_have_one_name(install: Any) -> None:
+def test_entry_point_and_plugin_have_one_name(install):
     install(Point("A", plugin("B")))
     (entry,) = load_plugins().values()
     assert (entry.name, entry.plugin) == ("A", None)
     assert "expected a plugin named 'A'" in str(entry.error)
 
 
-def test_broken_plugins_have_their_error_and_name(install: Any) -> None:
+def test_broken_plugins_have_their_error_and_name(install):
     install(
         Point("A", ImportError("no library")),
         Point("B", PluginLoadError("no driver")),
@@ -101,7 +101,7 @@ def test_broken_plugins_have_their_error_and_name(install: Any) -> None:
     assert find_plugin(entries, "E").name == "E"
 
 
-def test_unknown_device(install: Any) -> None:
+def test_unknown_device(install):
     with pytest.raises(UnknownDeviceError, match=r"'CPU'; the plugins are none\. Pass") as caught:
         find_plugin({}, "CPU")
     assert caught.value.data["device"] == "CPU"
@@ -110,7 +110,7 @@ def test_unknown_device(install: Any) -> None:
         find_plugin(load_plugins(), "cpu.0")
 
 
-def test_installed_plugin_under_another_name(install: Any) -> None:
+def test_installed_plugin_under_another_name(install):
     def several() -> list[type[Plugin]]:
         return [plugin("LEFT"), plugin("RIGHT")]
 
@@ -128,13 +128,13 @@ def test_installed_plugin_under_another_name(install: Any) -> None:
         assert "expected the name of an installed plugin" in str(entries[name].error)
 
 
-def test_plugin_of_another_interpreter_needs_ray() -> None:
+def test_plugin_of_another_interpreter_needs_ray():
     entries = load_plugins(["X=m:A@/opt/python"], entry_points=False)
     assert (entries["X"].plugin, entries["X"].origin) == (None, "X=m:A@/opt/python")
     assert "only Ray can run the interpreter /opt/python" in str(entries["X"].error)
 
 
-def test_two_plugins_of_one_name_exclude_each_other(install: Any) -> None:
+def test_two_plugins_of_one_name_exclude_each_other(install):
     install(Point("A", plugin("A"), "one"), Point("B", plugin("B"), "one"))
     entries = load_plugins([plugin("A"), plugin("A")])
     assert entries["A"].plugin is None
@@ -142,7 +142,7 @@ def test_two_plugins_of_one_name_exclude_each_other(install: Any) -> None:
     assert entries["B"].plugin is not None
 
 
-def test_all_plugins_are_closed_despite_errors(install: Any) -> None:
+def test_all_plugins_are_closed_despite_errors(install):
     closed: list[str] = []
 
     def fail(self: Plugin) -> None:
@@ -155,7 +155,7 @@ def test_all_plugins_are_closed_despite_errors(install: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["HETERO", "AUTO", "MULTI", "A.B", "A:B", "A,B", "A B", " ", ""])
-def test_names_that_device_strings_cannot_contain(name: str) -> None:
+def test_names_that_device_strings_cannot_contain(name):
     (entry,) = load_plugins([plugin(name)], entry_points=False).values()
     assert entry.plugin is None
     assert entry.error
@@ -164,7 +164,7 @@ def test_names_that_device_strings_cannot_contain(name: str) -> None:
 # Events.
 
 
-def test_event_that_is_set() -> None:
+def test_event_that_is_set():
     event = OneShotEvent()
     assert not event.is_set()
     assert not event.wait(0)
@@ -176,7 +176,7 @@ def test_event_that_is_set() -> None:
     assert event.wait()
 
 
-def test_wait_without_a_limit_is_split_into_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_without_a_limit_is_split_into_slices(monkeypatch):
     assert one_shot_event.WAIT_SLICE_S == 0.5  # a user's Ctrl-C takes at most this long
     event = OneShotEvent()
     waits: list[float] = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
-from hetero.devices import DeviceModel, read_model
+from hetero.devices import read_model
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import InferenceError, UnknownPropertyError, UnsupportedOperationError
 from tests.support.models import branches, branches_output
@@ -16,14 +14,14 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.fixture
-def compiled() -> Iterator[DeviceModel]:
+def compiled():
     plugin = CPUPlugin()
     model = plugin.compile_model(read_model(branches()), {"NUM_STREAMS": 2, "PERF_COUNT": True})
     yield model
     model.close()
 
 
-def test_requests_run_on_threads_of_the_process(compiled: DeviceModel) -> None:
+def test_requests_run_on_threads_of_the_process(compiled):
     requests = [compiled.create_infer_request() for _ in range(4)]
     for factor, request in enumerate(requests):
         request.start_async({"x": X * factor})
@@ -32,7 +30,7 @@ def test_requests_run_on_threads_of_the_process(compiled: DeviceModel) -> None:
         np.testing.assert_allclose(request.results["y"], branches_output(X * factor), rtol=1e-5)
 
 
-def test_runtime_model_has_the_times_of_requests(compiled: DeviceModel) -> None:
+def test_runtime_model_has_the_times_of_requests(compiled):
     compiled.create_infer_request().infer({"x": X})
     nodes = compiled.get_runtime_model().nodes
     assert nodes
@@ -40,14 +38,14 @@ def test_runtime_model_has_the_times_of_requests(compiled: DeviceModel) -> None:
     assert any(node.metadata["execTimeMcs"] != "not_executed" for node in nodes)
 
 
-def test_properties_are_fixed(compiled: DeviceModel) -> None:
+def test_properties_are_fixed(compiled):
     with pytest.raises(UnsupportedOperationError, match="compile again"):
         compiled.set_property({"NUM_STREAMS": 1})
     with pytest.raises(UnknownPropertyError, match="NO_SUCH"):
         compiled.set_property({"NO_SUCH": 1})
 
 
-def test_requests_of_a_closed_model_fail(compiled: DeviceModel) -> None:
+def test_requests_of_a_closed_model_fail(compiled):
     request = compiled.create_infer_request()
     compiled.close()
     with pytest.raises(InferenceError, match="is closed"):

@@ -16,7 +16,7 @@ from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.promise import Promise
 
 
-def test_failed_run_keeps_no_reference_to_its_inputs() -> None:
+def test_failed_run_keeps_no_reference_to_its_inputs():
     states: list[weakref.ref[Any]] = []
     future: Promise[Any] = Promise()
     future.set_exception(InferenceError("no"))

@@ -12,7 +12,7 @@ from hetero.devices.request.promise import Promise
 TIMEOUT_S = 60.0
 
 
-def test_result_wakes_waiters_and_calls_each_callback_once() -> None:
+def test_result_wakes_waiters_and_calls_each_callback_once():
     promise: Promise[int] = Promise()
     calls: list[str] = []
     promise.add_done_callback(lambda p: calls.append(f"before {p.result()}"))
@@ -28,7 +28,7 @@ def test_result_wakes_waiters_and_calls_each_callback_once() -> None:
     assert promise.exception() is None
 
 
-def test_exception_is_raised_by_result() -> None:
+def test_exception_is_raised_by_result():
     promise: Promise[int] = Promise()
     promise.set_exception(KeyError("x"))
     assert isinstance(promise.exception(), KeyError)
@@ -36,7 +36,7 @@ def test_exception_is_raised_by_result() -> None:
         promise.result()
 
 
-def test_callback_added_during_set_result_is_called_once() -> None:
+def test_callback_added_during_set_result_is_called_once():
     for _ in range(200):
         promise: Promise[int] = Promise()
         barrier, calls = threading.Barrier(2), []

@@ -128,7 +128,7 @@ def one_input(spec: TensorSpec = X) -> RequestTensors:
     return RequestTensors((spec,), (Y,))
 
 
-def test_input_of_a_run_replaces_a_set_tensor() -> None:
+def test_input_of_a_run_replaces_a_set_tensor():
     tensors = RequestTensors((X, Z), (Y,))
     tensors.set("x", array(1))
     tensors.set("z", array(2))
@@ -139,7 +139,7 @@ def test_input_of_a_run_replaces_a_set_tensor() -> None:
     np.testing.assert_array_equal(tensors.collect(None, copy=True)["x"], array(3))
 
 
-def test_new_layouts_are_checked_and_equal_ones_reused() -> None:
+def test_new_layouts_are_checked_and_equal_ones_reused():
     tensors = one_input()
     for number in (1, 2, 3):
         for inputs in (array(number), {"x": array(number)}):
@@ -156,7 +156,7 @@ def test_new_layouts_are_checked_and_equal_ones_reused() -> None:
     assert tensors.collect(transposed, copy=False)["x"].flags.c_contiguous
 
 
-def test_copy_of_an_input_is_the_run_s_own() -> None:
+def test_copy_of_an_input_is_the_run_s_own():
     tensors = one_input()
     for _ in range(2):
         value = array(1)
@@ -166,14 +166,14 @@ def test_copy_of_an_input_is_the_run_s_own() -> None:
         assert tensors.collect(value, copy=False)["x"] is value
 
 
-def test_caller_may_extend_the_values_of_a_run() -> None:
+def test_caller_may_extend_the_values_of_a_run():
     tensors = one_input()
     for _ in range(3):
         tensors.collect(array(1), copy=True)["state"] = array(5)
     assert tensors.collect(None, copy=True).keys() == {"x"}
 
 
-def test_position_selects_no_tensor_by_name() -> None:
+def test_position_selects_no_tensor_by_name():
     tensors = RequestTensors((X, Z), (Y,))
     with pytest.raises(TensorNameError, match="got position 1"):
         tensors.get(1)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_position_selects_no_tensor_by_name() -> None:
 
 
 @pytest.mark.parametrize("inputs", ["text", b"text"])
-def test_text_is_no_input(inputs: Any) -> None:
+def test_text_is_no_input(inputs):
     with pytest.raises(ArgumentTypeError, match="'x'"):
         one_input().collect(inputs, copy=True)
     with pytest.raises(ArgumentTypeError, match="'x'"):
@@ -190,7 +190,7 @@ def test_text_is_no_input(inputs: Any) -> None:
     assert text.collect(inputs, copy=True)["t"].item() == "text"
 
 
-def test_too_many_inputs_in_a_list() -> None:
+def test_too_many_inputs_in_a_list():
     with pytest.raises(TensorNameError, match=r"at most 2 inputs \('x', 'z'\), got 3"):
         RequestTensors((X, Z), ()).collect([array(1)] * 3, copy=True)
 
@@ -198,7 +198,7 @@ def test_too_many_inputs_in_a_list() -> None:
 @pytest.mark.parametrize(
     "inputs", [[array(1)], [[[1, 1]]], [[1, 1]], (array(1),), [Tensor(array(1))]]
 )
-def test_list_for_one_input(inputs: Any) -> None:
+def test_list_for_one_input(inputs):
     np.testing.assert_array_equal(one_input().collect(inputs, copy=True)["x"], array(1))
 
 
@@ -207,14 +207,14 @@ def test_list_for_one_input(inputs: Any) -> None:
 LAYOUT = TensorSpec("x", "tensor(float)", (2, "N"), layout="CN")
 
 
-def test_batch_along_the_axis_of_the_layout() -> None:
+def test_batch_along_the_axis_of_the_layout():
     tensors = one_input(LAYOUT)
     items = [np.full((2, 1), number, np.float32) for number in (1, 2, 3)]
     tensors.set_batch(LAYOUT, items)
     np.testing.assert_array_equal(tensors.collect(None, copy=True)["x"], [[1, 2, 3], [1, 2, 3]])
 
 
-def test_batch_of_one_is_the_tensor_itself() -> None:
+def test_batch_of_one_is_the_tensor_itself():
     tensors, tensor = one_input(), Tensor(array(1))
     tensors.set_batch(X, [tensor])
     assert tensors.get("x") is tensor
@@ -233,7 +233,7 @@ def test_batch_of_one_is_the_tensor_itself() -> None:
         (X, [np.zeros((1, 3), np.float32)] * 2, "batch item 0 of input 'x'"),
     ],
 )
-def test_batch_that_does_not_fit(port: TensorSpec, items: Any, message: str) -> None:
+def test_batch_that_does_not_fit(port, items, message):
     tensors = RequestTensors((port,), ())
     with pytest.raises(TensorShapeError, match=message):
         tensors.set_batch(port, items)
@@ -242,7 +242,7 @@ def test_batch_that_does_not_fit(port: TensorSpec, items: Any, message: str) -> 
 # Outputs.
 
 
-def test_output_tensor_follows_each_run() -> None:
+def test_output_tensor_follows_each_run():
     tensors = one_input()
     tensors.store({"y": array(1)}, copy=True)
     tensor = tensors.get("y")
@@ -256,14 +256,14 @@ def test_output_tensor_follows_each_run() -> None:
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_first_access_after_a_run_copies_on_request(copy: bool) -> None:
+def test_first_access_after_a_run_copies_on_request(copy):
     tensors = one_input()
     results = tensors.store({"y": array(1)}, copy=copy)
     assert np.shares_memory(tensors.get("y").data, results["y"]) == (not copy)
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_output_memory_of_the_user_is_written(copy: bool) -> None:
+def test_output_memory_of_the_user_is_written(copy):
     tensors, memory = one_input(), array(0)
     tensors.set("y", memory)
     for number in (1, 2):
@@ -274,7 +274,7 @@ def test_output_memory_of_the_user_is_written(copy: bool) -> None:
         tensors.store({"y": array(3, rows=2)}, copy=copy)
 
 
-def test_output_memory_must_be_writable_and_fit() -> None:
+def test_output_memory_must_be_writable_and_fit():
     tensors, memory = one_input(), array(0)
     memory.flags.writeable = False
     with pytest.raises(TensorTypeError, match="output 'y': expected a writable array"):
@@ -287,7 +287,7 @@ def test_output_memory_must_be_writable_and_fit() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, np.uint8, bool])
-def test_output_converts_to_the_memory_s_element_type(dtype: Any) -> None:
+def test_output_converts_to_the_memory_s_element_type(dtype):
     tensors, memory = one_input(), np.zeros((1, 2), dtype)
     tensors.set("y", memory)
     result = tensors.store({"y": array(3.7)}, copy=False)["y"]
@@ -295,7 +295,7 @@ def test_output_converts_to_the_memory_s_element_type(dtype: Any) -> None:
     assert memory.tolist() == array(3.7).astype(dtype).tolist()
 
 
-def test_output_that_is_an_input_s_memory_is_copied() -> None:
+def test_output_that_is_an_input_s_memory_is_copied():
     tensors = one_input()
     values = tensors.collect(array(1), copy=True)
     for output in (values["x"], values["x"][:, ::-1], values["x"].view()):
@@ -308,13 +308,13 @@ def test_output_that_is_an_input_s_memory_is_copied() -> None:
     assert tensors.store({"y": own}, copy=False)["y"] is own
 
 
-def test_read_only_output_is_copied() -> None:
+def test_read_only_output_is_copied():
     output = array(1)
     output.flags.writeable = False
     assert one_input().store({"y": output}, copy=False)["y"].flags.writeable
 
 
-def test_outputs_that_stay_on_their_device() -> None:
+def test_outputs_that_stay_on_their_device():
     tensors = one_input()
     assert (tensors.may_have_resident_outputs, tensors.resident_outputs) == (False, ())
     tensors.keep_remote(Y, True)
@@ -330,7 +330,7 @@ def test_outputs_that_stay_on_their_device() -> None:
         RequestTensors((), (sequence,)).keep_remote(sequence, True)
 
 
-def test_port_that_is_input_and_output() -> None:
+def test_port_that_is_input_and_output():
     output = TensorSpec("x", "tensor(float)", ("M", 2))
     tensors = RequestTensors((X,), (output,))
     tensors.set("x", array(1))
@@ -340,7 +340,7 @@ def test_port_that_is_input_and_output() -> None:
     assert tensors.get(X).data.max() == 1
 
 
-def test_fresh_tensors_have_the_ports_and_no_values() -> None:
+def test_fresh_tensors_have_the_ports_and_no_values():
     tensors = RequestTensors((X,), (Y,), (OPTIONAL,))
     tensors.set("x", array(1))
     fresh = tensors.new_tensors()

@@ -22,11 +22,11 @@ S = TensorSpec("s", "seq(tensor(float))", None)
 
 
 @pytest.fixture
-def results() -> Results:
+def results():
     return Results((Y, T, S, Y), VALUES)
 
 
-def test_keys_are_ports_names_and_positions(results: Results) -> None:
+def test_keys_are_ports_names_and_positions(results):
     assert results["y"] is results[0] is results[3] is results[Y] is VALUES["y"]
     assert results[-2] is VALUES["s"]
     for key in ("unlisted", 4, TensorSpec("z", "tensor(float)", ())):
@@ -38,7 +38,7 @@ def test_keys_are_ports_names_and_positions(results: Results) -> None:
     assert 0 not in results
 
 
-def test_values_in_the_order_of_the_ports(results: Results) -> None:
+def test_values_in_the_order_of_the_ports(results):
     assert list(results) == [Y, T, S]
     assert len(results) == 3
     assert results.names() == ({"y"}, {"t"}, {"s"}, {"y"})
@@ -47,14 +47,14 @@ def test_values_in_the_order_of_the_ports(results: Results) -> None:
     assert list(results.to_dict()) == [Y, T, S]
 
 
-def test_text_as_bytes(results: Results) -> None:
+def test_text_as_bytes(results):
     encoded = results.with_bytes()
     assert encoded["t"].tolist() == ["ä".encode()]
     assert encoded["y"] is VALUES["y"]
     assert results["t"].tolist() == ["ä"]
 
 
-def test_texts(results: Results) -> None:
+def test_texts(results):
     assert repr(results) == "<Results: 'y' float32[8], 't' string[1], 's' list>"
     rows = [
         re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)

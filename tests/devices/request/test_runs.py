@@ -116,19 +116,19 @@ class Target:
 
 
 @pytest.fixture
-def target() -> Target:
+def target():
     return Target()
 
 
 @pytest.fixture
-def request_(target: Target) -> InferRequest:
+def request_(target):
     return InferRequest(target, "compiled")
 
 
 # Start and end.
 
 
-def test_run_from_start_to_result(target: Target, request_: InferRequest) -> None:
+def test_run_from_start_to_result(target, request_):
     assert (request_.state, request_.request_id, request_.story()) == (State.IDLE, None, ())
     request_.start_async(ONES)
     assert request_.state is State.BUSY
@@ -168,7 +168,7 @@ ACTIONS: dict[str, Callable[[InferRequest], Any]] = {
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_busy_request_refuses(name: str, target: Target, request_: InferRequest) -> None:
+def test_busy_request_refuses(name, target, request_):
     request_.start_async(ONES)
     with pytest.raises(RequestBusyError, match=rf"^{name}: .*model 'm'.* busy") as caught:
         ACTIONS[name](request_)
@@ -177,7 +177,7 @@ def test_busy_request_refuses(name: str, target: Target, request_: InferRequest)
     assert len(target.runs) == 1
 
 
-def test_run_before_its_submission() -> None:
+def test_run_before_its_submission():
     run = Run("data", 2.0)
     assert (run.submission, run.request_id, run.error, run.results) == (None,) * 4
     assert (run.story(), run.stage_timings, run.futures) == ((), (), ())
@@ -189,9 +189,7 @@ def test_run_before_its_submission() -> None:
     assert run.times.in_flight_s == 0
 
 
-def test_run_that_cannot_be_cancelled_is_left(
-    target: Target, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_cannot_be_cancelled_is_left(target, request_, monkeypatch):
     monkeypatch.setattr(state_machine, "_STOP_S", 0.001)
     monkeypatch.setattr(Submission, "cancel", lambda self: None)
     with pytest.raises(DeadlineError):
@@ -202,7 +200,7 @@ def test_run_that_cannot_be_cancelled_is_left(
 
 
 @pytest.mark.parametrize("action", [lambda r: r.results, lambda r: r.times, lambda r: r.future()])
-def test_request_that_has_not_run(action: Any, request_: InferRequest) -> None:
+def test_request_that_has_not_run(action, request_):
     with pytest.raises(RequestNotStartedError, match="model 'm'"):
         action(request_)
     request_.wait()
@@ -210,7 +208,7 @@ def test_request_that_has_not_run(action: Any, request_: InferRequest) -> None:
     assert request_.latency == 0
 
 
-def test_second_run_has_its_own_result(target: Target, request_: InferRequest) -> None:
+def test_second_run_has_its_own_result(target, request_):
     for number, values in enumerate((ONES, TWOS), start=1):
         request_.start_async(values)
         target.submissions[-1].respond(y=values)
@@ -219,7 +217,7 @@ def test_second_run_has_its_own_result(target: Target, request_: InferRequest) -
         assert request_.request_id == number
 
 
-def test_failed_start_keeps_the_last_run(target: Target, request_: InferRequest) -> None:
+def test_failed_start_keeps_the_last_run(target, request_):
     request_.start_async(ONES)
     target.submissions[0].respond(y=TWOS)
     target.error = InferenceError("no")
@@ -232,7 +230,7 @@ def test_failed_start_keeps_the_last_run(target: Target, request_: InferRequest)
     assert request_.state is State.IDLE
 
 
-def test_failed_run_raises_until_the_next(target: Target, request_: InferRequest) -> None:
+def test_failed_run_raises_until_the_next(target, request_):
     request_.start_async(ONES)
     target.submissions[0].future.set_exception(InferenceError("first"))
     for action in (request_.wait, lambda: request_.results):
@@ -244,7 +242,7 @@ def test_failed_run_raises_until_the_next(target: Target, request_: InferRequest
     request_.wait()
 
 
-def test_run_in_the_callers_thread(target: Target, request_: InferRequest) -> None:
+def test_run_in_the_callers_thread(target, request_):
     target.completes = True
     np.testing.assert_array_equal(request_.infer(ONES)["y"], TWOS)
     assert request_.request_id == 1
@@ -261,7 +259,7 @@ def test_run_in_the_callers_thread(target: Target, request_: InferRequest) -> No
         (lambda r: r.start_async(ONES, timeout_s=5), False),
     ],
 )
-def test_thread_of_a_run(start: Any, inline: Any, target: Target, request_: InferRequest) -> None:
+def test_thread_of_a_run(start, inline, target, request_):
     target.completes = True
     start(request_)
     assert target.runs[0][1].inline is inline
@@ -271,9 +269,7 @@ def test_thread_of_a_run(start: Any, inline: Any, target: Target, request_: Infe
 
 
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.0), (1, 0.001), (2500, 2.5)])
-def test_wait_for_takes_milliseconds(
-    milliseconds: int, seconds: float, request_: InferRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_for_takes_milliseconds(milliseconds, seconds, request_, monkeypatch):
     waits: list[float] = []
     monkeypatch.setattr(request_._machine, "wait_for", waits.append)
     request_.wait_for(milliseconds)
@@ -282,22 +278,20 @@ def test_wait_for_takes_milliseconds(
         request_.wait_for(-1)
 
 
-def test_latency_is_in_milliseconds(request_: InferRequest) -> None:
+def test_latency_is_in_milliseconds(request_):
     request_._machine.latency_s = 0.25
     assert request_.latency == 250
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 60, np.float32(2)])
-def test_timeout_of_a_run_is_in_seconds(
-    timeout_s: Any, target: Target, request_: InferRequest
-) -> None:
+def test_timeout_of_a_run_is_in_seconds(timeout_s, target, request_):
     target.completes = True
     request_.infer(ONES, timeout_s=timeout_s)
     assert target.runs[0][1].timeout_s == timeout_s
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0])
-def test_timeout_in_the_past(timeout_s: Any, target: Target, request_: InferRequest) -> None:
+def test_timeout_in_the_past(timeout_s, target, request_):
     with pytest.raises(DeadlineError) as caught:
         request_.start_async(ONES, timeout_s=timeout_s)
     assert caught.value.data["timeout_s"] == timeout_s
@@ -305,13 +299,13 @@ def test_timeout_in_the_past(timeout_s: Any, target: Target, request_: InferRequ
 
 
 @pytest.mark.parametrize("timeout_s", ["1", float("nan"), [1]])
-def test_timeout_that_is_no_number(timeout_s: Any, request_: InferRequest) -> None:
+def test_timeout_that_is_no_number(timeout_s, request_):
     with pytest.raises(ArgumentTypeError, match="timeout_s"):
         request_.start_async(ONES, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("action", ["infer", "start_async"])
-def test_deadline_cancels_the_run(action: str, target: Target, request_: InferRequest) -> None:
+def test_deadline_cancels_the_run(action, target, request_):
     def run() -> None:
         getattr(request_, action)(ONES, timeout_s=0.001)
         request_.wait()
@@ -323,7 +317,7 @@ def test_deadline_cancels_the_run(action: str, target: Target, request_: InferRe
     assert request_.state is State.IDLE
 
 
-def test_share_flag_that_is_an_input(request_: InferRequest) -> None:
+def test_share_flag_that_is_an_input(request_):
     with pytest.raises(TensorTypeError, match="got ndarray"):
         request_.infer(ONES, ONES)  # type: ignore[arg-type]
 
@@ -331,7 +325,7 @@ def test_share_flag_that_is_an_input(request_: InferRequest) -> None:
 # Cancellation.
 
 
-def test_cancelled_run(target: Target, request_: InferRequest) -> None:
+def test_cancelled_run(target, request_):
     request_.cancel()
     request_.start_async(ONES)
     request_.cancel()
@@ -342,7 +336,7 @@ def test_cancelled_run(target: Target, request_: InferRequest) -> None:
         request_.wait()
 
 
-def test_cancelled_future_cancels_its_run_alone(target: Target, request_: InferRequest) -> None:
+def test_cancelled_future_cancels_its_run_alone(target, request_):
     request_.start_async(ONES)
     first = request_.future()
     target.submissions[0].respond(y=TWOS)
@@ -354,7 +348,7 @@ def test_cancelled_future_cancels_its_run_alone(target: Target, request_: InferR
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_future_of_a_failed_run(refuses: bool, target: Target, request_: InferRequest) -> None:
+def test_future_of_a_failed_run(refuses, target, request_):
     target.callback_executor.refuses = refuses
     request_.start_async(ONES)
     futures = [request_.future(), request_.future()]
@@ -366,7 +360,7 @@ def test_future_of_a_failed_run(refuses: bool, target: Target, request_: InferRe
 # Callbacks.
 
 
-def test_callback_follows_each_asynchronous_run(target: Target, request_: InferRequest) -> None:
+def test_callback_follows_each_asynchronous_run(target, request_):
     calls: list[Any] = []
     request_.set_callback(lambda data: calls.append((data, request_.results["y"][0])), "default")
     request_.start_async(ONES)
@@ -383,7 +377,7 @@ def test_callback_follows_each_asynchronous_run(target: Target, request_: InferR
     assert len(calls) == 2
 
 
-def test_callback_error_is_raised_once_per_wait(target: Target, request_: InferRequest) -> None:
+def test_callback_error_is_raised_once_per_wait(target, request_):
     def fail(_: Any) -> None:
         raise SystemExit(3)
 
@@ -397,7 +391,7 @@ def test_callback_error_is_raised_once_per_wait(target: Target, request_: InferR
     np.testing.assert_array_equal(request_.results["y"], TWOS)
 
 
-def test_callback_that_cannot_run(target: Target, request_: InferRequest) -> None:
+def test_callback_that_cannot_run(target, request_):
     request_.set_callback(lambda _: None)
     target.callback_executor.refuses = True
     request_.start_async(ONES)
@@ -408,7 +402,7 @@ def test_callback_that_cannot_run(target: Target, request_: InferRequest) -> Non
         request_.set_callback(3)  # type: ignore[arg-type]
 
 
-def test_callback_starts_the_next_run(target: Target, request_: InferRequest) -> None:
+def test_callback_starts_the_next_run(target, request_):
     def again(number: int) -> None:
         if number < 3:
             assert request_.wait_for(0)
@@ -421,9 +415,7 @@ def test_callback_starts_the_next_run(target: Target, request_: InferRequest) ->
     assert len(target.runs) == 3
 
 
-def test_end_of_each_run_is_notified_after_its_callback(
-    target: Target, request_: InferRequest
-) -> None:
+def test_end_of_each_run_is_notified_after_its_callback(target, request_):
     events: list[str] = []
     request_._machine.on_end = lambda: events.append("end")
     request_.set_callback(lambda _: events.append("callback"))
@@ -438,7 +430,7 @@ def test_end_of_each_run_is_notified_after_its_callback(
 # Records of runs.
 
 
-def test_plain_runs_share_a_record(target: Target, request_: InferRequest) -> None:
+def test_plain_runs_share_a_record(target, request_):
     target.completes = True
     request_.infer(ONES)
     assert target.runs[0][1] == Request(inline=True)
@@ -451,7 +443,7 @@ def test_plain_runs_share_a_record(target: Target, request_: InferRequest) -> No
     assert target.runs[2][1] == Request(inline=True, resident_outputs=("y",))
 
 
-def test_record_of_a_run_with_states() -> None:
+def test_record_of_a_run_with_states():
     target = Target(S)
     request = InferRequest(target)
     assert request.restore_s == inf
@@ -465,13 +457,13 @@ def test_record_of_a_run_with_states() -> None:
 
 
 @pytest.mark.parametrize("bad", ["1", 1.5, None])
-def test_priority_is_an_integer(bad: Any, request_: InferRequest) -> None:
+def test_priority_is_an_integer(bad, request_):
     with pytest.raises(ArgumentTypeError, match="priority"):
         request_.priority = bad
     assert check_priority(np.int8(3)) == 3
 
 
-def test_record_of_an_attempt() -> None:
+def test_record_of_an_attempt():
     record = Request(5.0, inline=None, trace="t", priority=2)
     attempt = record.for_attempt("d", 7, 2, 1)
     assert attempt == Request(
@@ -493,7 +485,7 @@ def test_record_of_an_attempt() -> None:
         ({"resident_copies": ("y",)}, False, True),
     ],
 )
-def test_plain_record(options: dict[str, Any], plain: bool, resident: bool) -> None:
+def test_plain_record(options, plain, resident):
     record = DEFAULT_REQUEST._replace(**options)
     assert (record.is_plain, record.has_resident_tensors) == (plain, resident)
 
@@ -501,7 +493,7 @@ def test_plain_record(options: dict[str, Any], plain: bool, resident: bool) -> N
 # States.
 
 
-def test_states_follow_successful_runs_alone() -> None:
+def test_states_follow_successful_runs_alone():
     target = Target(S)
     request = InferRequest(target)
     seen: list[float] = []
@@ -526,7 +518,7 @@ def test_states_follow_successful_runs_alone() -> None:
     assert state.state.data[0] == 0
 
 
-def test_feedback_joins_ports_of_one_type() -> None:
+def test_feedback_joins_ports_of_one_type():
     request = InferRequest(Target(inputs=(X, TensorSpec("i", "tensor(int64)", (2,)))))
     request.feedback = {"x": "y"}
     assert request.feedback == {"x": "y"}
@@ -536,7 +528,7 @@ def test_feedback_joins_ports_of_one_type() -> None:
     assert request.feedback == {"x": "y"}
 
 
-def test_next_run_needs_states_and_a_run_in_flight(target: Target, request_: InferRequest) -> None:
+def test_next_run_needs_states_and_a_run_in_flight(target, request_):
     assert not request_.start_next({"x": ONES})
     request_.start_async(ONES)
     assert not request_.start_next({"x": ONES})
@@ -555,7 +547,7 @@ def test_next_run_needs_states_and_a_run_in_flight(target: Target, request_: Inf
         lambda r: (r.set_input_tensor(0, ONES), r.set_input_tensor(1, TWOS)),
     ],
 )
-def test_inputs_that_are_set_together(set_tensors: Any) -> None:
+def test_inputs_that_are_set_together(set_tensors):
     target = Target(inputs=(X, Z))
     request = InferRequest(target)
     set_tensors(request)
@@ -568,7 +560,7 @@ def test_inputs_that_are_set_together(set_tensors: Any) -> None:
     assert (request.model_inputs, request.model_outputs) == ([X, Z], [Y])
 
 
-def test_list_of_tensors_for_one_input_is_a_batch() -> None:
+def test_list_of_tensors_for_one_input_is_a_batch():
     port = TensorSpec("x", "tensor(float)", ("N", 2))
     target = Target(inputs=(port,))
     request = InferRequest(target)
@@ -588,7 +580,7 @@ def test_list_of_tensors_for_one_input_is_a_batch() -> None:
 # Profiles and histories.
 
 
-def test_profile_of_a_run(target: Target, request_: InferRequest) -> None:
+def test_profile_of_a_run(target, request_):
     target.profiles = target.completes = True
     before = request_.profiling_info
     assert {row.status for row in before} == {ProfilingStatus.NOT_RUN}
@@ -614,14 +606,14 @@ def test_profile_of_a_run(target: Target, request_: InferRequest) -> None:
     assert {row.status for row in request_.profiling_info} == {ProfilingStatus.NOT_RUN}
 
 
-def test_average_node_times() -> None:
+def test_average_node_times():
     times = NodeTimes()
     for seconds in (1.0, 2.0, 6.0):
         times.add({"a": seconds, **({"b": 5.0} if seconds == 2 else {})})
     assert times.averages_s() == {"a": 3.0, "b": 5.0}
 
 
-def test_history_in_milliseconds_by_time(target: Target, request_: InferRequest) -> None:
+def test_history_in_milliseconds_by_time(target, request_):
     request_.start_async(ONES)
     target.submissions[0].respond(y=TWOS)
     assert request_.story() == (

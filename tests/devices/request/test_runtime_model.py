@@ -22,7 +22,7 @@ def rows(model: Model) -> list[tuple[str, tuple[str, ...], tuple[str, ...], tupl
     return [(n.name, tuple(n.inputs), tuple(n.outputs), tuple(n.covers)) for n in model.nodes]
 
 
-def test_fused_nodes_show_outer_values_alone() -> None:
+def test_fused_nodes_show_outer_values_alone():
     plan = [executed("ab", "a", "b"), executed("d", "d"), executed("e", "e", order=7)]
     result = runtime_model(MODEL, [plan], {"ab": 0.0025})
     # `c` was folded: it is listed with its reader.
@@ -40,7 +40,7 @@ def test_fused_nodes_show_outer_values_alone() -> None:
     assert result.nodes[1].metadata["implType"] == "kernel"
 
 
-def test_value_that_another_node_reads_leaves_its_node() -> None:
+def test_value_that_another_node_reads_leaves_its_node():
     plan = [executed("abd", "a", "b", "d"), executed("e", "e")]
     assert rows(runtime_model(MODEL, [plan], {}))[0] == (
         "abd",
@@ -50,7 +50,7 @@ def test_value_that_another_node_reads_leaves_its_node() -> None:
     )
 
 
-def test_added_and_unknown_nodes_have_no_values() -> None:
+def test_added_and_unknown_nodes_have_no_values():
     plan = [executed("layout"), executed("all", "a", "b", "c", "d", "e", "unknown")]
     assert rows(runtime_model(MODEL, [plan], {})) == [
         ("layout", (), (), ("layout",)),
@@ -58,7 +58,7 @@ def test_added_and_unknown_nodes_have_no_values() -> None:
     ]
 
 
-def test_node_that_nothing_outside_reads_shows_its_first_value() -> None:
+def test_node_that_nothing_outside_reads_shows_its_first_value():
     model = build("a: v = Neg(x)\nb: w = Abs(x)", outputs="w")
     assert rows(runtime_model(model, [[executed("a", "a"), executed("b", "b")]], {})) == [
         ("a", ("x",), ("v",), ("a",)),
@@ -66,12 +66,12 @@ def test_node_that_nothing_outside_reads_shows_its_first_value() -> None:
     ]
 
 
-def test_replicas_are_parallel_and_shared_nodes_occur_once() -> None:
+def test_replicas_are_parallel_and_shared_nodes_occur_once():
     plans = [[executed("one", "a", "b")], [executed("two", "a", "b")], [executed("one", "a", "b")]]
     assert [n.name for n in runtime_model(MODEL, plans, {}).nodes] == ["one", "two"]
 
 
-def test_value_of_eliminated_node_comes_from_its_reader() -> None:
+def test_value_of_eliminated_node_comes_from_its_reader():
     plan = [executed("b", "b"), executed("e", "e")]
     assert rows(runtime_model(MODEL, [plan], {})) == [
         ("b", ("x",), ("w",), ("a", "b")),

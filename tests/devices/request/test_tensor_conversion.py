@@ -37,7 +37,7 @@ def spec(kind: str, *shape: Any) -> TensorSpec:
         ("bool", np.array([True, False]), np.bool_),
     ],
 )
-def test_array_is_cast_without_loss(kind: str, value: np.ndarray, dtype: Any) -> None:
+def test_array_is_cast_without_loss(kind, value, dtype):
     result = convert(value, spec(kind, 2), copy=False)
     assert result.dtype == dtype
     np.testing.assert_array_equal(result.astype(np.complex128), value.astype(np.complex128))
@@ -59,7 +59,7 @@ def test_array_is_cast_without_loss(kind: str, value: np.ndarray, dtype: Any) ->
         ("float", np.array([0, 1e300]), "outside the range of float32"),
     ],
 )
-def test_lossy_array_is_refused(kind: str, value: np.ndarray, reason: str) -> None:
+def test_lossy_array_is_refused(kind, value, reason):
     with pytest.raises(
         TensorTypeError, match=f"input 'p'.*dtype {value.dtype}.*{reason}"
     ) as caught:
@@ -71,7 +71,7 @@ def test_lossy_array_is_refused(kind: str, value: np.ndarray, reason: str) -> No
     ("kind", "text"),
     [("int8", "numpy.int8"), ("bfloat16", "ml_dtypes.bfloat16"), ("bool", "numpy.bool")],
 )
-def test_message_names_the_type_to_convert_to(kind: str, text: str) -> None:
+def test_message_names_the_type_to_convert_to(kind, text):
     with pytest.raises(TensorTypeError, match=rf"array\.astype\({text}\)"):
         convert(np.array([1j, 2j]), spec(kind, 2), copy=False)
     with pytest.raises(TensorTypeError, match=rf"output 'p'.*array\.astype\({text}\)") as caught:
@@ -79,7 +79,7 @@ def test_message_names_the_type_to_convert_to(kind: str, text: str) -> None:
     assert caught.value.data["port"] == "p"
 
 
-def test_lists_and_numbers_get_the_type_of_the_port() -> None:
+def test_lists_and_numbers_get_the_type_of_the_port():
     for kind, value in (
         ("float", [1, 2]),
         ("int8", [1, 2]),
@@ -94,7 +94,7 @@ def test_lists_and_numbers_get_the_type_of_the_port() -> None:
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_copy_of_an_array(copy: bool) -> None:
+def test_copy_of_an_array(copy):
     values: list[Any] = [np.ones((2, 2), np.float32), np.ones((2, 2), np.float32)[:, ::-1]]
     values.append(Tensor(values[0], shared_memory=True))
     for value in values:
@@ -114,7 +114,7 @@ def test_copy_of_an_array(copy: bool) -> None:
         (np.zeros((3, 2), np.float32), "Reshape the array"),
     ],
 )
-def test_wrong_shape_with_its_fix(value: np.ndarray, fix: str) -> None:
+def test_wrong_shape_with_its_fix(value, fix):
     with pytest.raises(TensorShapeError) as caught:
         convert(value, spec("float", 2, 3), copy=False)
     text = f"got shape {list(value.shape)}. {fix}"
@@ -122,7 +122,7 @@ def test_wrong_shape_with_its_fix(value: np.ndarray, fix: str) -> None:
     assert caught.value.data["port"] == "p"
 
 
-def test_wrong_size_beside_an_open_one() -> None:
+def test_wrong_size_beside_an_open_one():
     with pytest.raises(TensorShapeError, match=r"got shape \[2, 4\]\. Reshape the array"):
         convert(np.zeros((2, 4), np.float32), spec("float", "N", 3), copy=False)
     with pytest.raises(TensorShapeError, match=r"got shape \[1\]\. Add or remove"):
@@ -136,13 +136,13 @@ def test_wrong_size_beside_an_open_one() -> None:
         ([[1, 2], [3]], TensorShapeError, "irregular shape"),
     ],
 )
-def test_value_that_is_no_array(value: Any, error: Any, reason: str) -> None:
+def test_value_that_is_no_array(value, error, reason):
     with pytest.raises(error, match=f"input 'p'.*{reason}") as caught:
         convert(value, spec("float", 2, 2), copy=True)
     assert caught.value.data["port"] == "p"
 
 
-def test_optional_and_sequence_values() -> None:
+def test_optional_and_sequence_values():
     optional = TensorSpec("p", "optional(tensor(float))", (2,))
     assert convert(None, optional, copy=True) is None
     assert convert([1, 2], optional, copy=True).dtype == np.float32
@@ -156,7 +156,7 @@ def test_optional_and_sequence_values() -> None:
         convert([[1, 2], None], sequence, copy=True)
 
 
-def test_text() -> None:
+def test_text():
     port = spec("string", 2)
     for value in (
         ["a", "b"],
@@ -176,7 +176,7 @@ def test_text() -> None:
 # Tensors.
 
 
-def test_shape_of_a_tensor_that_owns_its_memory() -> None:
+def test_shape_of_a_tensor_that_owns_its_memory():
     tensor = Tensor(np.arange(4, dtype=np.float32))
     tensor.shape = (2, 2)
     assert tensor.data.tolist() == [[0, 1], [2, 3]]
@@ -187,7 +187,7 @@ def test_shape_of_a_tensor_that_owns_its_memory() -> None:
     assert tensor.data.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-def test_shape_of_a_tensor_with_shared_memory() -> None:
+def test_shape_of_a_tensor_with_shared_memory():
     memory = np.arange(4, dtype=np.float32)
     tensor = Tensor(memory, shared_memory=True)
     tensor.shape = (2, 2)
@@ -197,7 +197,7 @@ def test_shape_of_a_tensor_with_shared_memory() -> None:
         tensor.shape = (5,)
 
 
-def test_tensor_of_a_port_checks_type_and_size() -> None:
+def test_tensor_of_a_port_checks_type_and_size():
     port = spec("float", 2)
     memory = np.arange(3, dtype=np.float32)
     with pytest.warns(RuntimeWarning, match=r"port 'p'.*first 2 of the array's 3 elements"):
@@ -210,7 +210,7 @@ def test_tensor_of_a_port_checks_type_and_size() -> None:
             Tensor(port, bad)
 
 
-def test_region_of_a_tensor() -> None:
+def test_region_of_a_tensor():
     memory = np.arange(12, dtype=np.float32).reshape(3, 4)
     region = Tensor(Tensor(memory, shared_memory=True), [1, 1], [3, 3])
     assert region.data.tolist() == [[5, 6], [9, 10]]

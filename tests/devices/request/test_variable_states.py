@@ -91,14 +91,14 @@ TestStateSequences = StateSequences.TestCase
 TestStateSequences.settings = settings(max_examples=20, stateful_step_count=12)
 
 
-def test_state_set_twice_has_the_second_value() -> None:
+def test_state_set_twice_has_the_second_value():
     states = RequestStates((A,), (X,))
     states.set(A, array(1))
     states.set(A, array(2, rows=2))
     np.testing.assert_array_equal(states.values_for({"x": array(0, 1, 3)})["a"], array(2, rows=2))
 
 
-def test_reset_of_a_state_that_was_set_forgets_it() -> None:
+def test_reset_of_a_state_that_was_set_forgets_it():
     states = RequestStates((A,), (X,))
     states.set(A, array(1, rows=2))
     states.reset(A)
@@ -106,7 +106,7 @@ def test_reset_of_a_state_that_was_set_forgets_it() -> None:
     np.testing.assert_array_equal(states.values_for({"x": array(0, 3, 3)})["a"], array(0, 3))
 
 
-def test_sizes_of_a_run_agree_over_all_variables() -> None:
+def test_sizes_of_a_run_agree_over_all_variables():
     states = RequestStates((A, B), (X,))
     states.commit({"a.next": array(1, 2), "b.next": array(1, 2)})
     assert states.values_for({"x": array(0, 2, 3)})["b"].shape == (2, 2)
@@ -114,12 +114,12 @@ def test_sizes_of_a_run_agree_over_all_variables() -> None:
         states.values_for({"x": array(0, 3, 3)})
 
 
-def test_outputs_are_listed_once() -> None:
+def test_outputs_are_listed_once():
     shared = Variable(TensorSpec("c", "tensor(float)", (1,)), A.output)
     assert RequestStates((A, B, shared), ()).outputs == ("a.next", "b.next")
 
 
-def test_host_values_are_never_the_current_resident_ones() -> None:
+def test_host_values_are_never_the_current_resident_ones():
     states = RequestStates((A,), (X,))
     values = {"a": array(1)}
     states.commit({"a.next": values["a"]})
@@ -127,7 +127,7 @@ def test_host_values_are_never_the_current_resident_ones() -> None:
     assert states.are_current({})
 
 
-def test_join_takes_rows_of_several_requests() -> None:
+def test_join_takes_rows_of_several_requests():
     first, second, joined = (RequestStates((A,), (X,)) for _ in range(3))
     first.commit({"a.next": np.array([[1, 2], [3, 4]], np.float32)})
     second.commit({"a.next": np.array([[5, 6]], np.float32)})

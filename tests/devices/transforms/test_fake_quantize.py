@@ -29,7 +29,7 @@ def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_fake_quantize_equals_quantize_and_dequantize(dtype: type, zero: int) -> None:
+def test_fake_quantize_equals_quantize_and_dequantize(dtype, zero):
     x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
     x[0, :4] = [0.25, 0.75, -0.25, 1e9]
     constants = {"scale": np.float32(0.5), "zero": dtype(zero)}
@@ -46,7 +46,7 @@ def test_fake_quantize_equals_quantize_and_dequantize(dtype: type, zero: int) ->
         ({}, "integers are an output"),
     ],
 )
-def test_other_quantizations_are_not_fused(change: dict[str, Any], case: str) -> None:
+def test_other_quantizations_are_not_fused(change, case):
     nodes = pair("x", "y")
     if "other" in change:
         nodes[1].input[2] = "other"
@@ -62,7 +62,7 @@ def test_other_quantizations_are_not_fused(change: dict[str, Any], case: str) ->
         np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
-def test_repeated_rounding_does_not_change_values() -> None:
+def test_repeated_rounding_does_not_change_values():
     nodes = [
         *pair("x", "a"),
         helper.make_node("Transpose", ["a"], ["t"], perm=[0, 1, 3, 2]),
@@ -79,7 +79,7 @@ def test_repeated_rounding_does_not_change_values() -> None:
 
 
 @pytest.mark.parametrize("other", ["zero", "low"])
-def test_several_dequantizations_of_one_value_are_fused(other: str) -> None:
+def test_several_dequantizations_of_one_value_are_fused(other):
     quantize, first = pair("x", "a")
     second = helper.make_node("DequantizeLinear", ["a_q", "scale", other], ["b"])
     nodes = [quantize, first, second, helper.make_node("Add", ["a", "b"], ["y"])]
@@ -91,7 +91,7 @@ def test_several_dequantizations_of_one_value_are_fused(other: str) -> None:
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_output_of_convolution_is_rounded(relu: bool) -> None:
+def test_output_of_convolution_is_rounded(relu):
     x = RNG.standard_normal((2, 5, 9, 8)).astype(np.float32)
     nodes = [helper.make_node("Conv", ["a", "w", "b"], ["c"])]
     nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
@@ -131,7 +131,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_quantized_convolution_equals_onnxruntime(per_channel: bool) -> None:
+def test_quantized_convolution_equals_onnxruntime(per_channel):
     x, w = bytes_of(np.uint8, 1, 16, 12, 12), weights_of(np.int8, 8, 16, 3, 3)
     scale = np.linspace(0.01, 0.03, 8, dtype=np.float32) if per_channel else np.float32(0.02)
     constants = SCALES | {
@@ -148,7 +148,7 @@ def test_quantized_convolution_equals_onnxruntime(per_channel: bool) -> None:
     assert difference.mean() < 1e-3
 
 
-def test_quantized_product_equals_onnxruntime() -> None:
+def test_quantized_product_equals_onnxruntime():
     x, w = bytes_of(np.uint8, 6, 300), weights_of(np.int8, 300, 7)
     constants = SCALES | {"w": w, "w_scale": np.float32(0.01), "w_zero": np.int8(-2)}
     nodes = [helper.make_node("QLinearMatMul", quantized_inputs(["x", "w"], "y"), ["y"])]
@@ -161,7 +161,7 @@ def test_quantized_product_equals_onnxruntime() -> None:
 @pytest.mark.parametrize("cast", [False, True])
 @pytest.mark.parametrize("depth", [64, 600])
 @pytest.mark.parametrize("largest", [3, 127])
-def test_integer_product_is_exact(cast: bool, depth: int, largest: int) -> None:
+def test_integer_product_is_exact(cast, depth, largest):
     x = bytes_of(np.uint8, 5, depth)
     w = np.full((depth, 3), largest, np.int8)
     x[0] = 255
@@ -192,8 +192,8 @@ def dynamic_linear(bias: bool = True) -> list[NodeProto]:
     [(64, 7, np.int8, True), (600, 5, np.int8, False), (600, 500, np.uint8, True)],
 )
 def test_dynamically_quantized_linear_layer_equals_onnxruntime(
-    depth: int, width: int, dtype: type, per_column: bool, bias: bool
-) -> None:
+    depth, width, dtype, per_column, bias
+):
     x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
     columns = width if per_column else 1
     constants = {
@@ -208,7 +208,7 @@ def test_dynamically_quantized_linear_layer_equals_onnxruntime(
 
 
 @pytest.mark.parametrize("row", [[-101.5, 153.5], [0, 0], [3, 4], [-5, -9], [-1e-3, 700]])
-def test_dynamic_range_equals_onnxruntime(row: list[float]) -> None:
+def test_dynamic_range_equals_onnxruntime(row):
     x = np.array([row * 8], np.float32)
     constants = {"w": np.eye(16, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
     model = make_model(dynamic_linear(bias=False), {"x": x}, ["y"], constants)
@@ -244,13 +244,13 @@ def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
 
 
 @pytest.mark.parametrize("group", [1, 6])
-def test_dynamically_quantized_convolution_equals_onnxruntime(group: int) -> None:
+def test_dynamically_quantized_convolution_equals_onnxruntime(group):
     model, x = dynamic_convolution(group)
     (result,), (expected,) = run_cpu(model, {"x": x}), run_unoptimized(model, {"x": x})
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_dynamic_quantization_of_nan_runs() -> None:
+def test_dynamic_quantization_of_nan_runs():
     node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])
     x = np.array([[1, 2, np.nan, 4], [1, 2, 3, 4]], np.float32)
     run_cpu(make_model([node], {"x": x}, ["q", "s", "z"]), {"x": x})
@@ -258,7 +258,7 @@ def test_dynamic_quantization_of_nan_runs() -> None:
     run_cpu(make_model(dynamic_linear(bias=False), {"x": x}, ["y"], constants), {"x": x})
 
 
-def test_pass_avoids_names_in_use() -> None:
+def test_pass_avoids_names_in_use():
     nodes = [
         helper.make_node("Cast", ["x"], ["conv1/x"], to=1),
         helper.make_node("Cast", ["x"], ["conv1/floats"], to=1),

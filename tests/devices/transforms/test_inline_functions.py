@@ -51,7 +51,7 @@ def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
 
 
 @pytest.mark.parametrize(("opset", "is_inlined"), [(17, True), (16, False)])
-def test_function_of_model_opset_is_inlined(opset: int, is_inlined: bool) -> None:
+def test_function_of_model_opset_is_inlined(opset, is_inlined):
     x = floats(1, 4, 6, 6) - 1
     nodes = [
         helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),
@@ -74,7 +74,7 @@ def test_function_of_model_opset_is_inlined(opset: int, is_inlined: bool) -> Non
     assert len({n.name for n in executed}) == len(executed)
 
 
-def test_values_of_inlined_function_get_unique_names() -> None:
+def test_values_of_inlined_function_get_unique_names():
     x = floats(2, 3)
     body = [node("Exp", "a", "t"), node("Neg", "t", "o")]
     function = helper.make_function("own", "F", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
@@ -90,7 +90,7 @@ def test_values_of_inlined_function_get_unique_names() -> None:
     np.testing.assert_array_equal(z, x)
 
 
-def test_function_of_one_node_is_inlined() -> None:
+def test_function_of_one_node_is_inlined():
     x = floats(2, 3)
     function = helper.make_function(
         "own", "F", ["a"], ["o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
@@ -101,7 +101,7 @@ def test_function_of_one_node_is_inlined() -> None:
     check(model, {"x": x})
 
 
-def test_function_with_duplicate_output_runs() -> None:
+def test_function_with_duplicate_output_runs():
     x = floats(2, 3)
     function = helper.make_function(
         "own", "F", ["a"], ["o", "o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
@@ -112,8 +112,8 @@ def test_function_with_duplicate_output_runs() -> None:
 
 
 def test_nested_functions_are_built_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     x, opsets = floats(2, 3), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     bodies = [[node("Neg", "a", "o")]]
     for i in range(12):

@@ -68,7 +68,7 @@ NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_result_equals_onnxruntime(name: str) -> None:
+def test_result_equals_onnxruntime(name):
     nodes, outputs = NETWORKS[name]
     x = halves(2, 4, 6, 5)
     model = make_model(nodes, {"x": x}, outputs, {"w": halves(3, 4, 3, 3)})
@@ -79,7 +79,7 @@ def test_result_equals_onnxruntime(name: str) -> None:
         np.testing.assert_allclose(result, expected, rtol=4e-3, atol=4e-3)
 
 
-def test_bfloat16_product_equals_rounded_float_product() -> None:
+def test_bfloat16_product_equals_rounded_float_product():
     x, w = (RNG.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((5, 8), (8, 3)))
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     model = make_model(nodes, {"x": x}, ["y"], {"w": w})
@@ -89,7 +89,7 @@ def test_bfloat16_product_equals_rounded_float_product() -> None:
     np.testing.assert_allclose(y.astype(np.float32), expected.astype(np.float32), rtol=1e-2)
 
 
-def test_explicit_cast_rounds_and_overflows() -> None:
+def test_explicit_cast_rounds_and_overflows():
     x = np.array([[1e6, -1e6, 1 / 3, 70000]], np.float32)
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
@@ -112,13 +112,13 @@ def test_explicit_cast_rounds_and_overflows() -> None:
         (helper.make_node("Cast", ["c"], ["y"], to=TensorProto.STRING), "text depends on the type"),
     ],
 )
-def test_other_models_stay_in_half_precision(node: NodeProto, reason: str) -> None:
+def test_other_models_stay_in_half_precision(node, reason):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["c"])] if "c" in node.input else []
     model = make_model([*nodes, node], {"x": halves(2, 3)}, ["y"], {"w": halves(3, 4)})
     assert "float" not in element_types(model), reason
 
 
-def test_executed_nodes_have_original_names() -> None:
+def test_executed_nodes_have_original_names():
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
         helper.make_node("Exp", ["c"], ["y"], name="exp"),
@@ -132,7 +132,7 @@ def test_executed_nodes_have_original_names() -> None:
     assert len(names) == len(set(names))
 
 
-def test_pass_avoids_names_in_use() -> None:
+def test_pass_avoids_names_in_use():
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y/single"]),
         helper.make_node("Add", ["y/single", "x"], ["y"]),

@@ -107,7 +107,7 @@ def pattern_model(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ())
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_pattern_is_transformed(name: str) -> None:
+def test_pattern_is_transformed(name):
     nodes, expected = PATTERNS[name]
     model = pattern_model(nodes)
     assert operators(model) == expected
@@ -115,7 +115,7 @@ def test_pattern_is_transformed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, (nodes, _) in PATTERNS.items() if len(nodes) > 1])
-def test_inner_value_of_pattern_can_be_an_output(name: str) -> None:
+def test_inner_value_of_pattern_can_be_an_output(name):
     nodes, _ = PATTERNS[name]
     for inner in nodes[:-1]:
         if inner.op_type in ("Shape", "Gather", "Unsqueeze", "Concat"):
@@ -123,7 +123,7 @@ def test_inner_value_of_pattern_can_be_an_output(name: str) -> None:
         check(pattern_model(nodes, outputs=(inner.output[0],)), {"x": X4 - 1})
 
 
-def test_inner_value_of_pattern_can_have_another_reader() -> None:
+def test_inner_value_of_pattern_can_have_another_reader():
     nodes, _ = PATTERNS["conv_batchnorm"]
     for inner in nodes[:-1]:
         all_nodes = [*nodes, node("Neg", inner.output[0], "other")]
@@ -136,7 +136,7 @@ def test_inner_value_of_pattern_can_have_another_reader() -> None:
         check(model, {"x": X4 - 1})
 
 
-def test_value_captured_by_subgraph_keeps_its_name() -> None:
+def test_value_captured_by_subgraph_keeps_its_name():
     graph = helper.make_graph(
         [helper.make_node("Neg", ["c"], ["t"])],
         "body",
@@ -151,7 +151,7 @@ def test_value_captured_by_subgraph_keeps_its_name() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_pattern_of_other_float_types_is_transformed(dtype: type) -> None:
+def test_pattern_of_other_float_types_is_transformed(dtype):
     nodes, expected = PATTERNS["conv_batchnorm"]
     names = {value for n in nodes for value in n.input}
     weights: dict[str, Any] = {k: np.asarray(v, dtype) for k, v in CONSTANTS.items() if k in names}
@@ -171,7 +171,7 @@ def test_pattern_of_other_float_types_is_transformed(dtype: type) -> None:
     np.testing.assert_allclose(result.astype(np.float64), reference, rtol=tolerance, atol=tolerance)
 
 
-def test_declared_shape_of_inner_value_is_ignored() -> None:
+def test_declared_shape_of_inner_value_is_ignored():
     nodes = [node("Relu", "x", "r"), node("Shape", "r", "s1"), node("Identity", "s1", "y")]
     model = make_model(nodes, {"x": X4}, ["y"])
     dimension = model.graph.input[0].type.tensor_type.shape.dim[0]
@@ -181,7 +181,7 @@ def test_declared_shape_of_inner_value_is_ignored() -> None:
     assert run_cpu(model, {"x": x})[0].tolist() == [3, 4, 6, 6]
 
 
-def test_pattern_below_opset_7_is_not_transformed() -> None:
+def test_pattern_below_opset_7_is_not_transformed():
     """Before opset 7, Mul and Add broadcast along the axis in their attribute."""
     old = {"broadcast": 1, "axis": 0}
     nodes = [
@@ -205,7 +205,7 @@ def test_pattern_below_opset_7_is_not_transformed() -> None:
     np.testing.assert_allclose(run_cpu(model, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_scalar_of_higher_rank_is_not_folded() -> None:
+def test_scalar_of_higher_rank_is_not_folded():
     nodes = [CONV, node("Mul", "c six", "y")]
     weights = {k: np.asarray(CONSTANTS[k]) for k in ("k", "b", "six")}
     for shape, expected in (((), ["Conv"]), ((1,) * 5, ["Conv", "Mul"])):
@@ -243,7 +243,7 @@ LOOP_BODY = helper.make_graph(
     ],
     ids=lambda random_node: random_node.op_type,
 )
-def test_random_numbers_differ_between_runs(random_node: onnx.NodeProto) -> None:
+def test_random_numbers_differ_between_runs(random_node):
     function = helper.make_function(
         "own",
         "Dice",
@@ -266,7 +266,7 @@ def test_random_numbers_differ_between_runs(random_node: onnx.NodeProto) -> None
     assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])
 
 
-def test_executed_nodes_cover_all_nodes_of_bert() -> None:
+def test_executed_nodes_cover_all_nodes_of_bert():
     model = read_model(bert(layers=1, width=64, length=8))
     names = {name for n in transform(model).nodes for name in n.covers}
     assert names == set(model.node_names)
@@ -279,7 +279,7 @@ def test_executed_nodes_cover_all_nodes_of_bert() -> None:
         for name in light_model_names()
     ],
 )
-def test_light_model_executed_nodes_cover_original_nodes(name: str) -> None:
+def test_light_model_executed_nodes_cover_original_nodes(name):
     model = read_model(f"light:{name}")
     check_covers(model)
     names = {name for n in transform(model).nodes for name in n.covers}
@@ -328,7 +328,7 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
 
 
 @given(networks())
-def test_transformed_random_network_equals_original(model: onnx.ModelProto) -> None:
+def test_transformed_random_network_equals_original(model):
     feeds = {"x": X4 - 1}
     references = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=True)
     for result, expected in zip(run_cpu(model, feeds), references, strict=True):
@@ -337,7 +337,7 @@ def test_transformed_random_network_equals_original(model: onnx.ModelProto) -> N
     check_covers(read_model(model))
 
 
-def test_loop_with_constant_inputs_is_not_folded() -> None:
+def test_loop_with_constant_inputs_is_not_folded():
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float v) => (bool d, float o) { d = Identity(c) o = Neg(v) }"
     )
@@ -347,7 +347,7 @@ def test_loop_with_constant_inputs_is_not_folded() -> None:
 
 
 @pytest.mark.parametrize(("bias", "scale", "mean"), [(4, 3, 3), (3, 16, 3), (3, 3, 4)])
-def test_batchnorm_with_mismatched_channels_is_not_folded(bias: int, scale: int, mean: int) -> None:
+def test_batchnorm_with_mismatched_channels_is_not_folded(bias, scale, mean):
     sizes = {"b": bias, "s": scale, "m": mean, "v": scale}
     constants = {"w": floats(3, 2, 1, 1)} | {name: floats(size) for name, size in sizes.items()}
     nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]

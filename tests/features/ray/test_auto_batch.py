@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from tests.support.models import branches, branches_output
 pytestmark = pytest.mark.ray
 
 
-def test_batches_over_two_actors_are_split_again(core: hetero.Core, tmp_path: Path) -> None:
+def test_batches_over_two_actors_are_split_again(core, tmp_path):
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
     pins = {"tanh": "CPU"}
@@ -43,7 +42,7 @@ def test_batches_over_two_actors_are_split_again(core: hetero.Core, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_batch_of_lost_device_runs_again(tmp_path: Path) -> None:
+def test_batch_of_lost_device_runs_again(tmp_path):
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 4, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
     plugins = ("tests.support.waiting_plugin:WaitingPlugin",)

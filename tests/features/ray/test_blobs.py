@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ PINS = {"op:Neg": "CPU"}
 
 
 @pytest.fixture(scope="module")
-def blob(core: hetero.Core) -> bytes:
+def blob(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         return compiled.export_model()
 
@@ -32,9 +31,7 @@ def check(compiled: hetero.CompiledModel, num_imported: int) -> None:
     np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_imported_blob_runs_without_recompilation(
-    core: hetero.Core, blob: bytes, tmp_path: Path
-) -> None:
+def test_imported_blob_runs_without_recompilation(core, blob, tmp_path):
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     for source in (path, blob):
@@ -44,7 +41,7 @@ def test_imported_blob_runs_without_recompilation(
             assert compiled.export_model() == blob
 
 
-def test_weightless_blob_is_imported_with_its_model(core: hetero.Core) -> None:
+def test_weightless_blob_is_imported_with_its_model(core):
     model, x = blob_mutations.model(), np.ones((2, 128), np.float32)
     with core.compile_model(model, "HETERO:ORT,CPU", affinity={"relu": "CPU"}) as compiled:
         weightless, expected = compiled.export_model(weightless=True), compiled(x)[0]
@@ -54,9 +51,7 @@ def test_weightless_blob_is_imported_with_its_model(core: hetero.Core) -> None:
         np.testing.assert_array_equal(imported(x)[0], expected)
 
 
-def test_missing_file_on_the_node_is_sent(
-    core: hetero.Core, blob: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_file_on_the_node_is_sent(core, blob, tmp_path, monkeypatch):
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     missing_file = StoredPayload(str(tmp_path / "none"), "0" * 32, 0)
@@ -65,9 +60,7 @@ def test_missing_file_on_the_node_is_sent(
         check(compiled, 3)
 
 
-def test_second_compilation_hits_the_cache(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_second_compilation_hits_the_cache(core, tmp_path, caplog):
     config = {"CACHE_DIR": str(tmp_path)}
     for num_imported in (0, 3):
         with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
@@ -77,7 +70,7 @@ def test_second_compilation_hits_the_cache(
 
 
 @pytest.mark.slow
-def test_cache_hit_starts_only_planned_actors(tmp_path: Path) -> None:
+def test_cache_hit_starts_only_planned_actors(tmp_path):
     config = {"CACHE_DIR": str(tmp_path)}
     for _ in range(2):
         with hetero.Core() as core, core.compile_model(branches(), "HETERO:ORT,CPU", config) as m:
@@ -87,7 +80,7 @@ def test_cache_hit_starts_only_planned_actors(tmp_path: Path) -> None:
     assert actors == {"ORT"}
 
 
-def test_payload_of_a_changed_file_is_refused(blob: bytes, tmp_path: Path) -> None:
+def test_payload_of_a_changed_file_is_refused(blob, tmp_path):
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     location = StoredPayload(str(path), BlobFile(blob).digest, 0)
@@ -102,7 +95,7 @@ def test_payload_of_a_changed_file_is_refused(blob: bytes, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_random_numbers_differ_after_import(core: hetero.Core) -> None:
+def test_random_numbers_differ_after_import(core):
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) '
         "{r = RandomNormal<shape = [3]>() e = Exp(r) y = Mul(x, e)}"

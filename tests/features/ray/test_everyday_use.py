@@ -26,7 +26,6 @@ from hetero.devices import errors
 from hetero.scheduler.observe.metrics import Metrics
 from hetero.scheduler.processes import home_process
 from tests.scheduler.endpoints import wait_for
-from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -35,7 +34,7 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 
 
-def test_onnxruntime_session_runs_on_two_devices(core: hetero.Core) -> None:
+def test_onnxruntime_session_runs_on_two_devices(core):
     session = hetero.InferenceSession(
         branches(), devices=SPLIT, affinity={"tanh": "CPU.1"}, core=core
     )
@@ -55,7 +54,7 @@ def test_onnxruntime_session_runs_on_two_devices(core: hetero.Core) -> None:
     np.testing.assert_allclose(memory, expected, rtol=1e-6)
 
 
-def test_dropped_model_closes_after_its_last_request(core: hetero.Core) -> None:
+def test_dropped_model_closes_after_its_last_request(core):
     deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
     # Compared by key, because deployments of earlier tests may be closed at any moment.
     earlier_keys = {deployment.key for deployment in deployments}
@@ -70,9 +69,7 @@ def test_dropped_model_closes_after_its_last_request(core: hetero.Core) -> None:
     wait_for(lambda: key not in {deployment.key for deployment in deployments})
 
 
-def test_fork_cannot_use_the_parents_devices(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fork_cannot_use_the_parents_devices(core, monkeypatch):
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         with monkeypatch.context() as forked:
             for home in list(home_process._HOMES):  # as the hook of a fork
@@ -85,7 +82,7 @@ def test_fork_cannot_use_the_parents_devices(
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_inputs_of_every_form_and_memory_order(core: hetero.Core) -> None:
+def test_inputs_of_every_form_and_memory_order(core):
     wide = np.arange(24, dtype=np.float32).reshape(4, 6) / 9
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         for inputs in (X, [X], X.tolist(), {"x": X}, {0: X}, {compiled.input(0): X}):
@@ -97,7 +94,7 @@ def test_inputs_of_every_form_and_memory_order(core: hetero.Core) -> None:
         np.testing.assert_array_equal(copy["y"], results["y"])
 
 
-def test_input_may_change_after_the_request_starts(core: hetero.Core) -> None:
+def test_input_may_change_after_the_request_starts(core):
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
         request = compiled.create_infer_request()
         x = X.copy()
@@ -118,7 +115,7 @@ def test_input_may_change_after_the_request_starts(core: hetero.Core) -> None:
         (TensorProto.FLOAT, np.zeros((0,), np.float32)),
     ],
 )
-def test_element_type_crosses_devices(core: hetero.Core, element: int, values: np.ndarray) -> None:
+def test_element_type_crosses_devices(core, element, values):
     ports = [helper.make_tensor_value_info(name, element, ["N"]) for name in "xz"]
     nodes = [
         helper.make_node("Identity", ["x"], ["y"], "first"),
@@ -131,9 +128,7 @@ def test_element_type_crosses_devices(core: hetero.Core, element: int, values: n
         np.testing.assert_array_equal(compiled(values)[0], values, strict=True)
 
 
-def test_external_weights_with_a_relative_path(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_weights_with_a_relative_path(core, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx.save_model(
         branches(), "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
@@ -143,7 +138,7 @@ def test_external_weights_with_a_relative_path(
         np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)
 
 
-def test_compiled_model_is_called_from_many_threads(core: hetero.Core) -> None:
+def test_compiled_model_is_called_from_many_threads(core):
     failures: list[object] = []
 
     def call(i: int) -> None:
@@ -161,7 +156,7 @@ def test_compiled_model_is_called_from_many_threads(core: hetero.Core) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_model_of_closed_core_raises() -> None:
+def test_compiled_model_of_closed_core_raises():
     core = hetero.Core()
     compiled = core.compile_model(branches(), "CPU")
     core.close()
@@ -173,9 +168,7 @@ def test_compiled_model_of_closed_core_raises() -> None:
 
 
 @pytest.mark.slow
-def test_bench_reports_the_cost_of_lost_devices(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_reports_the_cost_of_lost_devices(shell, tmp_path, monkeypatch):
     onnx.save_model(branches(), path := tmp_path / "branches.onnx")
     monkeypatch.setattr(job, "SLOW_START_S", 0.0)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
@@ -191,7 +184,7 @@ def test_bench_reports_the_cost_of_lost_devices(
     assert "pool up" not in shell("run -d CPU", path).err
 
 
-def test_options_are_checked_by_devices(core: hetero.Core) -> None:
+def test_options_are_checked_by_devices(core):
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
         core.set_property("CPU.1", {"NUM_STREAMS": "many"})
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
@@ -200,7 +193,7 @@ def test_options_are_checked_by_devices(core: hetero.Core) -> None:
         assert compiled(X)
 
 
-def test_device_id_and_options_reach_the_device(core: hetero.Core) -> None:
+def test_device_id_and_options_reach_the_device(core):
     config = {"DEVICE_ID": "1", "NUM_STREAMS": "2", "PERF_COUNT": "YES"}
     with core.compile_model(branches(), "CPU", config) as compiled:
         assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.1"]
@@ -212,7 +205,7 @@ def test_device_id_and_options_reach_the_device(core: hetero.Core) -> None:
         core.compile_model(branches(), "CPU", {"DEVICE_ID": "7"})
 
 
-def test_profiled_run_has_times_of_every_subgraph(core: hetero.Core) -> None:
+def test_profiled_run_has_times_of_every_subgraph(core):
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), SPLIT, config, affinity={"tanh": "CPU.1"}) as compiled:
         request = compiled.create_infer_request()
@@ -241,7 +234,7 @@ def without_origin(value: Any) -> Any:
         pytest.param("query MODEL", marks=pytest.mark.slow),
     ],
 )
-def test_inprocess_output_equals_output_of_ray(shell: Shell, tmp_path: Path, line: str) -> None:
+def test_inprocess_output_equals_output_of_ray(shell, tmp_path, line):
     onnx.save_model(branches(), tmp_path / "m.onnx")
     line = line.replace("MODEL", str(tmp_path / "m.onnx"))
     local, on_ray = shell(f"{line} --json"), shell(f"{line} --json --executor ray", ray=True)
@@ -285,9 +278,7 @@ def processes_with(variable: str) -> list[str]:
         ({"RAY_ADDRESS": "nonsense"}, (), "wanted host:port"),
     ],
 )
-def test_unreachable_ray_is_refused_at_once(
-    variables: dict[str, str], arguments: tuple[str, ...], words: str
-) -> None:
+def test_unreachable_ray_is_refused_at_once(variables, arguments, words):
     process = start_command("run", "light:shufflenet", *arguments, **variables)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1
@@ -297,7 +288,7 @@ def test_unreachable_ray_is_refused_at_once(
     assert "Traceback" not in err
 
 
-def test_missing_temporary_folder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_folder_raises(monkeypatch):
     from hetero.scheduler.ray import session as ray_start
 
     monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
@@ -305,7 +296,7 @@ def test_missing_temporary_folder_raises(monkeypatch: pytest.MonkeyPatch) -> Non
         ray_start._make_folder()
 
 
-def test_removed_working_directory_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_removed_working_directory_raises(monkeypatch, tmp_path):
     from hetero.scheduler.ray import session as ray_start
 
     removed = tmp_path / "gone"
@@ -316,7 +307,7 @@ def test_removed_working_directory_raises(monkeypatch: pytest.MonkeyPatch, tmp_p
         ray_start._make_folder()
 
 
-def test_ctrl_c_cancels_the_run_but_not_the_model(core: hetero.Core, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_run_but_not_the_model(core, tmp_path):
     def interrupt() -> None:
         wait_for(lambda: in_flight(metrics) == 1)
         os.kill(os.getpid(), signal.SIGINT)
@@ -352,7 +343,7 @@ def in_flight(metrics: Metrics) -> float:
         pytest.param([signal.SIGTERM], 143, "DeviceActor", id="SIGTERM while it runs"),
     ],
 )
-def test_interrupted_command_leaves_no_process(numbers: list[int], code: int, server: str) -> None:
+def test_interrupted_command_leaves_no_process(numbers, code, server):
     """The signal is sent as soon as a server process of Ray runs."""
     mark = f"MARK_{time.monotonic_ns()}"
     temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))

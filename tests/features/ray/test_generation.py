@@ -27,7 +27,7 @@ PINS = {"*_1": "CPU.1", "sample": "CPU.1"}
 
 
 @pytest.mark.slow
-def test_generations_continue_after_device_losses() -> None:
+def test_generations_continue_after_device_losses():
     expected_tokens = [greedy(prompt, 24) for prompt in PROMPTS]
     with (
         hetero.Core(devices={"CPU": 2}) as core,
@@ -50,8 +50,8 @@ def test_generations_continue_after_device_losses() -> None:
 
 @pytest.mark.slow
 def test_batched_generations_continue_after_device_losses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Threads read the sequences; a device is killed while one run has a row of each."""
     prompts = [*PROMPTS, [8, 8, 8], [1, 2]]
     batches = FullBatches(monkeypatch)
@@ -77,9 +77,7 @@ def test_batched_generations_continue_after_device_losses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "max_nbytes"), [(["CPU.0"], 200), (["CPU.0", "CPU.1"], 300)])
-def test_client_receives_one_small_message_per_token(
-    monkeypatch: pytest.MonkeyPatch, devices: list[str], max_nbytes: int
-) -> None:
+def test_client_receives_one_small_message_per_token(monkeypatch, devices, max_nbytes):
     """The client receives little more than the token, although there are 16 caches."""
     token_nbytes: list[int] = []
 
@@ -110,8 +108,8 @@ def test_client_receives_one_small_message_per_token(
 
 @pytest.mark.slow
 def test_generation_continues_on_remaining_devices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     with (
         hetero.Core(devices={"CPU": 2}) as core,
         core.compile_model(

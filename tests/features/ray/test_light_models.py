@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hetero
 from hetero.devices.model.light_models import (
     light_model_inputs,
     light_model_names,
@@ -21,7 +20,7 @@ core = core_fixture("module", executor="ray")
 
 
 @pytest.mark.parametrize("name", light_model_names())
-def test_random_split_matches_the_reference_output(core: hetero.Core, name: str) -> None:
+def test_random_split_matches_the_reference_output(core, name):
     model = core.read_model(f"light:{name}")
     pins = random_affinity(core, model, ["ORT", "CPU"], seed=0)
     with core.compile_model(model, "HETERO:ORT,CPU", affinity=pins) as compiled:

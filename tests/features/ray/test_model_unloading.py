@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import ray
 
-import hetero
 from tests.scheduler.endpoints import wait_for
 from tests.support.models import branches
 
 pytestmark = pytest.mark.ray
 
 
-def test_models_in_reference_cycles_are_unloaded(core: hetero.Core) -> None:
+def test_models_in_reference_cycles_are_unloaded(core):
     executor: Any = core.executor
     keys = set()
     for _ in range(3):

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 import ray
 
-import hetero
 from tests.support import prometheus_text as exposition
-from tests.support.command_line import Shell
 from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 
@@ -27,7 +24,7 @@ CUT = {"op:Tanh": "CPU.1"}
 private_core = core_fixture(executor="ray", devices={"CPU": 2})
 
 
-def test_trace_has_one_clock_for_all_devices(core: hetero.Core, tmp_path: Path) -> None:
+def test_trace_has_one_clock_for_all_devices(core, tmp_path):
     with (
         core.trace(tmp_path / "trace.json"),
         core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
@@ -49,9 +46,7 @@ def test_trace_has_one_clock_for_all_devices(core: hetero.Core, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_lost_device_is_in_metrics_trace_and_history(
-    private_core: hetero.Core, tmp_path: Path
-) -> None:
+def test_lost_device_is_in_metrics_trace_and_history(private_core, tmp_path):
     path = tmp_path / "trace.json"
     with (
         private_core.trace(path),
@@ -82,9 +77,7 @@ def test_lost_device_is_in_metrics_trace_and_history(
 
 
 @pytest.mark.slow
-def test_commands_trace_and_show_ray_requests(
-    private_core: hetero.Core, shell: Shell, tmp_path: Path
-) -> None:
+def test_commands_trace_and_show_ray_requests(private_core, shell, tmp_path):
     model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
     onnx.save_model(branches(), model)
     pins = ("-d", SPLIT, "--devices", "CPU=2", "-a", "op:Tanh=CPU.1")

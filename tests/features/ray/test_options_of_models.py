@@ -28,7 +28,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_replicas_follow_the_load(core: hetero.Core) -> None:
+def test_replicas_follow_the_load(core):
     with core.compile_model(branches(), DEVICES, {"REPLICAS": "1..2"}) as compiled:
         scaler = compiled.target.autoscaler
         assert scaler is not None
@@ -47,7 +47,7 @@ def test_replicas_follow_the_load(core: hetero.Core) -> None:
         wait_until(lambda: compiled.num_replicas == 1)
 
 
-def test_samples_of_a_split_model_agree(core: hetero.Core) -> None:
+def test_samples_of_a_split_model_agree(core):
     config = {"VERIFY": "NO", "VERIFY_SAMPLE": 1}
     with (
         core.compile_model(
@@ -60,7 +60,7 @@ def test_samples_of_a_split_model_agree(core: hetero.Core) -> None:
         assert "hetero_verify_differences_total{" not in server.text()
 
 
-def test_wrong_device_is_excluded_from_the_running_model(local_ray: None) -> None:
+def test_wrong_device_is_excluded_from_the_running_model(local_ray):
     config = {
         "VERIFY": "NO",
         "VERIFY_SAMPLE": 1,
@@ -87,7 +87,7 @@ def test_wrong_device_is_excluded_from_the_running_model(local_ray: None) -> Non
         assert [s.device for s in compiled.subgraphs] == ["CPU"]
 
 
-def test_model_is_split_by_the_memory_of_its_devices(core: hetero.Core) -> None:
+def test_model_is_split_by_the_memory_of_its_devices(core):
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         layers (float[1, 2000] x) => (float[1, 2000] y) { h = MatMul(x, v)  y = MatMul(h, w) }
@@ -109,7 +109,7 @@ def test_model_is_split_by_the_memory_of_its_devices(core: hetero.Core) -> None:
         )
 
 
-def test_joined_models_run_on_two_devices(core: hetero.Core) -> None:
+def test_joined_models_run_on_two_devices(core):
     head = '<ir_version: 8, opset_import: ["" : 17]>'
     first = f"{head} first (float[3] x) => (float[3] boxes) {{ boxes = Neg(x) }}"
     second = f"{head} second (float[3] rois) => (float[3] y) {{ y = Relu(rois) }}"

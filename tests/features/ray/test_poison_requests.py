@@ -16,7 +16,7 @@ X = np.ones(4, np.float32)
 PLUGIN = "tests.support.poisonous_plugin:PoisonousPlugin"
 
 
-def test_only_the_poison_request_fails() -> None:
+def test_only_the_poison_request_fails():
     with hetero.Core(devices={"POISONOUS": 1}, plugins=(PLUGIN,)) as core:
         negated = make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": X}, ["y"])
         model = core.compile_model(negated, "POISONOUS", {"MAX_ATTEMPTS": 2})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -65,7 +64,7 @@ class RecomputationLog:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> RecomputationLog:
+def log(monkeypatch):
     return RecomputationLog(monkeypatch)
 
 
@@ -73,13 +72,13 @@ core = core_fixture("module", executor="ray", devices={"CPU": 3})
 
 
 @pytest.fixture
-def restart_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def restart_at_once(monkeypatch):
     """Restart devices at once, although earlier tests have also killed them."""
     monkeypatch.setattr("hetero.scheduler.client.liveness._STEADY_S", 0.0)
 
 
 @pytest.fixture
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     """A decoder of three layers, each with its KV cache on another device."""
     model = hetero.read_decoder(small_decoder(3))
     with core.compile_model(model, "HETERO:CPU.0,CPU.1,CPU.2", affinity=PINS) as compiled:
@@ -104,9 +103,7 @@ def await_freed(core: hetero.Core) -> None:
 @pytest.mark.parametrize(
     "device", ["CPU.1", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU.0", "CPU.2"))]
 )
-def test_generation_recomputes_only_the_lost_stage(
-    core: hetero.Core, compiled: hetero.CompiledModel, log: RecomputationLog, device: str
-) -> None:
+def test_generation_recomputes_only_the_lost_stage(core, compiled, log, device):
     expected_tokens = list(compiled.generate(PROMPT, COUNT))
     generation = compiled.generate(PROMPT, COUNT)
     list(islice(generation, KILLED_AT))
@@ -124,9 +121,7 @@ def test_generation_recomputes_only_the_lost_stage(
 
 
 @pytest.mark.slow
-def test_generation_recomputes_stages_of_two_lost_devices(
-    core: hetero.Core, compiled: hetero.CompiledModel, log: RecomputationLog
-) -> None:
+def test_generation_recomputes_stages_of_two_lost_devices(core, compiled, log):
     """Two neighbouring stages are lost, and later also the devices that replaced theirs."""
     expected_tokens = list(compiled.generate(PROMPT, COUNT))
     generation = compiled.generate(PROMPT, COUNT)
@@ -144,12 +139,12 @@ def test_generation_recomputes_stages_of_two_lost_devices(
 @pytest.mark.slow
 @pytest.mark.parametrize("joined_before_loss", [False, True])
 def test_batched_sequences_recompute_their_caches(
-    core: hetero.Core,
-    compiled: hetero.CompiledModel,
-    log: RecomputationLog,
-    monkeypatch: pytest.MonkeyPatch,
-    joined_before_loss: bool,
-) -> None:
+    core,
+    compiled,
+    log,
+    monkeypatch,
+    joined_before_loss,
+):
     """Sequences join a batch before or after the loss; no run may read some of the lost states."""
     batcher_of(compiled)._lanes = 1
     prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
@@ -171,11 +166,11 @@ def test_batched_sequences_recompute_their_caches(
 
 
 def test_generation_without_lineage_restarts_from_its_tokens(
-    core: hetero.Core,
-    compiled: hetero.CompiledModel,
-    log: RecomputationLog,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    core,
+    compiled,
+    log,
+    monkeypatch,
+):
     expected_tokens = list(compiled.generate(PROMPT, COUNT))
     monkeypatch.setattr("hetero.scheduler.client.deployment.MOST_NBYTES", 2**14)
     generation = compiled.generate(PROMPT, COUNT)
@@ -188,9 +183,7 @@ def test_generation_without_lineage_restarts_from_its_tokens(
 
 @pytest.mark.usefixtures("restart_at_once")
 @pytest.mark.parametrize("device", ["CPU.0", pytest.param("CPU.1", marks=pytest.mark.slow)])
-def test_infer_request_recomputes_lost_states(
-    core: hetero.Core, log: RecomputationLog, device: str
-) -> None:
+def test_infer_request_recomputes_lost_states(core, log, device):
     with core.compile_model(
         decoder(), "HETERO:CPU.0,CPU.1", affinity={"1/*": "CPU.1"}, states=STATES
     ) as compiled:
@@ -214,9 +207,7 @@ def test_infer_request_recomputes_lost_states(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
-def test_query_state_recomputes_while_other_caller_receives(
-    core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_query_state_recomputes_while_other_caller_receives(core, log, monkeypatch):
     """A caller that receives its own result leaves other messages, such as replays, to a thread."""
     with (
         core.compile_model(decoder(), "CPU.0", states=STATES) as compiled,
@@ -242,9 +233,7 @@ def test_query_state_recomputes_while_other_caller_receives(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
-def test_error_after_recomputation_reaches_the_request(
-    core: hetero.Core, log: RecomputationLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_after_recomputation_reaches_the_request(core, log, monkeypatch):
     with core.compile_model(decoder(), "CPU.0", states=STATES) as compiled:
         request = compiled.create_infer_request()
         request.infer({"ids": [[1]]})
@@ -263,9 +252,7 @@ def test_error_after_recomputation_reaches_the_request(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restart_at_once")
-def test_failed_reload_of_stages_is_retried(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_reload_of_stages_is_retried(core, monkeypatch):
     inputs = {"x": np.zeros((2, 3), np.float32)}
     with core.compile_model(branches(), "CPU.0") as compiled:
         before = compiled(inputs)[0]
@@ -283,9 +270,7 @@ def test_failed_reload_of_stages_is_retried(
 
 
 @pytest.mark.parametrize("source", [pytest.param("compiled", marks=pytest.mark.slow), "imported"])
-def test_random_state_is_not_recomputed(
-    core: hetero.Core, log: RecomputationLog, source: str
-) -> None:
+def test_random_state_is_not_recomputed(core, log, source):
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
         g (float[2] x, float[2] past) => (float[2] y, float[2] present) {

@@ -35,7 +35,7 @@ def resident_nbytes(core: hetero.Core, device: str) -> float:
     return float(executor._channel.status_of(address).get("kept_nbytes", -1))
 
 
-def test_tensors_cross_between_actors_and_are_freed(core: hetero.Core) -> None:
+def test_tensors_cross_between_actors_and_are_freed(core):
     tensor = core.create_context("CPU.2").from_host(X)
     wait_for(lambda: resident_nbytes(core, "CPU.2") == X.nbytes)
     with compile_chain(core) as model:
@@ -55,7 +55,7 @@ def kill(core: hetero.Core, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_tensor_of_lost_actor_raises(new_core: hetero.Core) -> None:
+def test_tensor_of_lost_actor_raises(new_core):
     context = new_core.create_context("CPU.2")
     tensor = context.from_host(X)
     kill(new_core, "CPU.2")

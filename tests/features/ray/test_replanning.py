@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -29,16 +29,14 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
 @pytest.fixture
-def new_core(local_ray: None) -> Iterator[hetero.Core]:
+def new_core(local_ray):
     """A Core whose devices a test may end."""
     with hetero.Core(devices={"CPU": 2}) as core:
         yield core
 
 
 @pytest.mark.slow
-def test_requests_run_on_remaining_devices_until_none_remains(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_run_on_remaining_devices_until_none_remains(new_core, monkeypatch):
     executor: Any = new_core.executor
     devices = executor._devices
     missing: set[str] = set()
@@ -90,9 +88,7 @@ def test_requests_run_on_remaining_devices_until_none_remains(
 
 
 @pytest.mark.slow
-def test_replan_does_not_wait_for_joining_nodes(
-    local_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replan_does_not_wait_for_joining_nodes(local_ray, monkeypatch):
     (local,) = alive_nodes()
     leaving = replace(local, id="leaving", name="leaving", host="leaving")
     joining = replace(
@@ -138,9 +134,7 @@ def compile_on_each(core: hetero.Core) -> tuple[list[hetero.CompiledModel], list
 
 
 @pytest.mark.slow
-def test_failed_load_of_placement_adds_no_device(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_load_of_placement_adds_no_device(new_core, monkeypatch):
     executor: Any = new_core.executor
     models, (deployment, other) = compile_on_each(new_core)
     assert set(deployment.devices) == {"CPU.0"}
@@ -152,7 +146,7 @@ def test_failed_load_of_placement_adds_no_device(
 
 
 @pytest.mark.slow
-def test_placement_requires_devices_with_loaded_stages(new_core: hetero.Core) -> None:
+def test_placement_requires_devices_with_loaded_stages(new_core):
     """Requests must not take routes whose stages the restarted device has not loaded yet."""
     executor: Any = new_core.executor
     _, (deployment, other) = compile_on_each(new_core)
@@ -164,9 +158,7 @@ def test_placement_requires_devices_with_loaded_stages(new_core: hetero.Core) ->
 
 
 @pytest.mark.slow
-def test_placement_added_during_reload_is_kept(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_placement_added_during_reload_is_kept(new_core, monkeypatch):
     executor: Any = new_core.executor
     models, (changed, other) = compile_on_each(new_core)
     earlier, load = (changed.placement, changed.sources), executor._loader._load
@@ -185,7 +177,7 @@ def test_placement_added_during_reload_is_kept(
         np.testing.assert_allclose(model({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_added_route_sends_constants_to_earlier_stages(core: hetero.Core) -> None:
+def test_added_route_sends_constants_to_earlier_stages(core):
     """A stage computes the constant once; its reader is a stage of both routes."""
     model = parse_model(
         """<ir_version: 8, opset_import: ["" : 18]>
@@ -214,9 +206,7 @@ def test_added_route_sends_constants_to_earlier_stages(core: hetero.Core) -> Non
         np.testing.assert_array_equal(compiled[0]({"x": x})[0], [2, 2])
 
 
-def test_devices_of_returned_node_start_concurrently(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_of_returned_node_start_concurrently(new_core, monkeypatch):
     supervisor = new_core.executor._supervisor  # type: ignore[attr-defined]  # of the Ray executor
     barrier = threading.Barrier(3)
 
@@ -230,9 +220,7 @@ def test_devices_of_returned_node_start_concurrently(
     wait_for(lambda: not supervisor._returning_devices)
 
 
-def test_starting_device_on_unreachable_host_is_lost(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starting_device_on_unreachable_host_is_lost(new_core, monkeypatch):
     devices = new_core.executor._devices  # type: ignore[attr-defined]  # of the Ray executor
     device = devices.device("CPU.1")
 
@@ -247,9 +235,7 @@ def test_starting_device_on_unreachable_host_is_lost(
 
 
 @pytest.mark.slow
-def test_requests_avoid_a_device_that_starts_slowly(
-    new_core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_avoid_a_device_that_starts_slowly(new_core, monkeypatch):
     executor: Any = new_core.executor
     compiled = new_core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     may_start, start = threading.Event(), executor._supervisor._start

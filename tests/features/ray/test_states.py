@@ -35,7 +35,7 @@ feedback_core = core_fixture("module", executor="ray", devices=COUNTS)
 
 
 @pytest.mark.slow
-def test_split_decoder_matches_and_names_lost_states() -> None:
+def test_split_decoder_matches_and_names_lost_states():
     with (
         hetero.Core(devices={"CPU": 2}) as core,
         core.compile_model(
@@ -62,9 +62,7 @@ def test_split_decoder_matches_and_names_lost_states() -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("devices", "last", "others"), DEVICE_CASES)
-def test_next_run_reads_outputs_on_actors(
-    feedback_core: hetero.Core, devices: str, last: str, others: dict[str, list[str]]
-) -> None:
+def test_next_run_reads_outputs_on_actors(feedback_core, devices, last, others):
     def run_with_feedback(request: InferRequest) -> list[np.ndarray]:
         request.feedback = {"x": "y"}
         x, outputs = X, []

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from onnx.parser import parse_model
 
-import hetero
-
 pytestmark = pytest.mark.ray
 
 #: The first subgraph has the outputs a, b; the second has the inputs b, a.
@@ -20,7 +18,7 @@ MODEL = """
 PINS = {"op:Neg": "CPU.0", "op:Abs": "CPU.0", "op:Sub": "CPU.1"}
 
 
-def test_tensors_arrive_under_their_names(core: hetero.Core) -> None:
+def test_tensors_arrive_under_their_names(core):
     p, q = np.float32([1, 2, 3]), np.float32([10, 40, 90])
     model = parse_model(MODEL)
     with core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=PINS) as compiled:

@@ -40,7 +40,7 @@ def check(core: hetero.Core, model: Model, inputs: Any, expected: Any, tolerance
 
 
 @pytest.mark.parametrize("name", light_model_names())
-def test_random_split_over_vendors_matches_reference(core: hetero.Core, name: str) -> None:
+def test_random_split_over_vendors_matches_reference(core, name):
     if f"real/test_{name}" in EXPECTED_FAILURES_OF_THREE_VENDORS:
         pytest.skip("a Softmax of sums near 1e10 is dominated by rounding errors")
     model = core.read_model(f"light:{name}")
@@ -49,7 +49,7 @@ def test_random_split_over_vendors_matches_reference(core: hetero.Core, name: st
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt", "vit", "mobilenet", "unet", "lstm"])
-def test_random_split_of_export_matches_onnxruntime(core: hetero.Core, name: str) -> None:
+def test_random_split_of_export_matches_onnxruntime(core, name):
     proto = SMALL_NETWORKS[f"small-{name}"]()
     model = core.read_model(proto)
     inputs = sample_inputs(model)
@@ -60,7 +60,7 @@ def test_random_split_of_export_matches_onnxruntime(core: hetero.Core, name: str
     check(core, model, inputs, expected, {"rtol": 1e-3, "atol": 1e-4})
 
 
-def test_computed_sizes_are_split_over_vendors(core: hetero.Core) -> None:
+def test_computed_sizes_are_split_over_vendors(core):
     x = np.arange(-12, 12, dtype=np.float32).reshape(4, 2, 3)
     pins = {"op:Reshape": "CPU", "op:Neg": "OV", "op:Relu": "ORT"}
     with core.compile_model(flattening(), "HETERO:OV,ORT,CPU", affinity=pins) as compiled:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.devices.model.model import Model
 from tests.support.graphs import build
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return build(
         """conv1: a = Add(x, k)
            conv2: b = Abs(a)

@@ -8,7 +8,6 @@ import pytest
 
 from hetero.affinity.affinity import Affinity, assign, resolve_pins
 from hetero.devices.errors import AffinityError
-from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 
 DEVICES = ("ORT", "CPU")
@@ -36,13 +35,11 @@ DEVICES = ("ORT", "CPU")
         ({"fc": "CPU.0"}, {"fc": "CPU"}),
     ],
 )
-def test_resolve_pins_matches_patterns(
-    model: Model, pins: dict[str, str], expected: dict[str, str]
-) -> None:
+def test_resolve_pins_matches_patterns(model, pins, expected):
     assert dict(resolve_pins(model, pins, DEVICES)) == expected
 
 
-def test_resolve_pins_reasons_name_the_pattern(model: Model) -> None:
+def test_resolve_pins_reasons_name_the_pattern(model):
     pins = {"fc": "CPU", "conv*": "CPU", "op:Abs": "ORT"}
     affinity = resolve_pins(model, pins, DEVICES, source="a.json")
     assert affinity.reasons == {
@@ -53,7 +50,7 @@ def test_resolve_pins_reasons_name_the_pattern(model: Model) -> None:
     }
 
 
-def test_resolve_pins_reports_all_problems_at_once(model: Model) -> None:
+def test_resolve_pins_reports_all_problems_at_once(model):
     pins = {"conv3": "CPU", "op:Conv": "CPU", "dense*": "CPU", "fc": "GPU", "conv1": "cpu"}
     with pytest.raises(AffinityError) as error:
         resolve_pins(model, pins, DEVICES)
@@ -68,7 +65,7 @@ def test_resolve_pins_reports_all_problems_at_once(model: Model) -> None:
     assert pickle.loads(pickle.dumps(error.value)).data == error.value.data
 
 
-def test_assign_keeps_pins_and_records_reasons(model: Model) -> None:
+def test_assign_keeps_pins_and_records_reasons(model):
     refusals = {"conv2": {"ORT": Refusal("no_kernel", "ORT has no Abs")}}
     support = Support(
         {"make_k": "ORT", "conv1": "ORT", "conv2": "CPU", "fc": "CPU", "out[0]": "ORT"},
@@ -87,7 +84,7 @@ def test_assign_keeps_pins_and_records_reasons(model: Model) -> None:
     }
 
 
-def test_assign_unsupported_pin_raises(model: Model) -> None:
+def test_assign_unsupported_pin_raises(model):
     refusals = {"fc": {"ORT": Refusal("dtype", "no bfloat16")}}
     support = Support({"conv1": "ORT", "conv2": "CPU"}, refusals, refusals)
     pins = Affinity(

@@ -62,18 +62,18 @@ def recorded(
         ([{"tensors": [[0, 1]]}, {"stage": 1}], "CPU"),
     ],
 )
-def test_device_of_records(records: list[dict[str, Any]], device: str | None) -> None:
+def test_device_of_records(records, device):
     pins = metadata_pins(recorded(*records), DEVICES)
     assert dict(pins) == ({"n": device} if device else {})
     assert pins.reasons == ({"n": "pin: device_configurations"} if device else {})
 
 
-def test_records_of_devices_outside_the_list_are_skipped() -> None:
+def test_records_of_devices_outside_the_list_are_skipped():
     model = recorded({"stage": 0}, {"stage": 1}, devices=("CUDA", "CPU"))
     assert dict(metadata_pins(model, DEVICES)) == {"n": "CPU"}
 
 
-def test_precedence_of_the_three_forms() -> None:
+def test_precedence_of_the_three_forms():
     record = {"stage": 0}
     all_forms = recorded(record, hetero_affinity="CPU", layer_ann="CPU")
     assert dict(metadata_pins(all_forms, DEVICES)) == {"n": "CPU"}
@@ -82,7 +82,7 @@ def test_precedence_of_the_three_forms() -> None:
     assert dict(metadata_pins(two_forms, DEVICES)) == {"n": "ORT"}
 
 
-def test_annotation_keeps_records_of_other_tools() -> None:
+def test_annotation_keeps_records_of_other_tools():
     model = recorded({"stage": 1})
     model.header.ir_version = 10
     annotated = annotate(model, Affinity({"n": "CPU"}, {}))
@@ -96,7 +96,7 @@ def test_annotation_keeps_records_of_other_tools() -> None:
     assert annotate(newer, {"n": "CPU"}).header.ir_version == 12
 
 
-def test_stages_are_device_indices_unless_given() -> None:
+def test_stages_are_device_indices_unless_given():
     model = build("a: v = Neg(x)\nb: w = Neg(v)\nc: y = Neg(w)", outputs="y")
     affinity = {"a": "ORT", "b": "CPU", "c": "ORT"}
 
@@ -111,7 +111,7 @@ def test_stages_are_device_indices_unless_given() -> None:
     assert stages(stages={"a": 5, "c": 7}) == [(5, "5"), (1, None), (7, "7")]
 
 
-def test_nodes_without_affinity_stay_as_they_are() -> None:
+def test_nodes_without_affinity_stay_as_they_are():
     model = build("a: v = Neg(x)\nb: y = Neg(v)", outputs="y")
     annotated = annotate(model, {"b": "CPU"})
     assert annotated.nodes[0] is model.nodes[0]

@@ -36,7 +36,7 @@ ENCODER = """
 """
 
 
-def test_layers_without_head_follow_from_names() -> None:
+def test_layers_without_head_follow_from_names():
     with hetero.Core("inprocess") as core:
         model = core.read_model(onnx.parser.parse_model(STATEFUL), states={"p*": "n*"})
     layers = [("/layers.0/Add", "/layers.0/Neg"), ("/layers.1/Add", "/layers.1/Sub")]
@@ -44,7 +44,7 @@ def test_layers_without_head_follow_from_names() -> None:
     assert numbered_layers(model) == [*layers, ()]
 
 
-def test_layers_follow_from_names_without_states() -> None:
+def test_layers_follow_from_names_without_states():
     model = onnx.parser.parse_model(ENCODER)
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
         source = core.read_model(model)
@@ -64,7 +64,7 @@ def test_layers_follow_from_names_without_states() -> None:
         np.testing.assert_allclose(compiled({"x": x})["y"], expected, rtol=1e-6)
 
 
-def test_model_without_layers_is_an_error() -> None:
+def test_model_without_layers_is_an_error():
     with (
         hetero.Core("inprocess") as core,
         pytest.raises(AffinityError, match="the model has no layers"),
@@ -72,5 +72,5 @@ def test_model_without_layers_is_an_error() -> None:
         core.compile_model("light:squeezenet", "CPU", affinity={"layer:0": "CPU"})
 
 
-def test_number_ranges_join_consecutive_numbers() -> None:
+def test_number_ranges_join_consecutive_numbers():
     assert number_ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"

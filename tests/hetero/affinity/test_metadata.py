@@ -18,7 +18,7 @@ from tests.support.graphs import proto, value
 DEVICES = ("ORT", "CPU")
 
 
-def test_annotate_writes_valid_onnx_and_reads_back(model: Model) -> None:
+def test_annotate_writes_valid_onnx_and_reads_back(model):
     affinity = {"conv1": "ORT", "conv2": "CPU", "fc": "CPU", "out[0]": "ORT", "make_k": "ORT"}
     annotated = annotate(model, Affinity(affinity, {"fc": "pin: name fc"}), stages={"out[0]": 2})
     annotated_proto = annotated.to_proto()
@@ -62,12 +62,12 @@ def model_with(node: onnx.NodeProto, *, devices: tuple[str, ...] = ()) -> Model:
     return read_model(model_proto)
 
 
-def test_metadata_pins_layer_annotations() -> None:
+def test_metadata_pins_layer_annotations():
     assert dict(metadata_pins(model_with(node_with(layer_ann="CPU")), DEVICES)) == {"n": "CPU"}
     assert dict(metadata_pins(model_with(node_with(layer_ann="encoder_1")), DEVICES)) == {}
 
 
-def test_metadata_pins_pipeline_stage() -> None:
+def test_metadata_pins_pipeline_stage():
     node = node_with(layer_ann="ORT")
     node.device_configurations.add(configuration_id="two", pipeline_stage=1)
     assert dict(metadata_pins(model_with(node, devices=("ORT", "CPU")), DEVICES)) == {"n": "CPU"}
@@ -78,7 +78,7 @@ def test_metadata_pins_pipeline_stage() -> None:
     assert dict(metadata_pins(model_with(node, devices=("CPU",)), DEVICES)) == {"n": "ORT"}
 
 
-def test_metadata_pins_sharded_tensor_is_ignored() -> None:
+def test_metadata_pins_sharded_tensor_is_ignored():
     node = node_with()
     record = node.device_configurations.add(configuration_id="two", pipeline_stage=0)
     record.sharding_spec.add(tensor_name="y", device=[0, 1])
@@ -87,7 +87,7 @@ def test_metadata_pins_sharded_tensor_is_ignored() -> None:
     assert dict(metadata_pins(model_with(node, devices=DEVICES), DEVICES)) == {"n": "CPU"}
 
 
-def test_collect_pins_metadata_for_unlisted_device() -> None:
+def test_collect_pins_metadata_for_unlisted_device():
     node = node_with()
     node.metadata_props.add(key="hetero.affinity", value="GPU")
     with pytest.raises(AffinityError, match=r"in metadata hetero\.affinity: no device 'GPU'"):
@@ -95,7 +95,7 @@ def test_collect_pins_metadata_for_unlisted_device() -> None:
     assert dict(collect_pins(model_with(node), ("CPU",), None)) == {}
 
 
-def test_affinity_of_runtime_information_precedes_metadata() -> None:
+def test_affinity_of_runtime_information_precedes_metadata():
     model = model_with(node_with(**{"hetero.affinity": "CPU"}))
     for op in model.get_ops():
         op.get_rt_info()["affinity"] = "ORT"
@@ -107,7 +107,7 @@ def test_affinity_of_runtime_information_precedes_metadata() -> None:
 
 
 @pytest.mark.parametrize("device", ["GPU", 3])
-def test_affinity_of_runtime_information_names_a_listed_device(device: object) -> None:
+def test_affinity_of_runtime_information_names_a_listed_device(device):
     model = model_with(node_with())
     model.get_ops()[0].rt_info["affinity"] = device
     with pytest.raises(AffinityError, match=rf"rt_info affinity.*{device}"):

@@ -12,7 +12,6 @@ from hetero.affinity.affinity import NO_PINS, Affinity, abbreviate, assign, reso
 from hetero.affinity.metadata import annotate
 from hetero.affinity.pins import collect_pins, load_affinity, parse_pins
 from hetero.devices.errors import AffinityError, ArgumentTypeError
-from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 
 DEVICES = ("ORT", "CPU")
@@ -36,11 +35,11 @@ DEVICES = ("ORT", "CPU")
         ({"f?": "CPU"}, {"fc": "CPU"}),
     ],
 )
-def test_precedence_of_patterns(pins: Any, expected: dict[str, str], model: Model) -> None:
+def test_precedence_of_patterns(pins, expected, model):
     assert dict(resolve_pins(model, pins, DEVICES)) == expected
 
 
-def test_reasons_contain_the_kind_and_the_source(model: Model) -> None:
+def test_reasons_contain_the_kind_and_the_source(model):
     patterns = {"conv1": "CPU", "conv2*": "CPU", "op:Neg": "CPU"}
     assert resolve_pins(model, patterns).reasons == {
         "conv1": "pin: name conv1",
@@ -52,7 +51,7 @@ def test_reasons_contain_the_kind_and_the_source(model: Model) -> None:
     }
 
 
-def test_all_problems_are_listed_with_their_source(model: Model) -> None:
+def test_all_problems_are_listed_with_their_source(model):
     pins: Any = {
         "fc": "",
         "conv1": 3,
@@ -82,18 +81,18 @@ def test_all_problems_are_listed_with_their_source(model: Model) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(2, "'0', '1'"), (3, "'0', '1', '2'"), (5, "'0', '1', '2' and 2 more")]
 )
-def test_long_lists_are_abbreviated(count: int, text: str) -> None:
+def test_long_lists_are_abbreviated(count, text):
     assert abbreviate([str(i) for i in range(count)], 3) == text
 
 
-def test_device_names_need_no_list(model: Model) -> None:
+def test_device_names_need_no_list(model):
     assert dict(resolve_pins(model, {"fc": "any"})) == {"fc": "any"}
 
 
 # Affinities.
 
 
-def test_affinity_is_a_mapping() -> None:
+def test_affinity_is_a_mapping():
     affinity = Affinity({"a": "X", "b": "Y"}, {"a": "pin"})
     assert (len(affinity), list(affinity), affinity["b"]) == (2, ["a", "b"], "Y")
     assert hash(affinity) == hash(Affinity({"a": "X", "b": "Y"}))
@@ -103,7 +102,7 @@ def test_affinity_is_a_mapping() -> None:
     assert union == Affinity({"b": "Y", "c": "Z", "a": "X"}, {"a": "pin", "c": "c"})
 
 
-def test_assignment_explains_each_device(model: Model) -> None:
+def test_assignment_explains_each_device(model):
     refusals = {"fc": {"ORT": Refusal("opset", "old")}}
     devices = {"make_k": "ORT", "conv1": "ORT", "conv2": "ORT", "fc": "CPU", "out[0]": "CPU"}
     pins = Affinity({"conv2": "ORT"}, {"conv2": "pin: name conv2"})
@@ -138,9 +137,7 @@ def test_assignment_explains_each_device(model: Model) -> None:
         ("a.yaml", "affinity:\n  fc: CPU\n  op:Add: ORT\n"),
     ],
 )
-def test_each_form_of_a_source_gives_the_same_pins(
-    name: str, text: str, tmp_path: Path, model: Model
-) -> None:
+def test_each_form_of_a_source_gives_the_same_pins(name, text, tmp_path, model):
     path = tmp_path / name
     path.write_text(text)
     expected = {"conv1": "ORT", "fc": "CPU"}
@@ -160,9 +157,7 @@ def test_each_form_of_a_source_gives_the_same_pins(
         assert dict(collect_pins(model, DEVICES, nothing)) == {}
 
 
-def test_file_whose_name_has_an_equals_sign(
-    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_whose_name_has_an_equals_sign(tmp_path, model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a=b.yaml").write_text("fc: CPU")
     assert dict(collect_pins(model, DEVICES, "a=b.yaml")) == {"fc": "CPU"}
@@ -182,7 +177,7 @@ def test_file_whose_name_has_an_equals_sign(
         ("a.yaml", "\n? [fc]\n: CPU\n", "a.yaml:2: expected a pattern"),
     ],
 )
-def test_damaged_file_with_its_line(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_damaged_file_with_its_line(name, text, message, tmp_path):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(AffinityError) as caught:
@@ -190,7 +185,7 @@ def test_damaged_file_with_its_line(name: str, text: str, message: str, tmp_path
     assert message in str(caught.value)
 
 
-def test_file_with_the_pattern_affinity_beside_others(tmp_path: Path) -> None:
+def test_file_with_the_pattern_affinity_beside_others(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"affinity": "CPU"}))
     assert load_affinity(path) == {"affinity": "CPU"}
@@ -201,24 +196,24 @@ def test_file_with_the_pattern_affinity_beside_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"), [("none.yaml", "no such file none.yaml; "), ("=CPU", ""), ("fc=", "")]
 )
-def test_pin_of_the_command_line_that_is_incomplete(text: str, hint: str) -> None:
+def test_pin_of_the_command_line_that_is_incomplete(text, hint):
     with pytest.raises(AffinityError) as caught:
         parse_pins([text])
     assert f"affinity {text!r}: {hint}expected PATTERN=DEVICE" in str(caught.value)
 
 
 @pytest.mark.parametrize("source", [3, [3], [None]])
-def test_source_of_another_type(source: Any, model: Model) -> None:
+def test_source_of_another_type(source, model):
     with pytest.raises(ArgumentTypeError, match="affinity: expected"):
         collect_pins(model, DEVICES, source)
 
 
-def test_later_pin_of_the_command_line_wins() -> None:
+def test_later_pin_of_the_command_line_wins():
     assert list(parse_pins(["a = X", "b=Y", "a=Z"]).items()) == [("b", "Y"), ("a", "Z")]
     assert parse_pins(["a=b=X"]) == {"a=b": "X"}
 
 
-def test_metadata_counts_for_several_devices_alone(model: Model) -> None:
+def test_metadata_counts_for_several_devices_alone(model):
     annotated = annotate(model, {"fc": "CPU", "conv1": "ORT"})
     assert dict(collect_pins(annotated, DEVICES, None)) == {"fc": "CPU", "conv1": "ORT"}
     assert dict(collect_pins(annotated, ["ORT"], None)) == {}

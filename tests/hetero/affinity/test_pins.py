@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from hetero.affinity.metadata import annotate
 from hetero.affinity.pins import collect_pins, load_affinity, parse_pins
 from hetero.devices.errors import AffinityError
-from hetero.devices.model.model import Model
 
 DEVICES = ("ORT", "CPU")
 
@@ -25,7 +23,7 @@ DEVICES = ("ORT", "CPU")
         ("a.txt", '{"conv*": "CPU", "op:Abs": "ORT"}'),
     ],
 )
-def test_load_affinity_json_and_yaml(tmp_path: Path, name: str, text: str) -> None:
+def test_load_affinity_json_and_yaml(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert list(load_affinity(tmp_path / name).items()) == [("conv*", "CPU"), ("op:Abs", "ORT")]
 
@@ -49,22 +47,20 @@ def test_load_affinity_json_and_yaml(tmp_path: Path, name: str, text: str) -> No
         ("a.yaml", "!!python/object/apply:os.getcwd []: CPU\n", r"a\.yaml:1: expected a pattern"),
     ],
 )
-def test_load_affinity_damaged_file_raises_with_line(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_load_affinity_damaged_file_raises_with_line(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(AffinityError, match=message):
         load_affinity(tmp_path / name)
 
 
-def test_load_affinity_yaml_code_tag_raises(tmp_path: Path) -> None:
+def test_load_affinity_yaml_code_tag_raises(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("a: !!python/object/apply:os.getcwd []\n")
     with pytest.raises(AffinityError, match=r"a\.yaml:1: pattern 'a': expected a device name"):
         load_affinity(path)
 
 
-def test_load_affinity_missing_or_binary_file_raises(tmp_path: Path) -> None:
+def test_load_affinity_missing_or_binary_file_raises(tmp_path):
     with pytest.raises(AffinityError, match="cannot be read"):
         load_affinity(tmp_path / "none.json")
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
@@ -72,12 +68,12 @@ def test_load_affinity_missing_or_binary_file_raises(tmp_path: Path) -> None:
         load_affinity(tmp_path / "b.json")
 
 
-def test_load_affinity_empty_file(tmp_path: Path) -> None:
+def test_load_affinity_empty_file(tmp_path):
     (tmp_path / "a.yaml").write_text("")
     assert load_affinity(tmp_path / "a.yaml") == {}
 
 
-def test_parse_pins_command_line(tmp_path: Path) -> None:
+def test_parse_pins_command_line(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"fc": "ORT"}))
     texts = ["op:Concat=CPU", "a=b=ORT", str(path), "op:Concat=ORT"]
@@ -87,7 +83,7 @@ def test_parse_pins_command_line(tmp_path: Path) -> None:
             parse_pins([invalid])
 
 
-def test_collect_pins_override_metadata(tmp_path: Path, model: Model) -> None:
+def test_collect_pins_override_metadata(tmp_path, model):
     annotated = annotate(model, dict.fromkeys(["conv1", "conv2", "fc"], "ORT"))
     path = tmp_path / "a.yaml"
     path.write_text("op:Abs: CPU\nfc: CPU\n")

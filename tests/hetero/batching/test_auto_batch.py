@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,13 +37,13 @@ core = core_fixture("module", plugins=(GatedPlugin,))
 
 
 @pytest.fixture
-def closed_gate() -> Iterator[type[GatedPlugin]]:
+def closed_gate():
     with GatedPlugin.closed():
         yield GatedPlugin
 
 
 @pytest.fixture(scope="module")
-def session() -> onnxruntime.InferenceSession:
+def session():
     return onnxruntime.InferenceSession(branches().SerializeToString())
 
 
@@ -71,11 +69,11 @@ def start_all(compiled: hetero.CompiledModel, *inputs: np.ndarray) -> list[Any]:
 
 @pytest.mark.parametrize("device", ["GATED", "HETERO:CPU,GATED"])
 def test_waiting_requests_run_as_one_batch(
-    core: hetero.Core,
-    closed_gate: type[GatedPlugin],
-    session: onnxruntime.InferenceSession,
-    device: str,
-) -> None:
+    core,
+    closed_gate,
+    session,
+    device,
+):
     inputs = [x(1), x(2), x(3, 2), x(-4), x(5, 3)]
     pins = {} if device == "GATED" else {"tanh": "GATED"}
     with core.compile_model(branches(), device, BATCH, affinity=pins) as compiled:
@@ -92,9 +90,7 @@ def test_waiting_requests_run_as_one_batch(
 
 
 @pytest.mark.parametrize("device", ["ORT", "CPU", "HETERO:CPU,ORT"])
-def test_concurrent_requests_get_the_results_of_onnxruntime(
-    core: hetero.Core, session: onnxruntime.InferenceSession, device: str
-) -> None:
+def test_concurrent_requests_get_the_results_of_onnxruntime(core, session, device):
     pins = {"neg": "ORT"} if device.startswith("HETERO") else {}
     with (
         core.compile_model(branches(), device, BATCH, affinity=pins) as compiled,
@@ -108,9 +104,7 @@ def test_concurrent_requests_get_the_results_of_onnxruntime(
         assert list(threads.map(call, range(200))) == [None] * 200
 
 
-def test_queue_calls_back_once_per_request(
-    core: hetero.Core, session: onnxruntime.InferenceSession
-) -> None:
+def test_queue_calls_back_once_per_request(core, session):
     with core.compile_model(branches(), "HETERO:CPU,ORT", BATCH) as compiled:
         outputs: dict[int, np.ndarray] = {}
         queue = hetero.AsyncInferQueue(compiled)
@@ -123,9 +117,7 @@ def test_queue_calls_back_once_per_request(
         check_output(outputs[number], session, x(number))
 
 
-def test_failing_row_fails_only_its_request(
-    core: hetero.Core, closed_gate: type[GatedPlugin], session: onnxruntime.InferenceSession
-) -> None:
+def test_failing_row_fails_only_its_request(core, closed_gate, session):
     with core.compile_model(branches(), "GATED", BATCH) as compiled:
         start_all(compiled, x(0))
         assert closed_gate.began.wait(TIMEOUT_S)
@@ -140,9 +132,7 @@ def test_failing_row_fails_only_its_request(
         assert closed_gate.runs == [1, 3, 1, 1, 1]
 
 
-def test_cancelled_and_expired_requests_leave_the_batch(
-    core: hetero.Core, closed_gate: type[GatedPlugin], session: onnxruntime.InferenceSession
-) -> None:
+def test_cancelled_and_expired_requests_leave_the_batch(core, closed_gate, session):
     with core.compile_model(branches(), "GATED", BATCH) as compiled:
         start_all(compiled, x(0))
         assert closed_gate.began.wait(TIMEOUT_S)
@@ -160,9 +150,7 @@ def test_cancelled_and_expired_requests_leave_the_batch(
         assert closed_gate.runs == [1, 1]
 
 
-def test_times_and_history_of_batched_requests(
-    core: hetero.Core, closed_gate: type[GatedPlugin]
-) -> None:
+def test_times_and_history_of_batched_requests(core, closed_gate):
     options = {**BATCH, "PERF_COUNT": True}
     with core.compile_model(branches(), "GATED", options) as compiled:
         start_all(compiled, x(0))
@@ -179,7 +167,7 @@ def test_times_and_history_of_batched_requests(
         assert story.index("submitted with 12 bytes") < story.index("batch of 2")
 
 
-def test_utilisation_counts_a_batch_once(core: hetero.Core) -> None:
+def test_utilisation_counts_a_batch_once(core):
     x = np.ones((1, 512), np.float32)
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[N, 512] x) => (float[N, 512] y) '
@@ -191,7 +179,7 @@ def test_utilisation_counts_a_batch_once(core: hetero.Core) -> None:
         assert measurement["stages"][0]["utilisation"] <= 1  # batches do not overlap
 
 
-def test_results_are_independent_copies(core: hetero.Core, closed_gate: type[GatedPlugin]) -> None:
+def test_results_are_independent_copies(core, closed_gate):
     with core.compile_model(branches(), "GATED", BATCH) as compiled:
         start_all(compiled, x(0))
         assert closed_gate.began.wait(TIMEOUT_S)
@@ -205,9 +193,7 @@ def test_results_are_independent_copies(core: hetero.Core, closed_gate: type[Gat
         np.testing.assert_array_equal(second.results[0], expected)
 
 
-def test_preserve_order_completes_requests_in_order(
-    core: hetero.Core, closed_gate: type[GatedPlugin]
-) -> None:
+def test_preserve_order_completes_requests_in_order(core, closed_gate):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[N, M] x) => (float[N, M] y) '
         "{ y = Neg(x) }"
@@ -245,9 +231,7 @@ def batch_of_one_model() -> onnx.ModelProto:
     )
 
 
-def test_model_with_batch_of_one_is_batched(
-    core: hetero.Core, closed_gate: type[GatedPlugin]
-) -> None:
+def test_model_with_batch_of_one_is_batched(core, closed_gate):
     with core.compile_model(batch_of_one_model(), "GATED", BATCH) as compiled:
         start_all(compiled, x(0))
         assert closed_gate.began.wait(TIMEOUT_S)
@@ -259,7 +243,7 @@ def test_model_with_batch_of_one_is_batched(
         assert closed_gate.runs == [1, 8]
 
 
-def test_single_batch_model_is_exported_and_cached(core: hetero.Core, tmp_path: Path) -> None:
+def test_single_batch_model_is_exported_and_cached(core, tmp_path):
     options = {**BATCH, "CACHE_DIR": tmp_path}
     compiled = core.compile_model(batch_of_one_model(), "CPU", options)
     imported = core.import_model(compiled.export_model())
@@ -289,16 +273,14 @@ def softmax_over_batch_model() -> onnx.ModelProto:
         (softmax_over_batch_model(), "Softmax.* operates on axis 0"),
     ],
 )
-def test_unbatchable_model_is_rejected_if_batching_is_on(
-    core: hetero.Core, model: onnx.ModelProto, pattern: str
-) -> None:
+def test_unbatchable_model_is_rejected_if_batching_is_on(core, model, pattern):
     with pytest.raises(PropertyError, match=pattern) as error:
         core.compile_model(model, "CPU", BATCH)
     assert error.value.data["property"] == "AUTO_BATCH_SIZE"
     core.compile_model(model, "CPU", {**BATCH, "ALLOW_AUTO_BATCHING": False}).close()
 
 
-def test_request_with_optional_input_runs_alone(core: hetero.Core) -> None:
+def test_request_with_optional_input_runs_alone(core):
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[N, 2] x, float[2] w) => (float[N, 2] y) <float[2] w = {1, 2}> { y = Mul(x, w) }"""
@@ -310,9 +292,7 @@ def test_request_with_optional_input_runs_alone(core: hetero.Core) -> None:
         assert compiled(inputs)[0].tolist() == [[5, 6], [10, 12]]
 
 
-def test_export_and_cache_keep_the_batch_size(
-    core: hetero.Core, session: onnxruntime.InferenceSession, tmp_path: Path
-) -> None:
+def test_export_and_cache_keep_the_batch_size(core, session, tmp_path):
     options = {**BATCH, "CACHE_DIR": tmp_path}
     compiled = core.compile_model(branches(), "HETERO:CPU,ORT", options)
     for imported in (
@@ -328,7 +308,7 @@ def test_export_and_cache_keep_the_batch_size(
     assert unbatched.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 2
 
 
-def test_batched_model_has_no_thread_and_unloads() -> None:
+def test_batched_model_has_no_thread_and_unloads():
     with hetero.Core("inprocess") as core:
         compiled = core.compile_model(branches(), "CPU", BATCH)
         compiled({"x": x(1)})  # now the executor has started its own threads
@@ -346,9 +326,7 @@ def test_batched_model_has_no_thread_and_unloads() -> None:
         compiled.close()
 
 
-def test_metrics_and_trace_of_batched_requests(
-    core: hetero.Core, closed_gate: type[GatedPlugin], tmp_path: Path
-) -> None:
+def test_metrics_and_trace_of_batched_requests(core, closed_gate, tmp_path):
     path = tmp_path / "trace.json"
     with (
         core.trace(path),
@@ -391,9 +369,7 @@ def test_metrics_and_trace_of_batched_requests(
         (1, 'Pad <mode = "constant", paddings = [1, 0, 0, 0], value = 0.0> (x)', "Pad.* axis 0"),
     ],
 )
-def test_not_batchable_operator_of_old_opset_is_rejected(
-    core: hetero.Core, opset: int, node: str, pattern: str
-) -> None:
+def test_not_batchable_operator_of_old_opset_is_rejected(core, opset, node, pattern):
     model = onnx.parser.parse_model(
         f"""<ir_version: 3, opset_import: ["": {opset}]>
         g (float[1, 3] x) => (float y) {{ y = {node} }}"""
@@ -402,7 +378,7 @@ def test_not_batchable_operator_of_old_opset_is_rejected(
         core.compile_model(model, "NULL", BATCH)
 
 
-def test_query_uses_the_model_with_open_batch_axis(core: hetero.Core) -> None:
+def test_query_uses_the_model_with_open_batch_axis(core):
     shapes: list[tuple[Any, ...]] = []
     query = core.executor.query
 

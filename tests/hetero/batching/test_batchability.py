@@ -171,7 +171,7 @@ def run(session: onnxruntime.InferenceSession, x: np.ndarray) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("name", BATCHABLE)
-def test_batchable_model_batch_equals_single_runs(name: str) -> None:
+def test_batchable_model_batch_equals_single_runs(name):
     model = build_model(BATCHABLE[name])
     assert why_not_batchable(read_model(model)) is None
     session = onnxruntime.InferenceSession(model.SerializeToString())
@@ -182,13 +182,13 @@ def test_batchable_model_batch_equals_single_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOT_BATCHABLE)
-def test_not_batchable_model_has_a_reason(name: str) -> None:
+def test_not_batchable_model_has_a_reason(name):
     body, reason_part = NOT_BATCHABLE[name]
     assert reason_part in str(why_not_batchable(read_model(build_model(body))))
 
 
 @pytest.mark.parametrize("kind", ["float[3, 2]", "float", "seq(float[N])"])
-def test_input_without_open_batch_axis_is_the_reason(kind: str) -> None:
+def test_input_without_open_batch_axis_is_the_reason(kind):
     text = (
         f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Identity(x) }}'
     )
@@ -198,7 +198,7 @@ def test_input_without_open_batch_axis_is_the_reason(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["densenet121", "resnet50", "shufflenet"])
-def test_batch_axis_of_network_is_opened(name: str) -> None:
+def test_batch_axis_of_network_is_opened(name):
     model = with_open_batch_axis(read_model(light_model_path(name)))
     assert model.inputs[0].shape == ("batch", 3, 224, 224)
     assert model.outputs[0].shape == ("batch", 1000, *(model.outputs[0].shape or ())[2:])
@@ -209,7 +209,7 @@ def test_batch_axis_of_network_is_opened(name: str) -> None:
     "shape",
     ["c = Constant <value_ints = [1, 24]> ()", "<int64[2] c = {1, 24}>", "<int64[2] c = {1, -1}>"],
 )
-def test_reshape_to_one_row_is_opened(shape: str) -> None:
+def test_reshape_to_one_row_is_opened(shape):
     model = build_model(f"{shape} y = Reshape(x, c)")
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     open_model = with_open_batch_axis(read_model(model))
@@ -221,14 +221,14 @@ def test_reshape_to_one_row_is_opened(shape: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", ["2, 3", "N, 3", "3", ""])
-def test_batch_axis_other_than_one_stays(sizes: str) -> None:
+def test_batch_axis_other_than_one_stays(sizes):
     kind = f"float[{sizes}]" if sizes else "float"
     text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Neg(x) }}'
     model = read_model(onnx.parser.parse_model(text))
     assert with_open_batch_axis(model) is model
 
 
-def test_model_with_fixed_batch_is_not_batchable() -> None:
+def test_model_with_fixed_batch_is_not_batchable():
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[2, 3] y)
         <float[2, 1] c = {1, 2}> { z = Concat <axis = 0> (x, x) y = Mul(z, c) }"""
     model = with_open_batch_axis(read_model(onnx.parser.parse_model(text)))

@@ -91,7 +91,7 @@ def compare_batch(model: onnx.ModelProto, requests: list[dict[str, Any]]) -> str
 
 
 @pytest.mark.slow
-def test_batchable_onnx_cases_batch_equals_single_runs() -> None:
+def test_batchable_onnx_cases_batch_equals_single_runs():
     differences = {}
     onnxruntime.set_default_logger_severity(4)
     for case in backend_cases():

@@ -230,7 +230,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_accepted_rows_are_independent(name: str) -> None:
+def test_accepted_rows_are_independent(name):
     proto = build(*ACCEPTED[name])
     assert why_not_batchable(read_model(proto)) is None
     sizes = [dim.dim_value for dim in proto.graph.input[0].type.tensor_type.shape.dim][1:]
@@ -245,12 +245,12 @@ def compute(proto: onnx.ModelProto, x: np.ndarray) -> Any:
     return ReferenceEvaluator(proto).run(["y"], {"x": x})[0]
 
 
-def test_old_dropout_of_inference_is_accepted() -> None:
+def test_old_dropout_of_inference_is_accepted():
     assert why_not_batchable(read_model(build(6, "y = Dropout <is_test = 1> (x)"))) is None
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_the_reason(name: str) -> None:
+def test_refused_with_the_reason(name):
     arguments, reason = REFUSED[name]
     message = why_not_batchable(read_model(build(*arguments)))
     assert message is not None
@@ -258,7 +258,7 @@ def test_refused_with_the_reason(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["1, 4", "", "3"])
-def test_fixed_batch_axis_is_refused(shape: str) -> None:
+def test_fixed_batch_axis_is_refused(shape):
     message = why_not_batchable(read_model(build(13, "y = Neg(x)", shape)))
     assert message is not None
     assert "input 'x'" in message
@@ -286,16 +286,16 @@ def opened(body: str, shape: str = "1, 2, 4", constants: str = TARGET, opset: in
         ("z = Neg(x) y = Reshape(z, t)", (("batch", 2, 4), ("batch", 8))),
     ],
 )
-def test_batch_axis_opens(body: str, expected: Any) -> None:
+def test_batch_axis_opens(body, expected):
     assert opened(body) == expected
 
 
-def test_reshape_that_keeps_zeros_stays() -> None:
+def test_reshape_that_keeps_zeros_stays():
     result = opened("y = Reshape <allowzero = 1> (x, t)")
     assert result is None or result[1] == (1, 8)
 
 
-def test_reshape_target_changes_for_rows_alone() -> None:
+def test_reshape_target_changes_for_rows_alone():
     # The constant `c` has no batch: its target keeps the 1, and both nodes share it.
     body = "a = Reshape(c, t) b = Reshape(x, t) y = Add(a, b)"
     constants = "int64[2] t = {1, 2}, float[2] c = {1.0, 2.0}"
@@ -306,7 +306,7 @@ def test_reshape_target_changes_for_rows_alone() -> None:
     assert model.constants["t"].array.tolist() == [1, 2]
 
 
-def test_other_operators_with_constants_stay() -> None:
+def test_other_operators_with_constants_stay():
     body = "b = Expand(x, t) y = Neg(b)"
     model = read_model(build(14, body, "1, 8", TARGET))
     result = with_open_batch_axis(model)
@@ -314,5 +314,5 @@ def test_other_operators_with_constants_stay() -> None:
 
 
 @pytest.mark.parametrize("shape", ["2, 4", "N, 4", ""])
-def test_other_batch_sizes_stay(shape: str) -> None:
+def test_other_batch_sizes_stay(shape):
     assert opened("y = Neg(x)", shape) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +17,18 @@ from tests.support.models import branches, branches_output
 
 
 @pytest.fixture(scope="module")
-def blob() -> bytes:
+def blob():
     return mutations.example()
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(50_000, marks=pytest.mark.slow)])
-def test_mutated_blob_raises_blob_error_quickly(blob: bytes, count: int) -> None:
+def test_mutated_blob_raises_blob_error_quickly(blob, count):
     tally = mutations.try_all([blob], count, seed=1, memory=False)
     assert tally.slowest_s < mutations.MAX_SECONDS
     assert sum(n for outcome, n in tally.outcomes.items() if "rejected" in outcome) > count / 2
 
 
-def test_mutated_blob_of_several_plans_raises_blob_error(blob: bytes) -> None:
+def test_mutated_blob_of_several_plans_raises_blob_error(blob):
     with hetero.Core(executor="inprocess") as core, core.import_model(blob) as compiled:
         (placement,) = compiled.placements
         payloads = export_payloads(compiled.deployment.routes, compiled.deployment.export)
@@ -40,11 +39,11 @@ def test_mutated_blob_of_several_plans_raises_blob_error(blob: bytes) -> None:
     assert sum(n for outcome, n in tally.outcomes.items() if "rejected" in outcome) > 500
 
 
-def test_reading_mutated_blob_needs_bounded_memory(blob: bytes) -> None:
+def test_reading_mutated_blob_needs_bounded_memory(blob):
     assert mutations.try_all([blob], 500, seed=2, memory=True).max_excess_nbytes < 0
 
 
-def test_accepted_mutation_computes_the_same(blob: bytes) -> None:
+def test_accepted_mutation_computes_the_same(blob):
     """These mutations keep the checksums, so that a blob that is read has its original contents."""
     x = np.ones((1, 128), np.float32)
     rng = random.Random(4)
@@ -60,7 +59,7 @@ def test_accepted_mutation_computes_the_same(blob: bytes) -> None:
                 continue
 
 
-def test_damaged_cache_entries_never_change_results(tmp_path: Path) -> None:
+def test_damaged_cache_entries_never_change_results(tmp_path):
     x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
     rng = random.Random(5)
     cache = tmp_path / "cache"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner
 from onnx import numpy_helper
 
-import hetero
 from hetero.cache.folder import Cache
 from hetero.cli.main import cli
 from hetero.devices.errors import PropertyError
@@ -34,12 +33,12 @@ from tests.support.models import branches
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+def core():
     with counting_core() as core:
         yield core
 
 
-def test_second_compilation_hits(core: hetero.Core, tmp_path: Path) -> None:
+def test_second_compilation_hits(core, tmp_path):
     log = tmp_path / "log"
     folder = tmp_path / "ünï" / "nested"
     assert not compile_cached(core, folder, COUNT_FILE=str(log))
@@ -52,9 +51,7 @@ def test_second_compilation_hits(core: hetero.Core, tmp_path: Path) -> None:
     assert entries(folder) == before
 
 
-def test_empty_cache_dir_disables_the_cache(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_cache_dir_disables_the_cache(core, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with core.compile_model(branches(), "COUNT.0", {"CACHE_DIR": ""}) as compiled:
         assert not compiled.get_property("LOADED_FROM_CACHE")
@@ -77,7 +74,7 @@ def change_weight(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
     return expected
 
 
-def test_changed_weight_misses(core: hetero.Core, tmp_path: Path) -> None:
+def test_changed_weight_misses(core, tmp_path):
     assert not compile_cached(core, tmp_path)
     model = branches()
     expected = change_weight(model)
@@ -86,7 +83,7 @@ def test_changed_weight_misses(core: hetero.Core, tmp_path: Path) -> None:
     assert compile_cached(core, tmp_path)
 
 
-def test_changed_external_weight_with_equal_mtime_misses(core: hetero.Core, tmp_path: Path) -> None:
+def test_changed_external_weight_with_equal_mtime_misses(core, tmp_path):
     path, cache = tmp_path / "m.onnx", tmp_path / "cache"
 
     def save(model: onnx.ModelProto) -> os.stat_result:
@@ -110,7 +107,7 @@ def test_changed_external_weight_with_equal_mtime_misses(core: hetero.Core, tmp_
     assert compile_cached(core, cache, path)
 
 
-def test_renamed_node_misses(core: hetero.Core, tmp_path: Path) -> None:
+def test_renamed_node_misses(core, tmp_path):
     assert not compile_cached(core, tmp_path)
     model = branches()
     model.graph.node[1].name = "renamed"
@@ -122,7 +119,7 @@ def test_renamed_node_misses(core: hetero.Core, tmp_path: Path) -> None:
         assert "renamed" in compiled.affinity
 
 
-def test_changed_value_info_misses(core: hetero.Core, tmp_path: Path) -> None:
+def test_changed_value_info_misses(core, tmp_path):
     assert not compile_cached(core, tmp_path)
     model = branches()
     model.graph.value_info.add().CopyFrom(
@@ -145,9 +142,7 @@ def test_changed_value_info_misses(core: hetero.Core, tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_change_that_affects_the_result_misses(
-    core: hetero.Core, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_change_that_affects_the_result_misses(core, tmp_path, change):
     assert not compile_cached(core, tmp_path)
     assert not compile_cached(core, tmp_path, **dict(change))
     assert compile_cached(core, tmp_path, **dict(change))
@@ -155,9 +150,7 @@ def test_change_that_affects_the_result_misses(
 
 
 @pytest.mark.parametrize("attribute", ["release", "chip"])
-def test_changed_plugin_version_or_fingerprint_misses(
-    core: hetero.Core, tmp_path: Path, attribute: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_plugin_version_or_fingerprint_misses(core, tmp_path, attribute, monkeypatch):
     assert not compile_cached(core, tmp_path)
     monkeypatch.setattr(CountingPlugin, attribute, "other")
     with counting_core() as updated:
@@ -168,9 +161,7 @@ def test_changed_plugin_version_or_fingerprint_misses(
         assert compile_cached(restored, tmp_path)
 
 
-def test_changed_hetero_version_misses(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_hetero_version_misses(core, tmp_path, monkeypatch):
     assert not compile_cached(core, tmp_path)
     monkeypatch.setattr("hetero.cache.key.hetero_version", lambda: "99")
     assert not compile_cached(core, tmp_path)
@@ -191,16 +182,12 @@ def test_changed_hetero_version_misses(
     ],
     ids=str,
 )
-def test_change_that_cannot_affect_the_result_hits(
-    core: hetero.Core, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_change_that_cannot_affect_the_result_hits(core, tmp_path, change):
     assert not compile_cached(core, tmp_path)
     assert compile_cached(core, tmp_path, **dict(change))
 
 
-def test_changed_path_and_working_directory_hits(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_path_and_working_directory_hits(core, tmp_path, monkeypatch):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.onnx").write_bytes(branches().SerializeToString())
@@ -211,7 +198,7 @@ def test_changed_path_and_working_directory_hits(
     assert compile_cached(core, tmp_path / "cache", branches())
 
 
-def test_reordered_options_and_pins_hit(core: hetero.Core, tmp_path: Path) -> None:
+def test_reordered_options_and_pins_hit(core, tmp_path):
     options = {"COUNT_LEVEL": 1, "DISABLE_TRANSFORMATIONS": True}
     pins = {"neg": "CPU", "tanh": "CPU"}
     assert not compile_cached(core, tmp_path, affinity=pins, **options)
@@ -220,7 +207,7 @@ def test_reordered_options_and_pins_hit(core: hetero.Core, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("scope", ["core", "HETERO", "device"])
-def test_cache_dir_of_every_scope(tmp_path: Path, scope: str) -> None:
+def test_cache_dir_of_every_scope(tmp_path, scope):
     with counting_core() as core:
         config = {"CACHE_DIR": str(tmp_path)}
         if scope == "core":
@@ -237,7 +224,7 @@ def test_cache_dir_of_every_scope(tmp_path: Path, scope: str) -> None:
 # Subgraphs.
 
 
-def test_another_plan_reuses_common_subgraphs(core: hetero.Core, tmp_path: Path) -> None:
+def test_another_plan_reuses_common_subgraphs(core, tmp_path):
     log = tmp_path / "log"
     assert not compile_cached(core, tmp_path / "c", COUNT_FILE=str(log))
     assert lines(log).count("compile") == 2
@@ -247,7 +234,7 @@ def test_another_plan_reuses_common_subgraphs(core: hetero.Core, tmp_path: Path)
     assert (lines(log).count("compile"), lines(log).count("load")) == (0, 2)
 
 
-def test_missing_subgraph_is_compiled_and_stored_again(core: hetero.Core, tmp_path: Path) -> None:
+def test_missing_subgraph_is_compiled_and_stored_again(core, tmp_path):
     assert not compile_cached(core, tmp_path)
     stage_file = next(tmp_path.glob("*.stage"))
     stage_file.unlink()
@@ -256,7 +243,7 @@ def test_missing_subgraph_is_compiled_and_stored_again(core: hetero.Core, tmp_pa
     assert compile_cached(core, tmp_path)
 
 
-def test_device_without_export_creates_no_file(core: hetero.Core, tmp_path: Path) -> None:
+def test_device_without_export_creates_no_file(core, tmp_path):
     model = branches()
     del model.graph.node[3:]
     model.graph.output[0].name = "left"
@@ -276,7 +263,7 @@ def test_device_without_export_creates_no_file(core: hetero.Core, tmp_path: Path
 # Concurrency, size, encryption, command line.
 
 
-def test_concurrent_threads_compile_once(tmp_path: Path) -> None:
+def test_concurrent_threads_compile_once(tmp_path):
     log, hits = tmp_path / "log", []
     with counting_core() as core:
 
@@ -293,9 +280,7 @@ def test_concurrent_threads_compile_once(tmp_path: Path) -> None:
     assert lines(log).count("compile") == 2  # one per subgraph on COUNT
 
 
-def test_lock_timeout_compiles_without_cache(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lock_timeout_compiles_without_cache(core, tmp_path, caplog):
     assert not compile_cached(core, tmp_path)
     (plan,) = tmp_path.glob("*.hetero")
     plan.unlink()
@@ -304,7 +289,7 @@ def test_lock_timeout_compiles_without_cache(
     assert "compiling here as well" in one_warning(caplog)
 
 
-def test_size_limit_evicts_least_recently_used(core: hetero.Core, tmp_path: Path) -> None:
+def test_size_limit_evicts_least_recently_used(core, tmp_path):
     def compile_(level: int, limit: int) -> bool:
         return compile_cached(core, tmp_path, COUNT_LEVEL=level, CACHE_SIZE_LIMIT_BYTES=limit)
 
@@ -320,14 +305,12 @@ def test_size_limit_evicts_least_recently_used(core: hetero.Core, tmp_path: Path
     assert not compile_(2, limit)
 
 
-def test_entry_above_size_limit_is_not_stored(core: hetero.Core, tmp_path: Path) -> None:
+def test_entry_above_size_limit_is_not_stored(core, tmp_path):
     assert not compile_cached(core, tmp_path, CACHE_SIZE_LIMIT_BYTES=100)
     assert entries(tmp_path) == []
 
 
-def test_encryption_callbacks(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_encryption_callbacks(core, tmp_path, caplog):
     def encrypt(data: bytes) -> bytes:
         return bytes(byte ^ 0x5A for byte in data)
 
@@ -346,7 +329,7 @@ def test_encryption_callbacks(
         compile_cached(core, tmp_path, CACHE_ENCRYPTION_CALLBACKS=(encrypt,))
 
 
-def test_stale_temporary_file_is_deleted(core: hetero.Core, tmp_path: Path) -> None:
+def test_stale_temporary_file_is_deleted(core, tmp_path):
     file = tmp_path / ".x.stage.0123.tmp"
     file.write_bytes(b"half")
     assert not compile_cached(core, tmp_path)
@@ -356,7 +339,7 @@ def test_stale_temporary_file_is_deleted(core: hetero.Core, tmp_path: Path) -> N
     assert not file.exists()
 
 
-def test_commands(core: hetero.Core, tmp_path: Path) -> None:
+def test_commands(core, tmp_path):
     def call(*arguments: str, code: int = 0) -> dict[str, Any]:
         result = CliRunner().invoke(cli, ["cache", *arguments, "--dir", str(tmp_path), "--json"])
         assert result.exit_code == code, result.output
@@ -379,14 +362,14 @@ def test_commands(core: hetero.Core, tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["cache", "list", "--dir", "/none"]).exit_code == 2
 
 
-def test_entries_are_valid_blobs(core: hetero.Core, tmp_path: Path) -> None:
+def test_entries_are_valid_blobs(core, tmp_path):
     assert not compile_cached(core, tmp_path)
     for name in entries(tmp_path):
         BlobFile(tmp_path / name).verify()
 
 
 @pytest.mark.parametrize("name", ["mine.hetero", "mine.stage", "f" * 64 + "0.hetero"])
-def test_clear_and_prune_ignore_other_files(core: hetero.Core, tmp_path: Path, name: str) -> None:
+def test_clear_and_prune_ignore_other_files(core, tmp_path, name):
     with core.compile_model(branches(), "CPU") as compiled:
         (tmp_path / name).write_bytes(compiled.export_model())
     config = {"CACHE_DIR": str(tmp_path), "CACHE_SIZE_LIMIT_BYTES": 1}
@@ -397,7 +380,7 @@ def test_clear_and_prune_ignore_other_files(core: hetero.Core, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("size", ["-5MB", "inf", "nan", "MB"])
-def test_prune_with_invalid_size_is_rejected(core: hetero.Core, tmp_path: Path, size: str) -> None:
+def test_prune_with_invalid_size_is_rejected(core, tmp_path, size):
     assert not compile_cached(core, tmp_path)
     arguments = ["cache", "prune", "--dir", str(tmp_path), f"--max-size={size}"]
     result = CliRunner().invoke(cli, arguments)
@@ -406,7 +389,7 @@ def test_prune_with_invalid_size_is_rejected(core: hetero.Core, tmp_path: Path, 
     assert entries(tmp_path)
 
 
-def test_cost_file_is_an_entry(core: hetero.Core, tmp_path: Path) -> None:
+def test_cost_file_is_an_entry(core, tmp_path):
     config = {"CACHE_DIR": str(tmp_path), "PERFORMANCE_HINT": "LATENCY", "PROFILE_SECONDS": 0.1}
     core.compile_model(branches(), "HETERO:COUNT.0,CPU", config).close()
     (costs,) = tmp_path.glob("*.costs.json")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-import hetero
 from hetero.cache.entry import CacheEntry
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
@@ -60,12 +58,12 @@ EXPORTS = {
 
 @pytest.mark.parametrize("export", EXPORTS.values(), ids=EXPORTS)
 def test_export_failure_still_compiles_with_warning(
-    core: hetero.Core,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    export: Any,
-) -> None:
+    core,
+    tmp_path,
+    monkeypatch,
+    caplog,
+    export,
+):
     monkeypatch.setattr(BadExports, "export", export)
     pins = {"op:Neg": "CPU"}
     config = {"CACHE_DIR": str(tmp_path)}
@@ -79,11 +77,11 @@ def test_export_failure_still_compiles_with_warning(
 
 
 def test_relative_cache_dir_in_deleted_working_directory(
-    core: hetero.Core,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    core,
+    tmp_path,
+    monkeypatch,
+    caplog,
+):
     deleted = tmp_path / "deleted"
     deleted.mkdir()
     monkeypatch.chdir(deleted)
@@ -93,9 +91,7 @@ def test_relative_cache_dir_in_deleted_working_directory(
     assert "not cached" in caplog.text
 
 
-def test_interrupt_while_storing_closes_the_deployment(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_while_storing_closes_the_deployment(core, tmp_path, monkeypatch):
     closed = []
     deploy = core.executor.deploy
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import hetero
 from hetero.cache.folder import PLAN_SUFFIX
 from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.caches import compile_cached, counting_core, entries, flip, one_warning
@@ -22,7 +21,7 @@ from tests.support.counting_plugin import CountingPlugin
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+def core():
     with counting_core() as core:
         yield core
 
@@ -48,12 +47,12 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("suffix", [".hetero", ".stage"])
 def test_damaged_entry_misses_with_warning_and_is_replaced(
-    core: hetero.Core,
-    tmp_path: Path,
-    damage: str,
-    suffix: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    core,
+    tmp_path,
+    damage,
+    suffix,
+    caplog,
+):
     assert not compile_cached(core, tmp_path)
     before = contents(tmp_path)
     path = sorted(tmp_path.glob(f"*{suffix}"))[0]
@@ -76,7 +75,7 @@ def contents(folder: Path) -> dict[str, Any]:
     return files
 
 
-def test_symlink_as_entry_is_not_followed(core: hetero.Core, tmp_path: Path) -> None:
+def test_symlink_as_entry_is_not_followed(core, tmp_path):
     folder = tmp_path / "cache"
     assert not compile_cached(core, folder)
     outside = {}
@@ -92,9 +91,7 @@ def test_symlink_as_entry_is_not_followed(core: hetero.Core, tmp_path: Path) -> 
     assert {path: path.read_bytes() for path in outside} == outside
 
 
-def test_entry_that_fails_to_import_is_replaced(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_that_fails_to_import_is_replaced(core, tmp_path, monkeypatch):
     assert not compile_cached(core, tmp_path)
     monkeypatch.setattr(CountingPlugin, "broken", True)
     assert not compile_cached(core, tmp_path)
@@ -118,9 +115,7 @@ def mount_tmpfs(folder: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_full_disk_warns(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_full_disk_warns(core, tmp_path, caplog):
     with mount_tmpfs(tmp_path / "full", "size=4k"):
         assert not compile_cached(core, tmp_path / "full")
         assert "No space left" in one_warning(caplog)
@@ -128,9 +123,7 @@ def test_full_disk_warns(
         assert not compile_cached(core, tmp_path / "full")
 
 
-def test_file_size_limit_warns(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_size_limit_warns(core, tmp_path, caplog):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
     try:
@@ -143,17 +136,13 @@ def test_file_size_limit_warns(
     assert compile_cached(core, tmp_path)
 
 
-def test_read_only_folder_warns(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_only_folder_warns(core, tmp_path, caplog):
     with mount_tmpfs(tmp_path / "ro", "size=1m,ro"):
         assert not compile_cached(core, tmp_path / "ro")
         assert "Read-only" in one_warning(caplog)
 
 
-def test_read_only_folder_hits(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_only_folder_hits(core, tmp_path, caplog):
     with mount_tmpfs(tmp_path / "disk", "size=1m"):
         assert not compile_cached(core, tmp_path / "disk")
         subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
@@ -162,9 +151,7 @@ def test_read_only_folder_hits(
 
 
 @pytest.mark.parametrize("kind", ["file", "nowhere"])
-def test_impossible_folder_warns(
-    core: hetero.Core, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_impossible_folder_warns(core, tmp_path, kind, caplog):
     (tmp_path / "file").write_text("contents")
     folder = tmp_path / "file" if kind == "file" else Path("/proc/hetero/cache")
     assert not compile_cached(core, folder)
@@ -172,9 +159,7 @@ def test_impossible_folder_warns(
     assert (tmp_path / "file").read_text() == "contents"
 
 
-def test_folder_deleted_during_compilation(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_deleted_during_compilation(core, tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     delete = staticmethod(lambda: shutil.rmtree(folder, ignore_errors=True))
     monkeypatch.setattr(CountingPlugin, "on_compile", delete)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.counting_plugin import lines
 
 
 @pytest.mark.slow
-def test_concurrent_processes_compile_once(tmp_path: Path) -> None:
+def test_concurrent_processes_compile_once(tmp_path):
     context = forkserver_context()
     results = context.SimpleQueue()
     arguments = (str(tmp_path / "cache"), str(tmp_path / "log"), 0.1, results)
@@ -30,7 +29,7 @@ def test_concurrent_processes_compile_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_compiler_leaves_valid_entries_and_no_lock(tmp_path: Path) -> None:
+def test_killed_compiler_leaves_valid_entries_and_no_lock(tmp_path):
     kills = 20
     context = forkserver_context()
     moments = random.Random(kills)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import pytest
 import hetero
 from hetero.devices import errors
 from hetero.devices.errors import HeteroError
-from tests.support.command_line import Shell
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 
@@ -38,7 +35,7 @@ def core_with(*plugins: type) -> hetero.Core:
 
 
 @pytest.fixture(scope="module")
-def blob() -> Iterator[bytes]:
+def blob():
     with (
         core_with(counting_plugin("FIRST"), counting_plugin("SECOND")) as core,
         core.compile_model(
@@ -48,7 +45,7 @@ def blob() -> Iterator[bytes]:
         yield compiled.export_model()
 
 
-def test_unchanged_environment_runs_the_blob_as_it_is(blob: bytes) -> None:
+def test_unchanged_environment_runs_the_blob_as_it_is(blob):
     with core_with(counting_plugin("FIRST"), counting_plugin("SECOND")) as core:
         check = core.check(blob)
     assert (check.verdict, check.recompiled) == ("runs", ())
@@ -56,7 +53,7 @@ def test_unchanged_environment_runs_the_blob_as_it_is(blob: bytes) -> None:
     assert "runs as it is on FIRST, SECOND" in str(check)
 
 
-def test_other_driver_recompiles_the_stages_of_its_device(blob: bytes) -> None:
+def test_other_driver_recompiles_the_stages_of_its_device(blob):
     with core_with(counting_plugin("FIRST"), counting_plugin("SECOND", "2")) as core:
         check = core.check(blob)
     assert check.verdict == "recompiles"
@@ -64,7 +61,7 @@ def test_other_driver_recompiles_the_stages_of_its_device(blob: bytes) -> None:
     assert all("exported by SECOND" in stage.reason for stage in check.recompiled)
 
 
-def test_missing_device_refuses_the_blob_with_the_fix(blob: bytes) -> None:
+def test_missing_device_refuses_the_blob_with_the_fix(blob):
     with core_with(counting_plugin("FIRST")) as core:
         check = core.check(blob)
         assert check.verdict == "refused"
@@ -76,7 +73,7 @@ def test_missing_device_refuses_the_blob_with_the_fix(blob: bytes) -> None:
         assert check.refusal == str(raised.value)
 
 
-def test_compatibility_check_compares_the_runtime_requirements() -> None:
+def test_compatibility_check_compares_the_runtime_requirements():
     with (
         core_with(counting_plugin("FIRST"), counting_plugin("SECOND")) as core,
         core.compile_model(branches(), "HETERO:FIRST,SECOND", affinity={"tanh": "SECOND"}) as both,
@@ -93,7 +90,7 @@ def test_compatibility_check_compares_the_runtime_requirements() -> None:
         assert core.get_property("FIRST", "COMPATIBILITY_CHECK", alone) == "UNSUPPORTED"
 
 
-def test_damaged_blob_is_refused_and_missing_file_raises(blob: bytes, tmp_path: Path) -> None:
+def test_damaged_blob_is_refused_and_missing_file_raises(blob, tmp_path):
     with core_with() as core:
         assert core.check(b"not a blob").verdict == "refused"
         assert core.check(blob[:100]).verdict == "refused"
@@ -104,7 +101,7 @@ def test_damaged_blob_is_refused_and_missing_file_raises(blob: bytes, tmp_path: 
 @pytest.mark.parametrize(
     "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 200))]
 )
-def test_verdict_equals_the_import_in_a_changed_environment(blob: bytes, seed: int) -> None:
+def test_verdict_equals_the_import_in_a_changed_environment(blob, seed):
     """Versions, fingerprints, options, missing devices, remaps and device lists are drawn."""
     rng = random.Random(seed)
     plugins = [
@@ -138,9 +135,7 @@ def test_verdict_equals_the_import_in_a_changed_environment(blob: bytes, seed: i
             assert targets == {s.index: s.device for s in imported.subgraphs}
 
 
-def test_command_prints_verdict_and_exits_1_if_refused(
-    shell: Shell, blob: bytes, tmp_path: Path
-) -> None:
+def test_command_prints_verdict_and_exits_1_if_refused(shell, blob, tmp_path):
     path = tmp_path / "m.hetero"
     with (
         hetero.Core("inprocess") as core,

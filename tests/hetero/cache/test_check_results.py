@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -36,7 +35,7 @@ LAST = StageCheck(3, "A", "A", "with o")
         (BlobCheck("net"), "runs", "net runs as it is on ."),
     ],
 )
-def test_check_has_a_verdict_and_a_text(check: BlobCheck, verdict: str, text: str) -> None:
+def test_check_has_a_verdict_and_a_text(check, verdict, text):
     assert (check.verdict, str(check)) == (verdict, text)
     document = check.to_json()
     assert (document["name"], document["verdict"]) == (check.name, verdict)
@@ -48,7 +47,7 @@ def test_check_has_a_verdict_and_a_text(check: BlobCheck, verdict: str, text: st
     assert check.recompiled == tuple(s for s in check.stages if s.reason)
 
 
-def test_stages_are_grouped_by_device_and_reason() -> None:
+def test_stages_are_grouped_by_device_and_reason():
     more = StageCheck(4, "Z", "A", "of B 1")
     assert reasons_by_stage((WHOLE, OTHER, SAME, LAST, more)) == {
         ("A", "of B 1"): [1, 4],
@@ -78,15 +77,13 @@ BOTH = [descriptor("A"), descriptor("B.1")]
         ("A", BOTH, "NOT_APPLICABLE"),  # the export needs both
     ],
 )
-def test_export_requires_equal_devices(
-    device: str, available: list[DeviceDescriptor], expected: str
-) -> None:
+def test_export_requires_equal_devices(device, available, expected):
     requirements = runtime_requirements(BOTH)
     assert json.loads(requirements) == {"devices": {"A": ["A", "1", "f"], "B.1": ["B", "1", "f"]}}
     assert meets_requirements(requirements, device, available) == expected
 
 
-def test_requirements_of_one_device_apply_to_it_alone() -> None:
+def test_requirements_of_one_device_apply_to_it_alone():
     requirements = runtime_requirements(BOTH[:1])
     results = [meets_requirements(requirements, device, BOTH) for device in ("A", "B.1", "HETERO")]
     assert results == ["SUPPORTED", "NOT_APPLICABLE", "SUPPORTED"]
@@ -95,5 +92,5 @@ def test_requirements_of_one_device_apply_to_it_alone() -> None:
 @pytest.mark.parametrize(
     "requirements", [None, "", "{", "[]", "{}", '{"devices": 1}', "[" * 100_000, 3, '"devices"']
 )
-def test_other_texts_are_not_applicable(requirements: Any) -> None:
+def test_other_texts_are_not_applicable(requirements):
     assert meets_requirements(requirements, "HETERO", BOTH) == "NOT_APPLICABLE"

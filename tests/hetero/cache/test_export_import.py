@@ -37,7 +37,7 @@ core = core_fixture("module", plugins=[CountingPlugin, DensePlugin])
 
 
 @pytest.fixture(scope="module")
-def blob(core: hetero.Core) -> bytes:
+def blob(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         return compiled.export_model()
 
@@ -57,9 +57,7 @@ def mixed_types_model() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("kind", ["bytes", "stream", "path", "memoryview"])
-def test_imported_model_equals_exported_model(
-    core: hetero.Core, blob: bytes, kind: str, tmp_path: Path
-) -> None:
+def test_imported_model_equals_exported_model(core, blob, kind, tmp_path):
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     sources: dict[str, Any] = {"bytes": blob, "stream": io.BytesIO(blob), "path": path}
@@ -81,17 +79,17 @@ def test_imported_model_equals_exported_model(
         ]
 
 
-def test_export_of_imported_model_is_equal(core: hetero.Core, blob: bytes) -> None:
+def test_export_of_imported_model_is_equal(core, blob):
     with core.import_model(blob) as compiled:
         assert compiled.export_model() == blob
 
 
-def test_export_is_deterministic(core: hetero.Core, blob: bytes) -> None:
+def test_export_is_deterministic(core, blob):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         assert compiled.export_model() == blob
 
 
-def test_export_to_stream_and_path(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
+def test_export_to_stream_and_path(core, blob, tmp_path):
     stream = io.BytesIO()
     with core.import_model(blob) as compiled:
         compiled.export_model(stream)
@@ -101,9 +99,7 @@ def test_export_to_stream_and_path(core: hetero.Core, blob: bytes, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o644)])
-def test_exported_file_has_the_mode_of_the_umask(
-    core: hetero.Core, blob: bytes, tmp_path: Path, mask: int, mode: int
-) -> None:
+def test_exported_file_has_the_mode_of_the_umask(core, blob, tmp_path, mask, mode):
     previous = os.umask(mask)
     try:
         core.import_model(blob).export_model(tmp_path / "m.hetero")
@@ -112,7 +108,7 @@ def test_exported_file_has_the_mode_of_the_umask(
     assert (tmp_path / "m.hetero").stat().st_mode & 0o777 == mode
 
 
-def test_export_to_pipe_is_rejected(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
+def test_export_to_pipe_is_rejected(core, blob, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with core.import_model(blob) as compiled, pytest.raises(OSError, match="not a regular file"):
@@ -121,7 +117,7 @@ def test_export_to_pipe_is_rejected(core: hetero.Core, blob: bytes, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_import_of_strings_bfloat16_and_constant_outputs(core: hetero.Core) -> None:
+def test_import_of_strings_bfloat16_and_constant_outputs(core):
     inputs = {"x": np.ones(3, np.float32), "t": np.array(["a", "b"], object)}
     with core.compile_model(mixed_types_model(), "CPU") as compiled:
         blob = compiled.export_model()
@@ -132,7 +128,7 @@ def test_import_of_strings_bfloat16_and_constant_outputs(core: hetero.Core) -> N
     assert (u.tolist(), suffix.tolist()) == (["a!", "bü"], ["!", "ü"])
 
 
-def test_import_of_model_without_nodes(core: hetero.Core) -> None:
+def test_import_of_model_without_nodes(core):
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         empty (float[3] x) => (float[3] x, int64[4] w) <int64[4] w = {0, 1, 2, 3}> { }"""
@@ -144,7 +140,7 @@ def test_import_of_model_without_nodes(core: hetero.Core) -> None:
     assert (x.tolist(), w.tolist()) == ([1, 1, 1], [0, 1, 2, 3])
 
 
-def test_import_compiles_stages_of_device_without_export(core: hetero.Core) -> None:
+def test_import_compiles_stages_of_device_without_export(core):
     pins = {"matmul": "DENSE"}
     with core.compile_model(branches(), "HETERO:DENSE,CPU", affinity=pins) as compiled:
         assert "DENSE" in compiled.get_property("EXECUTION_DEVICES")
@@ -154,9 +150,7 @@ def test_import_compiles_stages_of_device_without_export(core: hetero.Core) -> N
         np.testing.assert_allclose(imported({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_import_failure_compiles_again_with_warning(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_import_failure_compiles_again_with_warning(core, monkeypatch, caplog):
     with core.compile_model(branches(), "COUNT") as compiled:
         blob = compiled.export_model()
     monkeypatch.setattr(CountingPlugin, "broken", True)
@@ -167,9 +161,7 @@ def test_import_failure_compiles_again_with_warning(
     assert "the stage is compiled again" in caplog.text
 
 
-def test_imported_model_reads_its_source_lazily(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_imported_model_reads_its_source_lazily(core, monkeypatch):
     with core.compile_model(branches(), "CPU") as compiled:
         blob = compiled.export_model()
     join = Mock(wraps=join_model)
@@ -181,9 +173,7 @@ def test_imported_model_reads_its_source_lazily(
     join.assert_called_once()
 
 
-def test_changed_device_version_compiles_again_with_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_changed_device_version_compiles_again_with_warning(monkeypatch, caplog):
     with (
         hetero.Core(executor="inprocess", plugins=[CountingPlugin]) as core,
         core.compile_model(branches(), "COUNT") as compiled,
@@ -200,7 +190,7 @@ def test_changed_device_version_compiles_again_with_warning(
     assert "stages=[0]: compiling again" in caplog.text
 
 
-def test_changed_caching_property_compiles_again(core: hetero.Core) -> None:
+def test_changed_caching_property_compiles_again(core):
     with core.compile_model(branches(), "COUNT", {"COUNT_LEVEL": 1}) as compiled:
         blob = compiled.export_model()
     with core.import_model(blob) as same_level:
@@ -211,7 +201,7 @@ def test_changed_caching_property_compiles_again(core: hetero.Core) -> None:
         assert not other_level.deployment.imported
 
 
-def test_import_options_override_exported_options(core: hetero.Core) -> None:
+def test_import_options_override_exported_options(core):
     config = {"PERF_COUNT": True, "MAX_REQUESTS_IN_FLIGHT": 7}
     with core.compile_model(branches(), "CPU", config) as compiled:
         blob = compiled.export_model()
@@ -222,7 +212,7 @@ def test_import_options_override_exported_options(core: hetero.Core) -> None:
         assert imported.get_property("MAX_REQUESTS_IN_FLIGHT") == 3
 
 
-def test_missing_device_error_suggests_remap(core: hetero.Core) -> None:
+def test_missing_device_error_suggests_remap(core):
     pins = {"op:Neg": "CPU"}
     with core.compile_model(branches(), "HETERO:COUNT,CPU", affinity=pins) as compiled:
         blob = compiled.export_model()
@@ -240,7 +230,7 @@ def test_missing_device_error_suggests_remap(core: hetero.Core) -> None:
             np.testing.assert_allclose(replanned({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_remap_within_plugin_imports_without_compiling(blob: bytes) -> None:
+def test_remap_within_plugin_imports_without_compiling(blob):
     with (
         hetero.Core(executor="inprocess", devices={"CPU": 2, "ORT": 2}) as other_core,
         other_core.import_model(blob, remap={"ORT": "ORT.1", "CPU": "CPU.1"}) as remapped,
@@ -250,23 +240,23 @@ def test_remap_within_plugin_imports_without_compiling(blob: bytes) -> None:
         np.testing.assert_allclose(remapped({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_remap_of_unknown_device_is_rejected(core: hetero.Core, blob: bytes) -> None:
+def test_remap_of_unknown_device_is_rejected(core, blob):
     with pytest.raises(errors.BlobError, match="NULL"):
         core.import_model(blob, remap={"NULL": "CPU"})
 
 
 @pytest.mark.parametrize("source", [b"", b"garbage" * 100, b"\x08\x07"])
-def test_invalid_blob_is_rejected(core: hetero.Core, source: bytes) -> None:
+def test_invalid_blob_is_rejected(core, source):
     with pytest.raises(errors.BlobError):
         core.import_model(source)
 
 
-def test_missing_file_is_rejected(core: hetero.Core, tmp_path: Path) -> None:
+def test_missing_file_is_rejected(core, tmp_path):
     with pytest.raises(FileNotFoundError):
         core.import_model(tmp_path / "none.hetero")
 
 
-def test_imported_weights_are_memory_mapped(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
+def test_imported_weights_are_memory_mapped(core, blob, tmp_path):
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     with core.import_model(path) as compiled:
@@ -277,7 +267,7 @@ def test_imported_weights_are_memory_mapped(core: hetero.Core, blob: bytes, tmp_
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_description_reads_only_the_header(blob: bytes, tmp_path: Path) -> None:
+def test_description_reads_only_the_header(blob, tmp_path):
     data = bytearray(blob)
     data[BlobFile(blob).segments[0].offset] ^= 1
     document = describe_blob(BlobFile(bytes(data)))
@@ -288,7 +278,7 @@ def test_description_reads_only_the_header(blob: bytes, tmp_path: Path) -> None:
     json.dumps(document)
 
 
-def test_import_of_version_1_blob(core: hetero.Core) -> None:
+def test_import_of_version_1_blob(core):
     blob = BlobFile(GOLDEN / "blob_v1.hetero")
     expected = json.loads((GOLDEN / "blob_v1.json").read_text())
     document = json.loads(json.dumps(describe_blob(blob)))
@@ -297,7 +287,7 @@ def test_import_of_version_1_blob(core: hetero.Core) -> None:
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_commands(tmp_path: Path) -> None:
+def test_commands(tmp_path):
     (tmp_path / "m.onnx").write_bytes(branches().SerializeToString())
     model, file = str(tmp_path / "m.onnx"), str(tmp_path / "m.hetero")
     flags = ["--executor", "inprocess", "--json"]

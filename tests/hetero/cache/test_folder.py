@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pytest
 from hypothesis import settings
@@ -117,12 +117,12 @@ TestFolderSequences.settings = settings(max_examples=15, stateful_step_count=12)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Cache:
+def cache(tmp_path):
     return Cache(tmp_path)
 
 
 @pytest.fixture
-def filled(cache: Cache) -> Cache:
+def filled(cache):
     """Return a cache of three files, used 10, 20 and 30 seconds after 10^9 seconds."""
     for number, name in enumerate(NAMES[:3], start=1):
         cache.put(name, blob("x"))
@@ -137,27 +137,25 @@ def names(entries: list[module.CacheFile]) -> list[str]:
 @pytest.mark.parametrize(
     ("older_than_s", "count"), [(None, 0), (95, 0), (90, 0), (89.5, 1), (79, 2), (0, 3)]
 )
-def test_prune_by_age_in_seconds(
-    older_than_s: float | None, count: int, filled: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prune_by_age_in_seconds(older_than_s, count, filled, monkeypatch):
     monkeypatch.setattr(module.time, "time", lambda: 1e9 + 100)
     assert names(filled.prune(None, older_than_s=older_than_s)) == NAMES[:count]
     assert names(filled.entries()) == NAMES[count:3]
 
 
 @pytest.mark.parametrize(("spare", "count"), [(0, 0), (-1, 1), (1, 0)])
-def test_prune_to_a_size_in_bytes(spare: int, count: int, filled: Cache) -> None:
+def test_prune_to_a_size_in_bytes(spare, count, filled):
     total = sum(entry.nbytes for entry in filled.entries())
     assert names(filled.prune(total + spare)) == NAMES[:count]
 
 
-def test_prune_by_age_counts_for_the_size(filled: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prune_by_age_counts_for_the_size(filled, monkeypatch):
     monkeypatch.setattr(module.time, "time", lambda: 1e9 + 100)
     one = filled.entries()[0].nbytes
     assert names(filled.prune(2 * one, older_than_s=89.5)) == NAMES[:1]
 
 
-def test_use_is_the_later_of_access_and_write(cache: Cache) -> None:
+def test_use_is_the_later_of_access_and_write(cache):
     cache.put(NAMES[0], blob("x"))
     for accessed, written in ((5, 7), (9, 7)):
         set_used(cache.folder / NAMES[0], accessed, written)
@@ -165,7 +163,7 @@ def test_use_is_the_later_of_access_and_write(cache: Cache) -> None:
         assert (entry.created_s, entry.used_s) == (7, max(accessed, written))
 
 
-def test_limit_evicts_old_files_and_refuses_a_large_one(tmp_path: Path) -> None:
+def test_limit_evicts_old_files_and_refuses_a_large_one(tmp_path):
     Cache(tmp_path).put(NAMES[0], blob("x"))
     nbytes = (tmp_path / NAMES[0]).stat().st_size
     set_used(tmp_path / NAMES[0], 1e9)
@@ -181,7 +179,7 @@ def test_limit_evicts_old_files_and_refuses_a_large_one(tmp_path: Path) -> None:
     assert not Cache(tmp_path, size_limit_nbytes=nbytes - 1).put(NAMES[0], blob("x"))
 
 
-def test_other_files_of_the_folder_are_left_alone(cache: Cache) -> None:
+def test_other_files_of_the_folder_are_left_alone(cache):
     others = ["notes.txt", f"{'a' * 63}.hetero", f"{'g' * 64}.hetero", f"{'a' * 64}.heteroX"]
     for name in others:
         (cache.folder / name).write_text("mine")
@@ -190,7 +188,7 @@ def test_other_files_of_the_folder_are_left_alone(cache: Cache) -> None:
     assert all((cache.folder / name).read_text() == "mine" for name in others)
 
 
-def test_symbolic_link_is_a_miss_and_is_removed(cache: Cache, tmp_path: Path) -> None:
+def test_symbolic_link_is_a_miss_and_is_removed(cache, tmp_path):
     cache.put(NAMES[0], blob("x"))
     (cache.folder / NAMES[1]).symlink_to(cache.folder / NAMES[0])
     assert cache.find(NAMES[1]) is None
@@ -198,7 +196,7 @@ def test_symbolic_link_is_a_miss_and_is_removed(cache: Cache, tmp_path: Path) ->
     assert text_of(cache, NAMES[0]) == "x"
 
 
-def test_failed_write_stores_nothing_and_the_next_succeeds(cache: Cache) -> None:
+def test_failed_write_stores_nothing_and_the_next_succeeds(cache):
     def fail(file: BinaryIO) -> int:
         file.write(b"begun")
         raise RuntimeError("export failed")
@@ -208,7 +206,7 @@ def test_failed_write_stores_nothing_and_the_next_succeeds(cache: Cache) -> None
     assert cache.put(NAMES[0], blob("x"))
 
 
-def test_error_of_the_folder_ends_writing(tmp_path: Path, caplog: Any) -> None:
+def test_error_of_the_folder_ends_writing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     cache = Cache(tmp_path / "file" / "cache")
     calls: list[int] = []
@@ -233,7 +231,7 @@ def flipped(data: bytes) -> bytes:
     return bytes(byte ^ 0xFF for byte in data)
 
 
-def test_encrypted_files_need_their_functions(cache: Cache) -> None:
+def test_encrypted_files_need_their_functions(cache):
     encrypted = Cache(cache.folder, callbacks=(flipped, flipped))
     assert (cache.encrypted, encrypted.encrypted) == (False, True)
     assert encrypted.put(NAMES[0], blob("secret"))
@@ -248,7 +246,7 @@ def test_encrypted_files_need_their_functions(cache: Cache) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_function_that_fails_is_a_miss(index: int, cache: Cache, caplog: Any) -> None:
+def test_function_that_fails_is_a_miss(index, cache, caplog):
     def fail(data: bytes) -> bytes:
         raise ValueError("no key")
 
@@ -269,9 +267,7 @@ def test_function_that_fails_is_a_miss(index: int, cache: Cache, caplog: Any) ->
 
 
 @pytest.mark.parametrize(("timeout_s", "num_polls"), [(0.0, 0), (0.1, 2), (1.0, 20)])
-def test_lock_times_out_in_seconds(
-    timeout_s: float, num_polls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lock_times_out_in_seconds(timeout_s, num_polls, tmp_path, monkeypatch):
     now = [0.0]
     polls: list[float] = []
 
@@ -292,7 +288,7 @@ def test_lock_times_out_in_seconds(
         assert again
 
 
-def test_lock_file_that_another_user_may_own_is_not_used(tmp_path: Path) -> None:
+def test_lock_file_that_another_user_may_own_is_not_used(tmp_path):
     with Cache(tmp_path).lock("key"):
         pass
     lock = tmp_path / ".locks" / "key.lock"
@@ -313,9 +309,7 @@ def temporary_file(folder: Path, age_s: float) -> Path:
 
 
 @pytest.mark.parametrize(("age_s", "remains"), [(59, True), (61, False)])
-def test_temporary_files_of_ended_processes(
-    age_s: float, remains: bool, cache: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_of_ended_processes(age_s, remains, cache, monkeypatch):
     monkeypatch.setattr(module.time, "time", lambda: 1e9)
     path = temporary_file(cache.folder, age_s)
     with path.open() as file:
@@ -331,7 +325,7 @@ def test_temporary_files_of_ended_processes(
     assert not path.exists()
 
 
-def test_clear_removes_free_locks_alone(tmp_path: Path) -> None:
+def test_clear_removes_free_locks_alone(tmp_path):
     cache = Cache(tmp_path)
     with cache.lock("used"):
         with cache.lock("free"):
@@ -340,7 +334,7 @@ def test_clear_removes_free_locks_alone(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / ".locks").iterdir()] == ["used.lock"]
 
 
-def test_check_of_a_cost_file(cache: Cache) -> None:
+def test_check_of_a_cost_file(cache):
     path = cache.folder / f"{'a' * 64}.costs.json"
     path.write_text("{}")
     (entry,) = cache.entries()
@@ -353,7 +347,7 @@ def test_check_of_a_cost_file(cache: Cache) -> None:
     assert cache.check(entry)  # another user may have made the link
 
 
-def test_cache_of_options(tmp_path: Path) -> None:
+def test_cache_of_options(tmp_path):
     defaults = {name: p.default for name, p in HETERO_PROPERTIES.items()}
     assert open_cache(defaults) is None
     options = {"CACHE_DIR": str(tmp_path), "CACHE_SIZE_LIMIT_BYTES": 7, "CACHE_LOCK_TIMEOUT_S": 0.5}

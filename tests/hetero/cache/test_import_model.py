@@ -65,11 +65,11 @@ def blob(**values: Any) -> Any:
         (["Z"], {"X.0": "X.0"}, {}),  # a device that stays may be absent
     ],
 )
-def test_devices_of_a_blob(available: Any, remap: Any, expected: dict[str, str]) -> None:
+def test_devices_of_a_blob(available, remap, expected):
     assert map_devices(blob(), available, remap) == expected
 
 
-def test_device_that_cannot_be_replaced() -> None:
+def test_device_that_cannot_be_replaced():
     with pytest.raises(BlobError, match=r"compiled for X\.0, Y\.0, not for 'W'"):
         map_devices(blob(), ["X.0"], {"W": "X.0"})
     with pytest.raises(UnknownDeviceError, match=r"remap=\{'Y\.0': 'CPU'\}") as caught:
@@ -89,7 +89,7 @@ def options(source: Any, device_map: dict[str, str], **caller: Any) -> dict[str,
     return import_options(source, device_map, caller, dict.fromkeys(device_map.values(), TABLE))
 
 
-def test_options_of_the_caller_precede_those_of_the_blob() -> None:
+def test_options_of_the_caller_precede_those_of_the_blob():
     source = blob(options={"REQUEST_TIMEOUT_S": 3.0, "MAX_ATTEMPTS": 2, "MAX_SUBGRAPHS": 0})
     devices = {"DEVICE_PROPERTIES": {"X.0": {}}}
     assert options(source, {"X.0": "X.0"}) == {
@@ -104,17 +104,17 @@ def test_options_of_the_caller_precede_those_of_the_blob() -> None:
     }
 
 
-def test_options_of_this_machine_and_unknown_ones_are_dropped() -> None:
+def test_options_of_this_machine_and_unknown_ones_are_dropped():
     dropped = {"CACHE_DIR": "/etc", "COST_FILE": "/etc/passwd", "UNKNOWN": 1, "NETWORK_NAME": "m"}
     assert options(blob(options=dropped), {}) == {"DEVICE_PROPERTIES": {}}
 
 
-def test_memory_follows_the_devices() -> None:
+def test_memory_follows_the_devices():
     source = blob(options={"DEVICE_MEMORY_NBYTES": {"X.0": 5, "Y.0": 6}})
     assert options(source, {"X.0": "Z.0"})["DEVICE_MEMORY_NBYTES"] == {"Z.0": 5}
 
 
-def test_options_of_devices() -> None:
+def test_options_of_devices():
     source = blob(
         device_options={
             "X.0": {"NUM_STREAMS": 3, "PERF_COUNT": True, "INFERENCE_NUM_THREADS": 2, "Q": 1},
@@ -131,7 +131,7 @@ def test_options_of_devices() -> None:
     }
 
 
-def test_provider_options_with_file_names_are_removed() -> None:
+def test_provider_options_with_file_names_are_removed():
     names = [
         "arena",
         "Model_PATH",
@@ -147,7 +147,7 @@ def test_provider_options_with_file_names_are_removed() -> None:
     assert result["DEVICE_PROPERTIES"]["X.0"] == {"PROVIDER_OPTIONS": {"arena": "1", "level": "1"}}
 
 
-def test_damaged_options_name_the_blob() -> None:
+def test_damaged_options_name_the_blob():
     with pytest.raises(BlobError, match=r"^blob file: .*MAX_ATTEMPTS"):
         options(blob(options={"MAX_ATTEMPTS": "many"}), {})
     with pytest.raises(BlobError, match=r"^blob file: .*NUM_STREAMS"):
@@ -168,11 +168,11 @@ def test_damaged_options_name_the_blob() -> None:
         ({"b": "Y.0"}, {"X.0": "X.0"}, {}),
     ],
 )
-def test_pins_of_a_recompilation(pins: Any, device_map: Any, expected: dict[str, str]) -> None:
+def test_pins_of_a_recompilation(pins, device_map, expected):
     assert recompilation_pins(blob(pins=pins), device_map) == expected
 
 
-def test_dropped_pins_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_pins_are_logged(caplog):
     pins = Affinity({"b": "Y.0", "a": "X.0"})
     assert recompilation_pins(blob(pins=pins), {"X.0": "X.0"}) == {"a": "X.0"}
     assert "dropped pins on unavailable devices: ['b']" in caplog.text
@@ -191,7 +191,7 @@ def reasons(source: Any, request: Any, *targets: str) -> list[str]:
 
 
 @pytest.mark.parametrize("field", ["plugin", "version", "fingerprint"])
-def test_export_of_another_device_is_incompatible(field: str) -> None:
+def test_export_of_another_device_is_incompatible(field):
     other = compile_request(descriptor("X.0", **{field: "other"}), "Y.0")
     first, second, third = reasons(blob(), other)
     assert first == third == "exported by X 1.0 (fingerprint)"
@@ -199,14 +199,14 @@ def test_export_of_another_device_is_incompatible(field: str) -> None:
     assert reasons(blob(), compile_request("X.0", "Y.0")) == [""] * 3
 
 
-def test_exports_of_two_devices_on_one_are_checked_apart() -> None:
+def test_exports_of_two_devices_on_one_are_checked_apart():
     request = compile_request("X.0", "Y.0")
     of_x, of_y = (f"exported by {name} 1.0 (fingerprint)" for name in "XY")
     assert reasons(blob(), request, "X.0", "X.0", "X.0") == ["", of_y, ""]
     assert reasons(blob(), request, "Y.0", "Y.0", "Y.0") == [of_x, "", of_x]
 
 
-def test_export_with_other_options_is_incompatible() -> None:
+def test_export_with_other_options_is_incompatible():
     name = "DISABLE_TRANSFORMATIONS"
     changed = compile_request("X.0", "Y.0", configs={"Y.0": {name: True}})
     assert reasons(blob(), changed) == ["", f"with other {name}", ""]
@@ -218,7 +218,7 @@ def test_export_with_other_options_is_incompatible() -> None:
     ("payloads", "missing"),
     [([1, None, 2], [1]), ([1], []), ([None], [0]), (None, []), ("damaged", [])],
 )
-def test_stage_without_an_export(payloads: Any, missing: list[int]) -> None:
+def test_stage_without_an_export(payloads, missing):
     result = reasons(blob(contents={PAYLOADS: payloads}), compile_request("X.0", "Y.0"))
     assert [i for i, reason in enumerate(result) if reason == WITHOUT_EXPORT] == missing
 
@@ -226,7 +226,7 @@ def test_stage_without_an_export(payloads: Any, missing: list[int]) -> None:
 # Files.
 
 
-def test_blob_of_a_file_that_was_just_written() -> None:
+def test_blob_of_a_file_that_was_just_written():
     stream = io.BytesIO()
     BlobWriter().write(stream, {"text": "x"})
     for position in (0, stream.tell()):
@@ -240,9 +240,7 @@ def test_blob_of_a_file_that_was_just_written() -> None:
 
 
 @pytest.mark.parametrize(("nbytes", "expected"), [(64, True), (65, False)])
-def test_small_export_has_few_bytes_of_its_own(
-    nbytes: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_export_has_few_bytes_of_its_own(nbytes, expected, monkeypatch):
     monkeypatch.setattr(blob_module, "_MAX_OWN_NBYTES", 64)
     weights = {"w": np.arange(100, dtype=np.float32)}
     tensors = {"w": weights["w"].copy(), "own": np.zeros(nbytes, np.uint8)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -92,29 +91,29 @@ PLANS: dict[str, tuple[Model, CompileRequest]] = {
 }
 
 
-def test_each_field_changes_the_plan_key() -> None:
+def test_each_field_changes_the_plan_key():
     keys = {name: plan_key(*case) for name, case in PLANS.items()}
     keys["encrypted"] = plan_key(MODEL, REQUEST, encrypted=True)
     equal = {key: [n for n in keys if keys[n] == key] for key in keys.values()}
     assert [names for names in equal.values() if len(names) > 1] == []
 
 
-def test_declared_shapes_are_hints() -> None:
+def test_declared_shapes_are_hints():
     models = [changed(lambda p, n=n: declare_type(p, 0, 1, n)) for n in (3, 4)]  # type: ignore[misc]
     assert plan_key(models[0], REQUEST) == plan_key(models[1], REQUEST)
 
 
 @pytest.mark.parametrize("name", OTHER_OPTIONS)
-def test_options_of_requests_leave_the_plan_key(name: str) -> None:
+def test_options_of_requests_leave_the_plan_key(name):
     other = compile_request(*DEVICES, **{name: OTHER_OPTIONS[name]})
     assert plan_key(MODEL, other) == plan_key(MODEL, REQUEST)
 
 
-def test_all_options_that_change_a_plan_are_tested() -> None:
+def test_all_options_that_change_a_plan_are_tested():
     assert PLAN_OPTIONS.keys() == set(HETERO_PROPERTIES.caching_properties)
 
 
-def test_thread_count_and_order_of_options_leave_the_keys() -> None:
+def test_thread_count_and_order_of_options_leave_the_keys():
     configs = {"X.0": {"DISABLE_TRANSFORMATIONS": True, "INFERENCE_NUM_THREADS": 3}}
     first = compile_request(*DEVICES, configs=configs)
     second = compile_request(*DEVICES, configs={"X.0": {"DISABLE_TRANSFORMATIONS": True}})
@@ -122,7 +121,7 @@ def test_thread_count_and_order_of_options_leave_the_keys() -> None:
     assert stage_key(MODEL, "X.0", first) == stage_key(MODEL, "X.0", second)
 
 
-def test_cost_file_counts_by_content_not_by_path(tmp_path: Path) -> None:
+def test_cost_file_counts_by_content_not_by_path(tmp_path):
     paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
     for path, text in zip(paths, ("one", "one", "two"), strict=True):
         path.write_text(text)
@@ -135,15 +134,13 @@ def test_cost_file_counts_by_content_not_by_path(tmp_path: Path) -> None:
     assert plan_key(MODEL, compile_request(*DEVICES, COST_FILE=str(paths[0]))) == other
 
 
-def test_missing_cost_file_has_the_key_without_one(tmp_path: Path) -> None:
+def test_missing_cost_file_has_the_key_without_one(tmp_path):
     missing = compile_request(*DEVICES, COST_FILE=str(tmp_path / "none.json"))
     assert plan_key(MODEL, missing) == plan_key(MODEL, REQUEST)
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORMAT_VERSION", 0), ("hetero_version", lambda: "")])
-def test_versions_change_both_keys(
-    name: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_change_both_keys(name, value, monkeypatch):
     before = plan_key(MODEL, REQUEST), stage_key(MODEL, "X.0", REQUEST)
     monkeypatch.setattr(key_module, name, value)
     assert plan_key(MODEL, REQUEST) != before[0]
@@ -164,14 +161,14 @@ STAGES: dict[str, tuple[Model, str, CompileRequest]] = {
 }
 
 
-def test_each_field_changes_the_stage_key() -> None:
+def test_each_field_changes_the_stage_key():
     keys = [stage_key(*case) for case in STAGES.values()]
     keys.append(stage_key(MODEL, "X.0", REQUEST, encrypted=True))
     keys.append(plan_key(MODEL, REQUEST))
     assert len(set(keys)) == len(keys)
 
 
-def test_each_field_changes_the_key_of_verdicts() -> None:
+def test_each_field_changes_the_key_of_verdicts():
     keys = [verdicts_key(*case) for case in STAGES.values()]
     keys.append(verdicts_key(MODEL, "X.0", compile_request("X.0", VERIFY_SECONDS=7.0)))
     keys.append(stage_key(MODEL, "X.0", REQUEST))
@@ -179,7 +176,7 @@ def test_each_field_changes_the_key_of_verdicts() -> None:
     assert verdicts_key(MODEL, "X.1", REQUEST) == keys[0]
 
 
-def test_stage_key_ignores_device_names_pins_and_planning() -> None:
+def test_stage_key_ignores_device_names_pins_and_planning():
     key = stage_key(MODEL, "X.0", REQUEST)
     assert stage_key(MODEL, "X.1", REQUEST) == key
     assert stage_key(MODEL, "X.0", compile_request(*DEVICES, pins=PINS)) == key
@@ -189,7 +186,7 @@ def test_stage_key_ignores_device_names_pins_and_planning() -> None:
     assert stage_key(MODEL, "X.1", other_device) != key
 
 
-def test_options_of_plugins_may_have_any_type() -> None:
+def test_options_of_plugins_may_have_any_type():
     values = [{"DISABLE_TRANSFORMATIONS": value} for value in ({1, 2}, {1, 3})]
     keys = [stage_key(MODEL, "X.0", compile_request("X.0", configs={"X.0": v})) for v in values]
     assert keys[0] != keys[1]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-import hetero
 from hetero.devices.errors import BlobError
 from tests.support import blob_mutations
-from tests.support.command_line import Shell
 from tests.support.models import branches
 
 PINS = {"relu": "CPU"}
@@ -24,15 +19,13 @@ MODEL = blob_mutations.model()
 
 
 @pytest.fixture(scope="module")
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     with core.compile_model(MODEL, DEVICES, affinity=PINS) as compiled:
         yield compiled
 
 
 @pytest.mark.parametrize("kind", [bytes, memoryview, str])
-def test_weightless_blob_with_weights_equals_full_blob(
-    core: hetero.Core, compiled: hetero.CompiledModel, kind: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_weightless_blob_with_weights_equals_full_blob(core, compiled, kind, tmp_path):
     full, weightless = compiled.export_model(), compiled.export_model(weightless=True)
     assert len(weightless) <= len(full) - 2 * 128 * 128 * 4
     path = tmp_path / "less.hetero"
@@ -46,9 +39,7 @@ def test_weightless_blob_with_weights_equals_full_blob(
         assert imported.export_model() == full
 
 
-def test_missing_or_wrong_weights_are_rejected(
-    core: hetero.Core, compiled: hetero.CompiledModel
-) -> None:
+def test_missing_or_wrong_weights_are_rejected(core, compiled):
     weightless = compiled.export_model(weightless=True)
     with pytest.raises(BlobError, match=r"without weights; pass .*weights='model.onnx'"):
         core.import_model(weightless)
@@ -56,17 +47,13 @@ def test_missing_or_wrong_weights_are_rejected(
         core.import_model(weightless, weights=branches())
 
 
-def test_weights_of_full_blob_are_ignored(
-    core: hetero.Core, compiled: hetero.CompiledModel
-) -> None:
+def test_weights_of_full_blob_are_ignored(core, compiled):
     full = compiled.export_model()
     with core.import_model(full, weights=branches()) as imported:
         np.testing.assert_array_equal(imported(X)[0], compiled(X)[0])
 
 
-def test_damaged_weightless_blob_is_rejected_or_harmless(
-    core: hetero.Core, compiled: hetero.CompiledModel
-) -> None:
+def test_damaged_weightless_blob_is_rejected_or_harmless(core, compiled):
     weightless, full = compiled.export_model(weightless=True), compiled.export_model()
     weights, rng = core.read_model(MODEL), random.Random(5)
     for i in range(40):
@@ -82,7 +69,7 @@ def test_damaged_weightless_blob_is_rejected_or_harmless(
             continue
 
 
-def test_commands_write_and_run_weightless_blob(shell: Shell, tmp_path: Path) -> None:
+def test_commands_write_and_run_weightless_blob(shell, tmp_path):
     model, blob = tmp_path / "model.onnx", tmp_path / "less.hetero"
     onnx.save_model(MODEL, model)
     assert shell("compile --weightless", model, "-d", DEVICES, "-o", blob).code == 0
@@ -94,9 +81,7 @@ def test_commands_write_and_run_weightless_blob(shell: Shell, tmp_path: Path) ->
     assert shell("compile --weightless", model).code == 2
 
 
-def test_inspect_shows_weightless_and_reports_damage(
-    compiled: hetero.CompiledModel, shell: Shell, tmp_path: Path
-) -> None:
+def test_inspect_shows_weightless_and_reports_damage(compiled, shell, tmp_path):
     compiled.export_model(tmp_path / "less.blob", weightless=True)
     compiled.export_model(tmp_path / "whole.blob")
     weightless = shell(f"inspect {tmp_path}/less.blob --json", ray=True).document
@@ -120,7 +105,7 @@ def test_inspect_shows_weightless_and_reports_damage(
     "device",
     ["ORT", "HETERO:ORT,CPU", *(pytest.param(d, marks=pytest.mark.slow) for d in ("CPU", "OV"))],
 )
-def test_weightless_blob_is_small_for_every_device(core: hetero.Core, device: str) -> None:
+def test_weightless_blob_is_small_for_every_device(core, device):
     if device == "OV":
         pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     image = np.ones((1, 3, 224, 224), np.float32)

@@ -16,7 +16,7 @@ from onnx import TensorProto
 import hetero
 from hetero.devices import errors
 from hetero.examples.third_party_plugin import DensePlugin
-from tests.support.command_line import CommandResult, Shell
+from tests.support.command_line import CommandResult
 from tests.support.models import branches, unknown_ops
 
 X = np.ones((2, 3), np.float32)
@@ -83,9 +83,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_invalid_model_files_are_refused(
-    core: hetero.Core, shell: Shell, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_model_files_are_refused(core, shell, tmp_path, name, monkeypatch):
     write, kind, words = FILES[name]
     path = tmp_path / "model.onnx"
     write(path)
@@ -130,9 +128,7 @@ def write_external(folder: Path, **entries: object) -> Path:
 
 
 @pytest.mark.parametrize("target", ["../../blobs/weight", "../../blobs/more/weight", "../weight"])
-def test_external_data_behind_cache_links_is_read(
-    core: hetero.Core, tmp_path: Path, target: str
-) -> None:
+def test_external_data_behind_cache_links_is_read(core, tmp_path, target):
     """In the cache of Hugging Face, each file of a snapshot links to a file of one folder."""
     folder, blobs = tmp_path / "snapshots" / "1", tmp_path / "blobs"
     (blobs / "more").mkdir(parents=True)
@@ -152,9 +148,7 @@ def test_external_data_behind_cache_links_is_read(
 
 
 @pytest.mark.parametrize("name", EXTERNAL)
-def test_invalid_external_data_is_refused(
-    core: hetero.Core, shell: Shell, tmp_path: Path, name: str
-) -> None:
+def test_invalid_external_data_is_refused(core, shell, tmp_path, name):
     folder = tmp_path / "model"
     folder.mkdir()
     WEIGHT.tofile(tmp_path / "outside.bin")
@@ -173,9 +167,7 @@ def test_invalid_external_data_is_refused(
 # Nodes, pins, devices.
 
 
-def test_unsupported_nodes_are_listed_with_each_devices_reason(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_unsupported_nodes_are_listed_with_each_devices_reason(shell, tmp_path):
     path = tmp_path / "unknown.onnx"
     path.write_bytes(unknown_ops().SerializeToString())
     words = ("'first'", "Frobnicate", "'second'", "Defenestrate", "ORT:", "CPU:", "no kernel")
@@ -202,9 +194,7 @@ PINS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("pin", PINS)
-def test_pins_without_matching_nodes_are_refused(
-    shell: Shell, core: hetero.Core, model: Path, pin: str
-) -> None:
+def test_pins_without_matching_nodes_are_refused(shell, core, model, pin):
     word, more = PINS[pin]
     result = shell("run", model, "-d", "HETERO:ORT,CPU", "-a", pin)
     check_refusal(result, errors.AffinityError, word, *more)
@@ -212,9 +202,7 @@ def test_pins_without_matching_nodes_are_refused(
         core.compile_model(model, "HETERO:ORT,CPU", affinity=[pin])
 
 
-def test_pin_to_a_device_without_support_is_refused(
-    core: hetero.Core, shell: Shell, tmp_path: Path
-) -> None:
+def test_pin_to_a_device_without_support_is_refused(core, shell, tmp_path):
     path = tmp_path / "unknown.onnx"
     path.write_bytes(unknown_ops().SerializeToString())
     words = ("'first'", "Frobnicate", "CPU does not support it", "no kernel")
@@ -232,9 +220,7 @@ AFFINITY_FILES = {
 @pytest.mark.parametrize(
     ("suffix", "name"), [(s, n) for s, files in AFFINITY_FILES.items() for n in files]
 )
-def test_invalid_affinity_files_are_refused(
-    core: hetero.Core, shell: Shell, model: Path, tmp_path: Path, suffix: str, name: str
-) -> None:
+def test_invalid_affinity_files_are_refused(core, shell, model, tmp_path, suffix, name):
     path = tmp_path / f"pins{suffix}"
     path.write_text(AFFINITY_FILES[suffix][name])
     check_refusal(shell("run", model, "-a", path), errors.AffinityError, f"{path}:")
@@ -255,9 +241,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_invalid_device_strings_are_refused(
-    core: hetero.Core, shell: Shell, model: Path, device: str
-) -> None:
+def test_invalid_device_strings_are_refused(core, shell, model, device):
     result = shell("run", model, "-d", device)
     check_refusal(result, errors.UnknownDeviceError, DEVICES[device])
     with pytest.raises(errors.UnknownDeviceError) as error:
@@ -265,9 +249,7 @@ def test_invalid_device_strings_are_refused(
     assert DEVICES[device] in str(error.value)
 
 
-def test_device_lists_ignore_spaces_and_repetitions(
-    core: hetero.Core, shell: Shell, model: Path
-) -> None:
+def test_device_lists_ignore_spaces_and_repetitions(core, shell, model):
     assert core.resolve_devices(" HETERO: ORT , CPU ,ORT.0") == ("ORT", "CPU")
     assert shell("run", model, "-d", "HETERO: ORT, CPU, ORT").code == 0
 
@@ -292,7 +274,7 @@ INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_of_other_shapes_or_types_are_refused(core: hetero.Core, name: str) -> None:
+def test_inputs_of_other_shapes_or_types_are_refused(core, name):
     inputs, kind, words = INPUTS[name]
     with core.compile_model(branches(), "CPU") as compiled:
         with pytest.raises(kind) as error:
@@ -326,9 +308,7 @@ INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | No
 
 
 @pytest.mark.parametrize("name", INPUT_FILES)
-def test_invalid_input_files_are_refused(
-    shell: Shell, model: Path, tmp_path: Path, name: str
-) -> None:
+def test_invalid_input_files_are_refused(shell, model, tmp_path, name):
     write, file, kind, words = INPUT_FILES[name]
     path = tmp_path / file
     write(path)
@@ -351,9 +331,7 @@ PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_invalid_properties_are_refused(
-    core: hetero.Core, shell: Shell, model: Path, name: str
-) -> None:
+def test_invalid_properties_are_refused(core, shell, model, name):
     config, kind, words = PROPERTIES[name]
     before = core.get_property("CPU", "NUM_STREAMS")
     for scope in (("CPU",), ()):
@@ -367,14 +345,14 @@ def test_invalid_properties_are_refused(
     check_refusal(result, kind, words)
 
 
-def test_properties_of_an_unused_device_are_validated(shell: Shell, model: Path) -> None:
+def test_properties_of_an_unused_device_are_validated(shell, model):
     result = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
     check_refusal(result, errors.PropertyError, "expected an integer")
     result = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
     check_refusal(result, errors.UnknownPropertyError, "TPU", "ORT, CPU")
 
 
-def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
+def test_compiled_model_properties_are_read_only(core):
     differing = {"DEVICE_PROPERTIES": {"CPU": {"NUM_STREAMS": 2}}}
     pins = {"tanh": "CPU"}
     with core.compile_model(branches(), "HETERO:ORT,CPU", differing, affinity=pins) as compiled:
@@ -399,9 +377,7 @@ def test_compiled_model_properties_are_read_only(core: hetero.Core) -> None:
         ("json:loads", "expected a subclass"),
     ],
 )
-def test_failing_plugin_is_listed_and_raises_on_use(
-    shell: Shell, model: Path, spec: str, words: str
-) -> None:
+def test_failing_plugin_is_listed_and_raises_on_use(shell, model, spec, words):
     # Known plugins without an installed package are also listed.
     installed = {row["plugin"] for row in shell("devices --json").document["devices"]}
     result = shell("devices --json", "--plugin", spec)
@@ -432,9 +408,7 @@ class PluginWithoutDriver(DensePlugin):
 
 
 @pytest.mark.parametrize("plugin", [PluginWithoutBackend, PluginWithoutDriver])
-def test_broken_plugin_named_explicitly_raises_its_error(
-    model: Path, plugin: type[DensePlugin]
-) -> None:
+def test_broken_plugin_named_explicitly_raises_its_error(model, plugin):
     with hetero.Core("inprocess", plugins=[plugin]) as core:
         assert "BROKEN" not in core.available_devices
         for device in ("BROKEN", "BROKEN.0", "HETERO:BROKEN"):
@@ -443,9 +417,7 @@ def test_broken_plugin_named_explicitly_raises_its_error(
         assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
 
 
-def test_device_list_skips_broken_plugin_with_warning(
-    model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_device_list_skips_broken_plugin_with_warning(model, caplog):
     with hetero.Core("inprocess", plugins=[PluginWithoutBackend]) as core:
         compiled = core.compile_model(model, "HETERO:BROKEN,CPU")
         assert compiled(X)[0].shape == (2, 4)
@@ -456,9 +428,7 @@ def test_device_list_skips_broken_plugin_with_warning(
             core.compile_model(model, "HETERO:BROKN,CPU")
 
 
-def test_cluster_node_with_a_broken_plugin_starts(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_node_with_a_broken_plugin_starts(shell, monkeypatch):
     point = metadata.EntryPoint("BROKEN", f"{__name__}:PluginWithoutDriver", "hetero.plugins")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     result = shell("probe", ray=True)
@@ -467,7 +437,7 @@ def test_cluster_node_with_a_broken_plugin_starts(
     assert "BROKEN is not offered: OSError: the driver does not answer" in result.err
 
 
-def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path) -> None:
+def test_device_counts_of_unknown_plugins_are_refused(shell, model):
     result = shell("run", model, "--devices", "TPU=2")
     check_refusal(result, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
 
@@ -475,7 +445,7 @@ def test_device_counts_of_unknown_plugins_are_refused(shell: Shell, model: Path)
 # Use after close.
 
 
-def test_closed_compiled_model_raises() -> None:
+def test_closed_compiled_model_raises():
     core = hetero.Core("inprocess")
     closed = core.compile_model(branches(), "CPU")
     orphan = core.compile_model(branches(), "CPU")

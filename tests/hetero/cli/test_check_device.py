@@ -17,7 +17,7 @@ def check(shell: Shell, line: str) -> CommandResult:
     return shell(f"check-device {line}", ray=True)  # it has no option --executor
 
 
-def test_conforming_plugin_passes_every_check(shell: Shell) -> None:
+def test_conforming_plugin_passes_every_check(shell):
     result = check(shell, DENSE)
     assert result.code == 0
     num_passed, _, total = result.out.partition("passes ")[2].split()[:3]
@@ -25,7 +25,7 @@ def test_conforming_plugin_passes_every_check(shell: Shell) -> None:
     assert int(num_passed) > 30
 
 
-def test_failed_check_is_described(shell: Shell) -> None:
+def test_failed_check_is_described(shell):
     result = check(shell, CARELESS)
     assert result.code == 1
     assert "results are correct" in result.out
@@ -34,7 +34,7 @@ def test_failed_check_is_described(shell: Shell) -> None:
 
 
 @pytest.mark.slow  # conformance/test_suite.py runs the checks themselves
-def test_device_list_is_checked_with_split_models(shell: Shell) -> None:
+def test_device_list_is_checked_with_split_models(shell):
     result = check(shell, f"HETERO:CPU,{DENSE}")
     assert result.code == 0
     assert "HETERO:CPU,DENSE: passes " in result.out
@@ -46,14 +46,14 @@ def test_device_list_is_checked_with_split_models(shell: Shell) -> None:
     assert "one device" in result.err
 
 
-def test_unknown_device_is_refused(shell: Shell) -> None:
+def test_unknown_device_is_refused(shell):
     result = check(shell, "DENES --plugin hetero.examples.third_party_plugin:DensePlugin")
     assert result.code == 1
     assert "Did you mean DENSE?" in result.err
 
 
 @pytest.mark.slow
-def test_drawn_option_runs_random_cases(shell: Shell) -> None:
+def test_drawn_option_runs_random_cases(shell):
     result = check(shell, f"{DENSE} --drawn 5 --json")
     assert result.code == 0
     names = [row["name"] for row in result.document["checks"]]
@@ -64,7 +64,7 @@ def test_drawn_option_runs_random_cases(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_operators_option_runs_supported_cases_of_onnx() -> None:
+def test_operators_option_runs_supported_cases_of_onnx():
     names = [result.name for result in check_operators(DensePlugin())]
     assert {"node/test_add", "node/test_relu", "node/test_matmul_2d"} <= set(names)
     assert "node/test_conv_with_autopad_same" not in names

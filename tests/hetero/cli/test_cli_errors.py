@@ -14,14 +14,14 @@ import onnx
 import pytest
 
 from hetero.core import Core
-from tests.support.command_line import ROOT, Shell
+from tests.support.command_line import ROOT
 from tests.support.models import unknown_ops
 
 PYTHON_PATH = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture
-def two_inputs(tmp_path: Path) -> Path:
+def two_inputs(tmp_path):
     """A model with two inputs of the dynamic shape ``[b, s]``."""
     path = tmp_path / "two.onnx"
     text = """<ir_version: 8, opset_import: ["" : 17]>
@@ -31,7 +31,7 @@ def two_inputs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
+def blob(shell, model, tmp_path):
     """The file of a compiled model."""
     path = tmp_path / "m.hetero"
     assert shell("compile", model, "-d", "CPU", "-o", path).code == 0
@@ -40,17 +40,13 @@ def blob(shell: Shell, model: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", ["run", "query", "compile", "bench", "profile"])
 @pytest.mark.parametrize("plugin", ["nope:X", "os:getcwd", "os"])
-def test_unknown_plugin_is_a_usage_error(
-    shell: Shell, model: Path, command: str, plugin: str
-) -> None:
+def test_unknown_plugin_is_a_usage_error(shell, model, command, plugin):
     result = shell(command, model, "--plugin", plugin)
     assert result.code == 2
     assert f"--plugin {plugin}: " in result.err
 
 
-def test_plugin_without_its_backend_is_a_usage_error(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_without_its_backend_is_a_usage_error(shell, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "broken_plugin_here.py").write_text(
@@ -64,7 +60,7 @@ def test_plugin_without_its_backend_is_a_usage_error(
     assert "no libbroken here" in shell("devices", *plugin).out
 
 
-def test_devices_lists_a_plugin_that_fails_to_load(shell: Shell) -> None:
+def test_devices_lists_a_plugin_that_fails_to_load(shell):
     result = shell("devices --json --plugin nope:X")
     assert result.code == 0
     assert "nope:X" in {row["name"] for row in result.document["devices"] if row["error"]}
@@ -110,7 +106,7 @@ def test_devices_lists_a_plugin_that_fails_to_load(shell: Shell) -> None:
         ("run MODEL --frobnicate", "No such option"),
     ],
 )
-def test_usage_errors_name_the_fix(shell: Shell, model: Path, line: str, words: str) -> None:
+def test_usage_errors_name_the_fix(shell, model, line, words):
     command, *more = line.replace("MODEL", str(model)).split()
     result = shell(command, *more, ray=command in ("inspect", "cache"))
     assert words in " ".join(result.err.split())
@@ -120,7 +116,7 @@ def test_usage_errors_name_the_fix(shell: Shell, model: Path, line: str, words: 
     assert is_hetero_error or "Error: " in result.err
 
 
-def test_suggestion_needs_more_than_a_similar_spelling(shell: Shell, model: Path) -> None:
+def test_suggestion_needs_more_than_a_similar_spelling(shell, model):
     result = shell("run", model, "-d", "GPU")
     assert result.code == 1
     assert "Did you mean" not in result.err
@@ -128,20 +124,18 @@ def test_suggestion_needs_more_than_a_similar_spelling(shell: Shell, model: Path
 
 
 @pytest.mark.parametrize("hint", ["throughput", "Latency"])
-def test_hints_are_case_insensitive(shell: Shell, model: Path, hint: str) -> None:
+def test_hints_are_case_insensitive(shell, model, hint):
     line = f"compile --hint {hint} --devices NULL=2 -d HETERO:NULL.0,NULL.1 --plan-seconds 0.1"
     assert shell(line, model, "-c", "PROFILE_SECONDS=0.1").code == 0
 
 
-def test_invalid_hint_error_lists_the_documented_words(shell: Shell, model: Path) -> None:
+def test_invalid_hint_error_lists_the_documented_words(shell, model):
     result = shell("plan --hint SPEED", model)
     assert result.code == 2
     assert "expected THROUGHPUT or LATENCY, got 'SPEED'" in result.err
 
 
-def test_symbolic_dimension_has_one_size_in_all_inputs(
-    shell: Shell, two_inputs: Path, tmp_path: Path
-) -> None:
+def test_symbolic_dimension_has_one_size_in_all_inputs(shell, two_inputs, tmp_path):
     (output,) = shell("run --json --shape p=4,5", two_inputs).document["outputs"]
     assert output["shape"] == [4, 5]
     np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
@@ -153,7 +147,7 @@ def test_symbolic_dimension_has_one_size_in_all_inputs(
     assert "dimension 's' is 6, but 5 in another input" in result.err
 
 
-def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
+def test_duplicate_input_is_refused(shell, two_inputs, tmp_path):
     np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
     options = ("-i", f"p={tmp_path / 'p.npy'}")
     result = shell("run", two_inputs, *options, *options)
@@ -163,7 +157,7 @@ def test_duplicate_input_is_refused(shell: Shell, two_inputs: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("command", ["query", "plan", "compile", "profile", "compare -d CPU,ORT"])
-def test_commands_for_models_refuse_a_blob(shell: Shell, blob: Path, command: str) -> None:
+def test_commands_for_models_refuse_a_blob(shell, blob, command):
     result = shell(command, blob)
     assert result.code == 2
     assert "is a compiled model (a blob)" in result.err
@@ -173,19 +167,17 @@ def test_commands_for_models_refuse_a_blob(shell: Shell, blob: Path, command: st
 @pytest.mark.parametrize(
     "options", ["--hint LATENCY", "--policy AUTO", "-c MAX_SUBGRAPHS=2", "-a op:Tanh=CPU"]
 )
-def test_placement_options_are_refused_for_a_blob(
-    shell: Shell, blob: Path, command: str, options: str
-) -> None:
+def test_placement_options_are_refused_for_a_blob(shell, blob, command, options):
     result = shell(f"{command} {options}", blob)
     assert (result.code, "a blob's placement is fixed" in result.err) == (2, True)
 
 
-def test_bench_accepts_a_blob(shell: Shell, blob: Path) -> None:
+def test_bench_accepts_a_blob(shell, blob):
     assert shell("bench --json -n 2", blob).document["one_at_a_time"]["requests"] == 2
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
-def test_blob_of_another_format_version_is_refused(shell: Shell, blob: Path, command: str) -> None:
+def test_blob_of_another_format_version_is_refused(shell, blob, command):
     contents = blob.read_bytes()
     blob.write_bytes(contents[:8] + b"\x09" + contents[9:])
     result = shell(command, blob, ray=command == "inspect")  # inspect has no option --executor
@@ -194,7 +186,7 @@ def test_blob_of_another_format_version_is_refused(shell: Shell, blob: Path, com
     assert "ompile" in result.err  # the fix: recompile
 
 
-def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -> None:
+def test_run_on_null_notes_that_it_computes_nothing(shell, model):
     result = shell("run -d NULL", model)
     assert result.code == 0
     assert "NULL computes nothing" in result.err
@@ -212,9 +204,7 @@ def test_run_on_null_notes_that_it_computes_nothing(shell: Shell, model: Path) -
         ("inspect /nope.onnx", 1, "ModelNotFoundError"),
     ],
 )
-def test_errors_are_json_with_the_json_option(
-    shell: Shell, model: Path, tmp_path: Path, line: str, code: int, error_type: str
-) -> None:
+def test_errors_are_json_with_the_json_option(shell, model, tmp_path, line, code, error_type):
     unknown = tmp_path / "unknown.onnx"
     onnx.save_model(unknown_ops(), unknown)
     line = line.replace("MODEL", str(model)).replace("UNKNOWN", str(unknown))
@@ -228,11 +218,11 @@ def test_errors_are_json_with_the_json_option(
 
 
 def test_unexpected_error_is_also_json(
-    shell: Shell,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    shell,
+    model,
+    monkeypatch,
+    capsys,
+):
     def raise_error(*arguments: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("by hand")
 
@@ -243,9 +233,7 @@ def test_unexpected_error_is_also_json(
     assert error == {"type": "ZeroDivisionError", "message": "by hand"}
 
 
-def test_memory_error_is_one_line(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_error_is_one_line(shell, model, monkeypatch):
     def raise_memory_error(*arguments: Any, **kwargs: Any) -> Any:
         raise MemoryError("Unable to allocate 1.46 TiB")
 
@@ -258,7 +246,7 @@ def test_memory_error_is_one_line(
 
 
 @pytest.mark.slow
-def test_ascii_locale_prints_escapes(model: Path) -> None:
+def test_ascii_locale_prints_escapes(model):
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | PYTHON_PATH
     result = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
@@ -273,7 +261,7 @@ def test_ascii_locale_prints_escapes(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_closed_pipe_prints_no_traceback(model: Path) -> None:
+def test_closed_pipe_prints_no_traceback(model):
     command = f"{sys.executable} -m hetero query {model} --json | true"
     environment = os.environ | PYTHON_PATH
     result = subprocess.run(
@@ -283,7 +271,7 @@ def test_closed_pipe_prints_no_traceback(model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["", "cache"])
-def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> None:
+def test_missing_subcommand_prints_the_help_once(shell, command):
     result = shell(command, ray=True)
     assert result.code == 2
     assert result.err.count("Usage:") == 1
@@ -292,7 +280,7 @@ def test_missing_subcommand_prints_the_help_once(shell: Shell, command: str) -> 
 
 
 @pytest.mark.slow
-def test_command_that_cannot_be_loaded_leaves_the_others(tmp_path: Path) -> None:
+def test_command_that_cannot_be_loaded_leaves_the_others(tmp_path):
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")

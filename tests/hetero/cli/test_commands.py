@@ -9,7 +9,6 @@ import subprocess
 import sys
 from datetime import datetime
 from importlib import metadata
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,7 +17,7 @@ from onnx import numpy_helper
 
 from hetero.cli.help_examples import EXAMPLES
 from hetero.devices.model.reader import read_model
-from tests.support.command_line import ROOT, Shell, start_endless_command
+from tests.support.command_line import ROOT, start_endless_command
 from tests.support.models import branches_output
 from tests.support.stateful_models import running_sum
 
@@ -31,7 +30,7 @@ SUMS = (
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 
 
-def test_devices_lists_names_and_threads(shell: Shell) -> None:
+def test_devices_lists_names_and_threads(shell):
     rows = shell("devices --json --devices ORT=2").document["devices"]
     names = {"CPU", "ORT.0", "ORT.1", "NULL"}
     assert names <= {row["name"] for row in rows}
@@ -39,7 +38,7 @@ def test_devices_lists_names_and_threads(shell: Shell) -> None:
     assert "ONNX Runtime" in shell("devices").out
 
 
-def test_devices_all_shows_install_commands(shell: Shell) -> None:
+def test_devices_all_shows_install_commands(shell):
     rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
     for name, install in (
         ("ORT_CUDA", "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"),
@@ -52,7 +51,7 @@ def test_devices_all_shows_install_commands(shell: Shell) -> None:
     assert "onnxruntime-gpu" in shell("devices --all").out.replace("\n", "")
 
 
-def test_query_shows_the_device_of_each_node(shell: Shell, model: Path) -> None:
+def test_query_shows_the_device_of_each_node(shell, model):
     result = shell("query", model, *SPLIT)
     assert result.code == 0
     for word in ("branches", "ORT", "CPU", "Tanh"):
@@ -62,7 +61,7 @@ def test_query_shows_the_device_of_each_node(shell: Shell, model: Path) -> None:
     assert placed == dict.fromkeys(placed, "ORT") | {"tanh": "CPU"}
 
 
-def test_compile_writes_valid_subgraph_models(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_compile_writes_valid_subgraph_models(shell, model, tmp_path):
     folder = tmp_path / "new" / "parts"
     result = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
     assert result.code == 0
@@ -73,9 +72,7 @@ def test_compile_writes_valid_subgraph_models(shell: Shell, model: Path, tmp_pat
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".pb"])
-def test_run_reads_input_files_and_writes_outputs(
-    shell: Shell, model: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_run_reads_input_files_and_writes_outputs(shell, model, tmp_path, suffix):
     input_path, output_path = tmp_path / f"x{suffix}", tmp_path / "made.npz"
     if suffix == ".pb":
         onnx.save_tensor(numpy_helper.from_array(X, "any"), str(input_path))
@@ -88,7 +85,7 @@ def test_run_reads_input_files_and_writes_outputs(
 
 
 @pytest.mark.slow
-def test_run_explains_fallbacks_and_options_against_them(shell: Shell, tmp_path: Path) -> None:
+def test_run_explains_fallbacks_and_options_against_them(shell, tmp_path):
     pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
     path = tmp_path / "sums.onnx"
     onnx.save(onnx.parser.parse_model(SUMS), path)
@@ -107,12 +104,12 @@ def test_run_explains_fallbacks_and_options_against_them(shell: Shell, tmp_path:
     assert shell(f"run --json {path} -d HETERO:CPU,OV").document["left"] == ""
 
 
-def test_run_uses_shapes_for_dynamic_dimensions(shell: Shell, model: Path) -> None:
+def test_run_uses_shapes_for_dynamic_dimensions(shell, model):
     (output,) = shell("run --json --shape x=7,3", model).document["outputs"]
     assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
 
 
-def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) -> None:
+def test_model_with_states_works_in_every_command(shell, tmp_path):
     path, sums = tmp_path / "sum.onnx", running_sum()
     sums.metadata_props.add(key="hetero.states", value='{"before": "after"}')
     onnx.save_model(sums, path)
@@ -129,9 +126,7 @@ def test_model_with_states_works_in_every_command(shell: Shell, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_run_compares_a_light_model_with_onnxs_reference(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_compares_a_light_model_with_onnxs_reference(shell, monkeypatch):
     match = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
     assert match.code == 0
     assert match.document["check"]["matches"] is True
@@ -145,14 +140,14 @@ def test_run_compares_a_light_model_with_onnxs_reference(
     assert "DIFFERS FROM" in mismatch.out
 
 
-def test_config_options_reach_the_devices(shell: Shell, model: Path) -> None:
+def test_config_options_reach_the_devices(shell, model):
     options = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
     result = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *options)
     assert result.code == 0
     assert {s["device"] for s in result.document["subgraphs"]} == {"ORT.0", "ORT.1"}
 
 
-def test_bench_reports_requests_and_stages(shell: Shell, model: Path) -> None:
+def test_bench_reports_requests_and_stages(shell, model):
     result = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
     assert result.code == 0
     assert result.document["one_at_a_time"]["requests"] == 12
@@ -165,15 +160,13 @@ def test_bench_reports_requests_and_stages(shell: Shell, model: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 2"])
-def test_subgraph_sizes_are_those_of_the_inputs(shell: Shell, model: Path, command: str) -> None:
+def test_subgraph_sizes_are_those_of_the_inputs(shell, model, command):
     document = shell(f"{command} --json --shape x=7,3", model, "-d", "CPU").document
     (subgraph,) = document["subgraphs"]
     assert (subgraph["in_nbytes"], subgraph["out_nbytes"]) == (7 * 3 * 4, 7 * 4 * 4)
 
 
-def test_plugin_in_the_current_folder_is_found(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plugin_in_the_current_folder_is_found(shell, model, tmp_path, monkeypatch):
     file = ROOT / "hetero" / "examples" / "third_party_plugin.py"
     (tmp_path / "plugin_of_mine.py").write_text(file.read_text())
     monkeypatch.chdir(tmp_path)
@@ -183,7 +176,7 @@ def test_plugin_in_the_current_folder_is_found(
     assert {s["device"] for s in result.document["subgraphs"]} == {"DENSE", "CPU"}
 
 
-def test_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
+def test_model_without_nodes_runs(shell, tmp_path):
     path = tmp_path / "empty.onnx"
     text = '<ir_version: 8, opset_import: ["" : 17]> empty (float[2] x) => (float[2] x) {}'
     onnx.save_model(onnx.parser.parse_model(text), path)
@@ -191,7 +184,7 @@ def test_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
         assert shell(line, path).code == 0
 
 
-def test_version_is_the_packages(shell: Shell) -> None:
+def test_version_is_the_packages(shell):
     assert metadata.version("hetero") in shell("--version", ray=True).out
 
 
@@ -205,9 +198,7 @@ def test_version_is_the_packages(shell: Shell) -> None:
         if n not in ("profile", "plan", "top") and not n.startswith("pool")
     ],
 )
-def test_help_example_runs(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_help_example_runs(shell, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     text = shell(f"{name} --help", ray=True).out
     for line in EXAMPLES[name]:
@@ -224,7 +215,7 @@ def test_help_example_runs(
         assert result.code == 0, result.err
 
 
-def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
+def test_bench_runs_at_least_once(shell, model):
     document = shell("bench --json -j 1 -t 1e-9 -d CPU", model).document
     assert document["in_flight"]["requests"] == 1
 
@@ -238,9 +229,7 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
         pytest.param("bench", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
-def test_interrupt_ends_the_process_at_once(
-    command: str, number: int, code: int, tmp_path: Path
-) -> None:
+def test_interrupt_ends_the_process_at_once(command, number, code, tmp_path):
     process = start_endless_command(command, tmp_path)
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -277,9 +266,7 @@ EXIT_CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 @pytest.mark.parametrize(
     "program", [["-c", "from hetero.__main__ import program; program()"], ["-m", "hetero"]]
 )
-def test_signal_during_import_prints_no_traceback(
-    program: list[str], number: int, code: int, tmp_path: Path
-) -> None:
+def test_signal_during_import_prints_no_traceback(program, number, code, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SIGNAL_DURING_IMPORT.format(number=int(number)))
     result = subprocess.run(
         [sys.executable, *program],
@@ -296,7 +283,7 @@ def test_signal_during_import_prints_no_traceback(
     ("number", "code"),
     [EXIT_CODES[0], *(pytest.param(*end, marks=pytest.mark.slow) for end in EXIT_CODES[1:])],
 )
-def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
+def test_signal_at_exit_prints_no_traceback(number, code):
     result = subprocess.run(
         [sys.executable, "-c", SIGNAL_AT_EXIT, str(int(number))],
         cwd=ROOT,
@@ -308,7 +295,7 @@ def test_signal_at_exit_prints_no_traceback(number: int, code: int) -> None:
 
 
 @pytest.mark.slow
-def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
+def test_background_job_ends_on_sigterm(tmp_path):
     """Shells start background jobs with SIGINT ignored, so that SIGTERM must not rely on it."""
     (tmp_path / "sitecustomize.py").write_text(
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -321,7 +308,7 @@ def test_background_job_ends_on_sigterm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_forked_process_ends_on_sigterm_silently() -> None:
+def test_forked_process_ends_on_sigterm_silently():
     program = (
         "import os, signal, time; from hetero.cli.signals import handle_signals; handle_signals()\n"
         "there, here = os.pipe()\n"
@@ -343,9 +330,7 @@ def test_forked_process_ends_on_sigterm_silently() -> None:
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_cache_option_reuses_the_compiled_model(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
-) -> None:
+def test_cache_option_reuses_the_compiled_model(shell, model, tmp_path, monkeypatch, by_variable):
     folder = tmp_path / "cache"
     options: tuple[object, ...] = () if by_variable else ("--cache", folder)
     if by_variable:
@@ -363,7 +348,7 @@ def test_cache_option_reuses_the_compiled_model(
         assert 0 <= result.document["cache_saved_s"] < first.document["compile_s"]
 
 
-def test_inspect_shows_what_compiled_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_inspect_shows_what_compiled_a_blob(shell, model, tmp_path):
     blob = tmp_path / "model.hetero"
     shell("compile -c ORT.INFERENCE_NUM_THREADS=1", "-o", blob, model, *SPLIT)
     document = shell("inspect --json", blob, ray=True).document

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from hetero.cli import doctor
-from tests.support.command_line import Shell
 
 
 @pytest.fixture
-def checks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Any:
+def checks(shell, monkeypatch):
     """A function that returns the checks by name and the exit code."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -23,7 +22,7 @@ def checks(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_checks_cover_versions_devices_and_limits(checks: Any) -> None:
+def test_checks_cover_versions_devices_and_limits(checks):
     checks_by_name, code = checks()
     assert code == (0 if all(check["ok"] for check in checks_by_name.values()) else 1)
     assert checks_by_name["hetero"]["ok"]
@@ -33,7 +32,7 @@ def test_checks_cover_versions_devices_and_limits(checks: Any) -> None:
     assert int(checks_by_name["cores"]["found"]) >= 1
 
 
-def test_package_outside_its_specifier_fails(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_outside_its_specifier_fails(checks, monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: "0.0.1")
     checks_by_name, code = checks()
     assert code == 1
@@ -41,7 +40,7 @@ def test_package_outside_its_specifier_fails(checks: Any, monkeypatch: pytest.Mo
     assert "pip install 'numpy" in checks_by_name["numpy"]["advice"]
 
 
-def test_device_with_wrong_results_fails(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_with_wrong_results_fails(checks, monkeypatch):
     monkeypatch.setattr(doctor, "_MODEL", doctor._MODEL.replace("Relu", "Neg"))
     checks_by_name, code = checks()
     assert code == 1
@@ -49,13 +48,13 @@ def test_device_with_wrong_results_fails(checks: Any, monkeypatch: pytest.Monkey
     assert checks_by_name["device CPU"]["advice"] == "hetero check-device CPU"
 
 
-def test_unreachable_cluster_fails(checks: Any) -> None:
+def test_unreachable_cluster_fails(checks):
     checks_by_name, code = checks("--address", "127.0.0.1:1")
     assert code == 1
     assert "ray status" in checks_by_name["cluster"]["advice"]
 
 
-def test_doctor_prints_one_line_per_package_and_device(shell: Shell) -> None:
+def test_doctor_prints_one_line_per_package_and_device(shell):
     text = " ".join(shell("doctor", ray=True).out.split())
     packages = text.partition(" check ")[0]
     assert re.search(r"^hetero .*, numpy [\d.]+, onnx [\d.]+,", packages)

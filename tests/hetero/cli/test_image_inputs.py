@@ -21,7 +21,7 @@ PIXELS = picture((13, 18, 3))
 
 
 @pytest.fixture
-def cat(tmp_path: Path) -> Path:
+def cat(tmp_path):
     path = tmp_path / "cat.png"
     Image.fromarray(PIXELS).save(path)
     return path
@@ -43,9 +43,7 @@ def run_model(shell: Shell, tmp_path: Path, *line: object) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(1, 3, 7, 22), (1, 7, 22, 3), (3, 7, 22), ("batch", 3, 7, 22)])
 @pytest.mark.parametrize("color", ["RGB", "BGR"])
-def test_image_is_resized_and_normalised(
-    shell: Shell, tmp_path: Path, cat: Path, shape: tuple[Any, ...], color: str
-) -> None:
+def test_image_is_resized_and_normalised(shell, tmp_path, cat, shape, color):
     options = ("--color", color, "--mean", "120,110,100", "--scale", "x=2")
     output = run_model(
         shell,
@@ -65,14 +63,14 @@ def test_image_is_resized_and_normalised(
     np.testing.assert_allclose(output.reshape(expected.shape), expected, atol=1e-3)
 
 
-def test_image_becomes_gray_for_one_channel(shell: Shell, tmp_path: Path, cat: Path) -> None:
+def test_image_becomes_gray_for_one_channel(shell, tmp_path, cat):
     output = run_model(
         shell, tmp_path, save_model(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}"
     )
     np.testing.assert_allclose(output[0, 0], formulas.gray(PIXELS), atol=0.501)
 
 
-def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) -> None:
+def test_image_is_rotated_by_its_exif_orientation(shell, tmp_path):
     path = tmp_path / "turned.png"
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated by 90 degrees
@@ -83,7 +81,7 @@ def test_image_is_rotated_by_its_exif_orientation(shell: Shell, tmp_path: Path) 
     np.testing.assert_array_equal(output[0], np.rot90(PIXELS, -1))
 
 
-def test_blob_contains_its_preprocessing(shell: Shell, tmp_path: Path) -> None:
+def test_blob_contains_its_preprocessing(shell, tmp_path):
     file, blob = save_model(tmp_path, 1, 3, 4, 5), tmp_path / "blob.hetero"
     assert shell("compile", file, "-d", "CPU", "--mean", "1,2,3", "-o", blob).code == 0
     values = tmp_path / "x.npy"
@@ -95,7 +93,7 @@ def test_blob_contains_its_preprocessing(shell: Shell, tmp_path: Path) -> None:
     assert "pass them to `hetero compile`" in error
 
 
-def test_preprocessed_light_model_is_not_compared(shell: Shell) -> None:
+def test_preprocessed_light_model_is_not_compared(shell):
     result = shell("run light:squeezenet -d ORT --mean 1 --json")
     assert result.code == 0
     assert result.document["check"] is None
@@ -119,9 +117,7 @@ def test_preprocessed_light_model_is_not_compared(shell: Shell) -> None:
         ((1, 3, 7, 9), "--mean 1,2", "for each channel"),
     ],
 )
-def test_invalid_preprocessing_options_are_refused(
-    shell: Shell, tmp_path: Path, cat: Path, shape: tuple[int, ...], options: str, words: str
-) -> None:
+def test_invalid_preprocessing_options_are_refused(shell, tmp_path, cat, shape, options, words):
     text = tmp_path / "text.png"
     text.write_text("no picture")
     result = shell(
@@ -136,7 +132,7 @@ def test_invalid_preprocessing_options_are_refused(
     assert "Traceback" not in result.err
 
 
-def test_input_name_is_required_for_two_inputs(shell: Shell, tmp_path: Path) -> None:
+def test_input_name_is_required_for_two_inputs(shell, tmp_path):
     two = branches()
     two.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [1]))
     path = tmp_path / "two.onnx"
@@ -145,9 +141,7 @@ def test_input_name_is_required_for_two_inputs(shell: Shell, tmp_path: Path) -> 
     assert "the model has several inputs (x, z)" in result.err
 
 
-def test_missing_pillow_error_names_the_extra(
-    shell: Shell, tmp_path: Path, cat: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_pillow_error_names_the_extra(shell, tmp_path, cat, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = shell("run", save_model(tmp_path, 1, 3, 7, 9), "-d", "CPU", "-i", cat)
     assert result.code == 2

@@ -25,7 +25,7 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
 @pytest.mark.parametrize(
     "command", [pytest.param(command, id=name) for name, command in commands(cli)]
 )
-def test_command_accepts_its_options(command: click.Command) -> None:
+def test_command_accepts_its_options(command):
     """A shared group of options that grows reaches each command that uses it."""
     assert command.callback is not None
     signature = inspect.signature(command.callback, follow_wrapped=False)

@@ -25,7 +25,6 @@ from hetero.report.document import NAME as REPORT_NAME
 from hetero.report.document import VERSION as REPORT_VERSION
 from hetero.scheduler import create_executor
 from hetero.terminal_tables import Rows
-from tests.support.command_line import Shell
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 EVIL = "\x1b[2J[red]n[/red]\x07"
@@ -49,7 +48,7 @@ def write_model(path: Path, *names: str) -> Path:
 @pytest.mark.parametrize(
     "line", ["inspect", "query --nodes", "compile -d CPU", "run -d CPU", "bench -d CPU -n 2"]
 )
-def test_names_cannot_control_the_terminal(shell: Shell, tmp_path: Path, line: str) -> None:
+def test_names_cannot_control_the_terminal(shell, tmp_path, line):
     path = write_model(tmp_path / "evil.onnx", EVIL, "n2")
     result = shell(line, path, ray=line == "inspect")
     assert result.code == 0, result.err
@@ -57,15 +56,13 @@ def test_names_cannot_control_the_terminal(shell: Shell, tmp_path: Path, line: s
     assert r"\x1b[2J[red]n[/red]\x07" in result.out
 
 
-def test_errors_cannot_control_the_terminal(shell: Shell, tmp_path: Path) -> None:
+def test_errors_cannot_control_the_terminal(shell, tmp_path):
     result = shell("run -a nope=CPU", write_model(tmp_path / "evil.onnx", EVIL, "n2"))
     assert result.code == 1
     assert "\x1b" not in result.err
 
 
-def test_pipe_gets_full_tables(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pipe_gets_full_tables(shell, tmp_path, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     long_name = "layer_" * 60
     result = shell("query --nodes", write_model(tmp_path / "long.onnx", long_name, "n2"))
@@ -74,9 +71,7 @@ def test_pipe_gets_full_tables(
 
 
 @pytest.mark.parametrize("columns", [30, 40, 80])
-def test_narrow_terminal_shows_whole_device_names(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_narrow_terminal_shows_whole_device_names(shell, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     result = shell("devices --devices NULL=12")
     assert "…" not in result.out
@@ -85,7 +80,7 @@ def test_narrow_terminal_shows_whole_device_names(
 
 
 @pytest.mark.parametrize("width", [1, 20, 40, 80])
-def test_table_truncates_nothing(width: int) -> None:
+def test_table_truncates_nothing(width):
     cells = ("1.31234e-06", "a_name_without_spaces" * 3, "words that may wrap")
     table = Rows("number", "name", "text", "short", wraps=("name", "text", "short"))
     table.add(*cells, "x")
@@ -100,26 +95,24 @@ def test_table_truncates_nothing(width: int) -> None:
     assert "short" in text
 
 
-def test_compile_without_a_file_states_how_to_keep_the_result(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_compile_without_a_file_states_how_to_keep_the_result(shell, model, tmp_path):
     assert "wrote nothing; add -o FILE" in shell("compile -d CPU", model).out
     assert "wrote nothing" not in shell("compile -d CPU", model, "-o", tmp_path / "m.hetero").out
     assert "wrote nothing" not in shell("compile -d CPU", model, "--cache", tmp_path).out
 
 
-def test_one_item_is_singular(shell: Shell, model: Path) -> None:
+def test_one_item_is_singular(shell, model):
     assert "nodes in 1 subgraph\n" in shell("compile -d ORT", model).out
     assert "nodes in 3 subgraphs\n" in shell("compile", model, *SPLIT).out
 
 
-def test_query_and_inspect_show_inputs_and_outputs(shell: Shell, model: Path) -> None:
+def test_query_and_inspect_show_inputs_and_outputs(shell, model):
     for result in (shell("query", model), shell("inspect", model, ray=True)):
         assert "input x: tensor(float) [N, 3]" in result.out
         assert "output y: tensor(float) [N, 4]" in result.out
 
 
-def test_inspect_shows_a_model(shell: Shell, model: Path) -> None:
+def test_inspect_shows_a_model(shell, model):
     document = shell("inspect --json", model, ray=True).document
     proto = onnx.load(model)
     assert document["opsets"] == {i.domain or "ai.onnx": i.version for i in proto.opset_import}
@@ -129,7 +122,7 @@ def test_inspect_shows_a_model(shell: Shell, model: Path) -> None:
     assert "MatMul" in shell("inspect", model, ray=True).out
 
 
-def test_inspect_shows_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_inspect_shows_a_blob(shell, model, tmp_path):
     blob = tmp_path / "m.hetero"
     assert shell("compile", model, *SPLIT, "-c", "PERF_COUNT=YES", "-o", blob).code == 0
     result = shell("inspect --verify", blob, ray=True)
@@ -166,9 +159,7 @@ def keys(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", COMMANDS)
-def test_json_has_one_schema_and_one_unit(
-    shell: Shell, model: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_has_one_schema_and_one_unit(shell, model, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     needs_no_executor = line.startswith(("inspect", "cache"))
     result = shell(line.replace("MODEL", str(model)) + " --json", ray=needs_no_executor)
@@ -182,9 +173,7 @@ def test_json_has_one_schema_and_one_unit(
     assert keys_with_units == []
 
 
-def test_json_supports_file_names_that_are_not_text(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_json_supports_file_names_that_are_not_text(shell, model, tmp_path):
     file = tmp_path / "m\udcff.hetero"
     assert shell("compile --json -d CPU", model, "-o", file).document["files"] == [str(file)]
 
@@ -193,7 +182,7 @@ def test_json_supports_file_names_that_are_not_text(
 
 
 @pytest.fixture
-def started_executors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started_executors(monkeypatch):
     """The kinds of executors that a command creates; Ray itself does not start."""
     kinds: list[str] = []
 
@@ -226,14 +215,14 @@ def started_executors(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_ray_starts_only_for_commands_that_run(
-    shell: Shell,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    started_executors: list[str],
-    line: str,
-    kind: str,
-) -> None:
+    shell,
+    model,
+    tmp_path,
+    monkeypatch,
+    started_executors,
+    line,
+    kind,
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     costs = tmp_path / "costs.json"
     if "COSTS" in line:
@@ -251,12 +240,12 @@ def test_ray_starts_only_for_commands_that_run(
 
 @pytest.mark.parametrize("line", ["devices", "query MODEL", "compile MODEL"])
 def test_named_cluster_is_used(
-    shell: Shell,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    started_executors: list[str],
-    line: str,
-) -> None:
+    shell,
+    model,
+    monkeypatch,
+    started_executors,
+    line,
+):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     shell(line.replace("MODEL", str(model)), ray=True)
     assert started_executors == ["ray"]
@@ -265,9 +254,7 @@ def test_named_cluster_is_used(
 # The command `bench`.
 
 
-def test_plan_seconds_excludes_the_measurement(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_seconds_excludes_the_measurement(shell, model, monkeypatch):
     config: dict[str, Any] = {}
 
     def compile_model(self: Any, *arguments: Any, **kwargs: Any) -> Any:
@@ -302,7 +289,7 @@ class InterruptingPlugin(NullPlugin):
         return CountingProgram(super().compile(model, config))
 
 
-def test_ctrl_c_prints_the_measurements_of_bench(shell: Shell, model: Path) -> None:
+def test_ctrl_c_prints_the_measurements_of_bench(shell, model):
     InterruptingPlugin.runs = 0
     plugin = ("--plugin", f"{__name__}:InterruptingPlugin", "-d", "INTERRUPTING")
     result = shell("bench -t 60 --json", model, *plugin)
@@ -313,7 +300,7 @@ def test_ctrl_c_prints_the_measurements_of_bench(shell: Shell, model: Path) -> N
     assert "interrupted" in result.err
 
 
-def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
+def test_bench_reports_wait_times_of_stages(shell, model):
     slow = ("-d", "NULL", "-c", "NULL_NODE_TIME_US=2000")
     in_flight = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
     (stage,) = in_flight["stages"]
@@ -330,9 +317,7 @@ def test_bench_reports_wait_times_of_stages(shell: Shell, model: Path) -> None:
         pytest.param(">/dev/full", 1, ["--json"], marks=pytest.mark.slow),
     ],
 )
-def test_full_output_device_prints_no_traceback(
-    redirection: str, code: int, more: list[str]
-) -> None:
+def test_full_output_device_prints_no_traceback(redirection, code, more):
     words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
     result = subprocess.run(
         ["sh", "-c", f"{shlex.join(words)} {redirection}"],

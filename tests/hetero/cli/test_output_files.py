@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from hetero.core import Core
 from hetero.devices.model.model import Model
-from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
@@ -49,9 +47,7 @@ def hardlink(path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("link", [itself, symlink, hardlink])
-def test_output_over_the_model_is_refused(
-    shell: Shell, model: Path, line: str, link: Callable[[Path], Path]
-) -> None:
+def test_output_over_the_model_is_refused(shell, model, line, link):
     before = model.read_bytes()
     command, *option = line.split()
     result = shell(command, model, *option, link(model))
@@ -60,7 +56,7 @@ def test_output_over_the_model_is_refused(
     assert model.read_bytes() == before
 
 
-def test_output_over_an_input_file_is_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_output_over_an_input_file_is_refused(shell, model, tmp_path):
     values, pins = tmp_path / "x.npy", tmp_path / "pins.json"
     np.save(values, np.zeros((2, 3), np.float32))
     pins.write_text('{"op:Tanh": "CPU"}')
@@ -73,7 +69,7 @@ def test_output_over_an_input_file_is_refused(shell: Shell, model: Path, tmp_pat
     assert json.loads(pins.read_text()) == {"op:Tanh": "CPU"}
 
 
-def test_output_over_weights_of_the_model_is_refused(shell: Shell, tmp_path: Path) -> None:
+def test_output_over_weights_of_the_model_is_refused(shell, tmp_path):
     path, data = tmp_path / "m.onnx", tmp_path / "m.bin"
     onnx.save_model(
         branches(), path, save_as_external_data=True, location=data.name, size_threshold=0
@@ -87,9 +83,7 @@ def test_output_over_weights_of_the_model_is_refused(shell: Shell, tmp_path: Pat
 
 
 @pytest.mark.parametrize("line", ["compile -o", "profile -o", "query --html", "run -o"])
-def test_missing_folder_is_reported_before_any_work(
-    shell: Shell, model: Path, line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_folder_is_reported_before_any_work(shell, model, line, monkeypatch):
     def fail(*arguments: Any, **kwargs: Any) -> Any:
         raise AssertionError("work was begun")
 
@@ -112,14 +106,14 @@ def test_missing_folder_is_reported_before_any_work(
     ],
 )
 def test_full_disk_error_names_and_removes_the_file(
-    shell: Shell,
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    option: str,
-    name: str,
-) -> None:
+    shell,
+    model,
+    tmp_path,
+    monkeypatch,
+    command,
+    option,
+    name,
+):
     folder = tmp_path / "full"
     folder.mkdir()
 
@@ -141,9 +135,7 @@ def test_full_disk_error_names_and_removes_the_file(
     assert [p for p in folder.rglob("*") if p.is_file()] == []
 
 
-def test_failed_write_keeps_the_old_file(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_file(shell, model, tmp_path, monkeypatch):
     page = tmp_path / "report.html"
     page.write_text("the last one")
 
@@ -155,7 +147,7 @@ def test_failed_write_keeps_the_old_file(
     assert page.read_text() == "the last one"
 
 
-def test_subgraphs_need_a_new_or_empty_folder(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_subgraphs_need_a_new_or_empty_folder(shell, model, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
     assert shell("compile", model, *SPLIT, "--subgraphs-dir", folder).code == 0
@@ -166,7 +158,7 @@ def test_subgraphs_need_a_new_or_empty_folder(shell: Shell, model: Path, tmp_pat
     assert len(list(folder.iterdir())) == 3
 
 
-def test_run_writes_the_named_file(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_run_writes_the_named_file(shell, model, tmp_path):
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     np.save(tmp_path / "x.npy", x)
     out = tmp_path / "out.txt"
@@ -176,7 +168,7 @@ def test_run_writes_the_named_file(shell: Shell, model: Path, tmp_path: Path) ->
         np.testing.assert_allclose(outputs["y"], branches_output(x), rtol=1e-6)
 
 
-def test_run_writes_outputs_of_any_name_and_type(shell: Shell, tmp_path: Path) -> None:
+def test_run_writes_outputs_of_any_name_and_type(shell, tmp_path):
     # `file` is a parameter of numpy.savez; strings are object arrays; a sequence is a list.
     path, out = tmp_path / "kinds.onnx", tmp_path / "out.npz"
     text = """<ir_version: 8, opset_import: ["" : 17]>
@@ -190,9 +182,7 @@ def test_run_writes_outputs_of_any_name_and_type(shell: Shell, tmp_path: Path) -
         assert list(outputs["file"]) == ["a", "a"]
 
 
-def test_profile_default_file_is_named_after_its_model(
-    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_default_file_is_named_after_its_model(shell, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     other = tmp_path / "other" / model.name
     other.parent.mkdir()
@@ -210,7 +200,7 @@ def test_profile_default_file_is_named_after_its_model(
     assert costs.read_bytes() == before
 
 
-def test_folder_that_cannot_be_created_is_named(shell: Shell, model: Path) -> None:
+def test_folder_that_cannot_be_created_is_named(shell, model):
     result = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
     assert result.code == 1
     assert "cannot write models" in result.err

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx.parser import parse_model
 
-import hetero
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
@@ -20,7 +18,6 @@ from hetero.planning.cost.cost_file import read_costs, write_costs
 from hetero.planning.cost.costs import CLIENT
 from hetero.planning.cost.profile_request import identify_device
 from hetero.planning.solver import search
-from tests.support.command_line import Shell
 from tests.support.costs import costs
 from tests.support.graphs import build
 
@@ -39,7 +36,7 @@ DEVICES = (
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     path = tmp_path / "chain.onnx"
     build(LINES, inputs="v0", outputs="v8").save(path)
     return path
@@ -50,9 +47,7 @@ PINS = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
 
 
 @pytest.mark.slow
-def test_profile_plan_and_bench_share_a_cost_file(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_profile_plan_and_bench_share_a_cost_file(shell, model, tmp_path):
     path = tmp_path / "costs.json"
     document = shell("profile -t 0.4 --json", model, *DEVICES, "-o", path).document
     assert document["file"] == str(path)
@@ -76,12 +71,12 @@ def test_profile_plan_and_bench_share_a_cost_file(
     assert all(row["ratio"] is not None for row in (*prediction["stages"], *prediction["wires"]))
 
 
-def test_bench_without_a_plan_has_no_prediction(shell: Shell, model: Path) -> None:
+def test_bench_without_a_plan_has_no_prediction(shell, model):
     assert shell("bench -n 5 --json", model, *DEVICES).document["prediction"] is None
 
 
 @pytest.mark.slow
-def test_tables_show_plan_and_prediction(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_tables_show_plan_and_prediction(shell, model, tmp_path):
     path = tmp_path / "costs.json"
     text = shell("profile -t 0.3", model, *DEVICES, "-o", path).out
     assert "NULL.0" in text
@@ -96,9 +91,7 @@ def test_tables_show_plan_and_prediction(shell: Shell, model: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_search_ended_by_its_time_limit_is_reported(
-    shell: Shell, model: Path, tmp_path: Path, core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_ended_by_its_time_limit_is_reported(shell, model, tmp_path, core, monkeypatch):
     path = tmp_path / "costs.json"
     monkeypatch.setattr(search, "DEADLINE_FRACTIONS", (0.0, 0.0))
     source = read_model(model)
@@ -114,7 +107,7 @@ def test_search_ended_by_its_time_limit_is_reported(
         assert "the time limit ended" in " ".join(shell(command, *options).out.split())
 
 
-def test_cost_file_of_other_devices_is_refused(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_cost_file_of_other_devices_is_refused(shell, model, tmp_path):
     path = tmp_path / "costs.json"
     shell("profile -t 0.3", model, *DEVICES, "-o", path)
     other_config = [part.replace("500", "100") for part in DEVICES]
@@ -123,7 +116,7 @@ def test_cost_file_of_other_devices_is_refused(shell: Shell, model: Path, tmp_pa
     assert "NULL_NODE_TIME_US 100.0, measured with 500.0" in " ".join(result.err.split())
 
 
-def test_profile_refuses_pins(shell: Shell, model: Path) -> None:
+def test_profile_refuses_pins(shell, model):
     assert shell("profile", model, *DEVICES, "-a", "n0=NULL.1").code == 2
 
 
@@ -140,7 +133,7 @@ class Interrupting(NullPlugin):
         return super().compile(model, config)
 
 
-def test_ctrl_c_writes_the_measured_costs(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_writes_the_measured_costs(shell, model, tmp_path):
     path = tmp_path / "costs.json"
     Interrupting.compiled = 0
     plugin = ("--plugin", f"{__name__}:Interrupting", "-d", "HETERO:INTERRUPTING,NULL")
@@ -152,7 +145,7 @@ def test_ctrl_c_writes_the_measured_costs(shell: Shell, model: Path, tmp_path: P
     assert {t.source for t in costs.devices["INTERRUPTING"].nodes.values()} == {"measured"}
 
 
-def test_plan_that_fits_lists_the_memory_of_each_device(shell: Shell, model: Path) -> None:
+def test_plan_that_fits_lists_the_memory_of_each_device(shell, model):
     options = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1")
     plan = shell("plan --json --fit --memory CPU.0=1GB,CPU.1=2GB", model, *options).document
     (row,) = plan["memory"]
@@ -172,7 +165,7 @@ def test_plan_that_fits_lists_the_memory_of_each_device(shell: Shell, model: Pat
         ("--fit --memory CPU.0=1kB,CPU.1=1kB", "the smallest change that suffices"),
     ],
 )
-def test_invalid_memory_is_reported(shell: Shell, model: Path, options: str, message: str) -> None:
+def test_invalid_memory_is_reported(shell, model, options, message):
     devices = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1")
     for command in ("plan", "compile"):
         result = shell(f"{command} {options}", model, *devices)
@@ -187,9 +180,7 @@ def test_invalid_memory_is_reported(shell: Shell, model: Path, options: str, mes
         ("CPU.0=1GB,CPU.1=1GB", "the model fits the memory of the devices before it"),
     ],
 )
-def test_memory_is_the_reason_of_an_unused_device(
-    shell: Shell, model: Path, memory: str, reason: str
-) -> None:
+def test_memory_is_the_reason_of_an_unused_device(shell, model, memory, reason):
     devices = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1", "--plan-seconds", "0.1")
     report = shell(f"plan --json --fit --memory {memory}", model, *devices).document
     (lint,) = [lint for lint in report["lints"] if lint["code"] == "unused-device"]
@@ -199,16 +190,14 @@ def test_memory_is_the_reason_of_an_unused_device(
     assert fits["single CPU.1"]
 
 
-def test_plan_that_fits_needs_the_memory_of_each_device(
-    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_that_fits_needs_the_memory_of_each_device(shell, model, monkeypatch):
     monkeypatch.setattr("hetero.scheduler.device.discovery._node_memory_nbytes", lambda: None)
     result = shell("plan --fit -d CPU", model)
     assert result.code != 0
     assert "that of CPU is unknown; set it with --memory CPU=2GB" in result.err
 
 
-def test_plan_that_fits_needs_all_sizes(shell: Shell, tmp_path: Path) -> None:
+def test_plan_that_fits_needs_all_sizes(shell, tmp_path):
     path = tmp_path / "open.onnx"
     onnx.save(parse_model(OPEN_SIZES), path)
     result = shell("plan --fit --memory CPU=1GB -d CPU", path)

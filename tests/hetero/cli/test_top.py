@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 import hetero
 from hetero.cli.metrics_snapshot import MetricsSnapshot, summarize_metrics
-from tests.support.command_line import Shell
 from tests.support.models import branches
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -20,7 +18,7 @@ CUT = {"op:Tanh": "CPU"}
 
 
 @pytest.fixture(scope="module")
-def metrics_url() -> Iterator[str]:
+def metrics_url():
     """The metrics URL of a process that has served four requests on two devices."""
     with (
         hetero.Core(executor="inprocess") as core,
@@ -32,7 +30,7 @@ def metrics_url() -> Iterator[str]:
         yield metrics.url
 
 
-def test_json_has_devices_stages_and_rates(shell: Shell, metrics_url: str) -> None:
+def test_json_has_devices_stages_and_rates(shell, metrics_url):
     port = metrics_url.rpartition(":")[2].partition("/")[0]
     result = shell(f"top {port} --once --json", ray=True)
     assert result.code == 0
@@ -60,16 +58,14 @@ def test_json_has_devices_stages_and_rates(shell: Shell, metrics_url: str) -> No
     assert devices["ORT"]["utilisation"] == pytest.approx(ort_utilisation)
 
 
-def test_once_prints_tables(shell: Shell, metrics_url: str) -> None:
+def test_once_prints_tables(shell, metrics_url):
     result = shell("top --once", metrics_url, ray=True)
     assert result.code == 0
     for word in ("branches", "ORT", "CPU", "local", "up", "in flight"):
         assert word in result.out
 
 
-def test_live_view_updates_until_interrupted(
-    shell: Shell, metrics_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_live_view_updates_until_interrupted(shell, metrics_url, monkeypatch):
     sleeps = iter([0.5, 0.5])
 
     def sleep(seconds: float) -> None:
@@ -85,7 +81,7 @@ def test_live_view_updates_until_interrupted(
     assert "branches" in result.out
 
 
-def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_ends_with_the_observed_process(shell, monkeypatch):
     module = importlib.import_module("hetero.cli.top")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with hetero.Core(executor="inprocess") as core, core.serve_metrics() as metrics:
@@ -104,13 +100,13 @@ def test_top_ends_with_the_observed_process(shell: Shell, monkeypatch: pytest.Mo
         ("no such host", "cannot read metrics"),
     ],
 )
-def test_address_without_metrics_is_refused(shell: Shell, address: str, words: str) -> None:
+def test_address_without_metrics_is_refused(shell, address, words):
     result = shell("top --once", address, ray=True)
     assert result.code in (1, 2)
     assert words in result.err
 
 
-def test_rates_cover_the_time_between_snapshots() -> None:
+def test_rates_cover_the_time_between_snapshots():
     def snapshot(
         uptime: float, runs: float, busy: float, quick: float, slow: float
     ) -> MetricsSnapshot:

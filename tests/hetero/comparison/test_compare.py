@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from hetero.comparison.compare import _Search, compare
 from hetero.devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 from hetero.devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.verify.difference import differences_of
-from tests.support.command_line import Shell
 from tests.support.core_fixtures import core_fixture
 from tests.support.custom_operators import squeak
 
@@ -86,7 +84,7 @@ def graph(*lines: str, size: int = 4, outputs: str = "y") -> onnx.ModelProto:
 X = {"x": np.array([-1.0, 0.25, 2.0, 3.0], np.float32)}
 
 
-def test_agreeing_devices_have_no_node(core: hetero.Core) -> None:
+def test_agreeing_devices_have_no_node(core):
     model = graph("a: p = Tanh(x)", "b: y = Add(p, x)")
     comparison = compare(core, model, ("CPU", "WRONG"), X)
     assert comparison.agrees
@@ -95,7 +93,7 @@ def test_agreeing_devices_have_no_node(core: hetero.Core) -> None:
     assert comparison.sentence().startswith("CPU and WRONG agree: largest difference ")
 
 
-def test_wrong_node_is_named_with_its_differences(core: hetero.Core) -> None:
+def test_wrong_node_is_named_with_its_differences(core):
     model = graph(
         "a: p = Tanh(x)",
         "b: q = Neg(x)",
@@ -123,7 +121,7 @@ def test_wrong_node_is_named_with_its_differences(core: hetero.Core) -> None:
     )
 
 
-def test_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
+def test_first_of_several_wrong_nodes_is_named(core):
     lines = ["n0: v0 = Tanh(x)"]
     for i in range(1, 12):
         lines.append(f"{'off' if i in (4, 7, 9) else 'n'}{i}: v{i} = Add(v{i - 1}, v{i - 1})")
@@ -133,7 +131,7 @@ def test_first_of_several_wrong_nodes_is_named(core: hetero.Core) -> None:
     assert comparison.runs <= 4
 
 
-def test_node_with_one_wrong_output_is_found(core: hetero.Core) -> None:
+def test_node_with_one_wrong_output_is_found(core):
     model = graph("off: p, q = Split(x)", "a: y = Neg(p)", "b: z = Neg(q)", outputs="y, z")
     comparison = compare(core, model, ("CPU", "WRONG"), X)
     assert comparison.node == "off"
@@ -142,7 +140,7 @@ def test_node_with_one_wrong_output_is_found(core: hetero.Core) -> None:
     assert "differ in 1 of 2 outputs" in comparison.sentence()
 
 
-def test_nan_on_one_device_is_a_difference(core: hetero.Core) -> None:
+def test_nan_on_one_device_is_a_difference(core):
     model = graph("a: p = Tanh(x)", "nan: q = Neg(p)", "b: y = Add(q, q)")
     comparison = compare(core, model, ("CPU", "WRONG"), X)
     assert comparison.node == "nan"
@@ -151,20 +149,20 @@ def test_nan_on_one_device_is_a_difference(core: hetero.Core) -> None:
     assert comparison.values[0].max_abs < 1e-6
 
 
-def test_nan_on_both_devices_agrees(core: hetero.Core) -> None:
+def test_nan_on_both_devices_agrees(core):
     comparison = compare(core, graph("a: y = Sqrt(x)"), ("CPU", "WRONG"), X)
     assert comparison.outputs[0].nans == (1, 1)
     assert comparison.agrees
 
 
-def test_difference_that_reaches_no_output_is_ignored(core: hetero.Core) -> None:
+def test_difference_that_reaches_no_output_is_ignored(core):
     offset = np.full(4, -100, np.float32)
     model = graph("off: p = Tanh(x)", "a: q = Add(p, w)", "b: y = Relu(q)")
     model.graph.initializer.append(numpy_helper.from_array(offset, "w"))
     assert compare(core, model, ("CPU", "WRONG"), X).agrees
 
 
-def test_node_that_agrees_alone_is_reported(core: hetero.Core) -> None:
+def test_node_that_agrees_alone_is_reported(core):
     model = graph("a: p = Tanh(x)", "fused: q = Neg(p)", "b: y = Add(q, q)")
     comparison = compare(core, model, ("CPU", "WRONG"), X)
     assert comparison.node == "fused"
@@ -174,7 +172,7 @@ def test_node_that_agrees_alone_is_reported(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("devices", [("CPU", "HETERO:WRONG,CPU"), ("HETERO:WRONG,CPU", "CPU")])
-def test_device_list_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str, str]) -> None:
+def test_device_list_is_compared_with_its_pins(core, devices):
     model = graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: r = Neg(q)", "off2: y = Add(r, x)")
     comparison = compare(core, model, devices, X, affinity={"off2": "CPU"})
     assert (comparison.agrees, comparison.node) == (False, "off")
@@ -184,14 +182,14 @@ def test_device_list_is_compared_with_its_pins(core: hetero.Core, devices: tuple
         compare(core, model, ("CPU", "WRONG"), X, affinity=pins)
 
 
-def test_tolerances_decide(core: hetero.Core) -> None:
+def test_tolerances_decide(core):
     model = graph("off: y = Tanh(x)")
     assert not compare(core, model, ("CPU", "WRONG"), X, atol=0.49).agrees
     assert compare(core, model, ("CPU", "WRONG"), X, atol=0.51).agrees
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_wrong_node_of_random_graphs_is_found(core: hetero.Core, seed: int) -> None:
+def test_wrong_node_of_random_graphs_is_found(core, seed):
     rng = random.Random(seed)
     count, wrong_index = 24, rng.randrange(24)
     # Every value reaches the output, and no operator hides a difference of 0.5.
@@ -209,7 +207,7 @@ def test_wrong_node_of_random_graphs_is_found(core: hetero.Core, seed: int) -> N
     assert comparison.suspects == (f"off{wrong_index}",)
 
 
-def test_invalid_arguments_are_refused(core: hetero.Core) -> None:
+def test_invalid_arguments_are_refused(core):
     model = graph("a: y = Tanh(x)")
     with pytest.raises(DeviceError, match="two devices"):
         compare(core, model, ("CPU",), X)
@@ -220,7 +218,7 @@ def test_invalid_arguments_are_refused(core: hetero.Core) -> None:
 # Values.
 
 
-def test_values_of_other_types_or_shapes_differ_everywhere() -> None:
+def test_values_of_other_types_or_shapes_differ_everywhere():
     a = np.zeros(3, np.float32)
     (by_type,) = differences_of("v", a, a.astype(np.float64))
     assert (by_type.dtypes, by_type.differing) == (("float32", "float64"), 3)
@@ -228,14 +226,14 @@ def test_values_of_other_types_or_shapes_differ_everywhere() -> None:
     assert (by_shape.shapes, by_shape.agrees) == (((3,), (3, 1)), False)
 
 
-def test_infinities_agree_by_sign() -> None:
+def test_infinities_agree_by_sign():
     a = np.array([np.inf, -np.inf, 1.0])
     assert differences_of("v", a, a)[0].agrees
     (d,) = differences_of("v", a, np.array([np.inf, np.inf, 1.0]))
     assert (d.differing, d.position, d.infs) == (1, (1,), (2, 2))
 
 
-def test_integers_strings_truth_values_scalars_and_nothing() -> None:
+def test_integers_strings_truth_values_scalars_and_nothing():
     big = np.array([2**40, 5], np.int64)
     assert differences_of("v", big, big + np.array([0, 1]), rtol=0, atol=0)[0].position == (1,)
     words = np.array(["a", "b"], object)
@@ -248,7 +246,7 @@ def test_integers_strings_truth_values_scalars_and_nothing() -> None:
     assert differences_of("v", np.zeros((0, 3)), np.zeros((0, 3)))[0].agrees
 
 
-def test_sequences_are_compared_element_by_element() -> None:
+def test_sequences_are_compared_element_by_element():
     one, two = np.zeros(2, np.float32), np.ones(2, np.float32)
     differences = differences_of("v", [one, one], [one, two])
     assert [(d.name, d.agrees) for d in differences] == [("v[0]", True), ("v[1]", False)]
@@ -261,7 +259,7 @@ WRONG = ("--plugin", f"{__name__}:WrongPlugin")
 
 
 @pytest.mark.slow
-def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path) -> None:
+def test_command_exits_with_one_and_names_the_node(shell, tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     np.save(tmp_path / "x.npy", X["x"])
@@ -277,13 +275,13 @@ def test_command_exits_with_one_and_names_the_node(shell: Shell, tmp_path: Path)
     assert shell("compare --atol 2", *arguments).code == 0
 
 
-def test_command_needs_two_devices(shell: Shell, model: Path) -> None:
+def test_command_needs_two_devices(shell, model):
     result = shell("compare -d CPU", model)
     assert (result.code, "expected two devices" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("devices", ["-d CPU,HETERO:WRONG,CPU", "-d CPU -d HETERO:WRONG,CPU"])
-def test_command_compares_device_lists(shell: Shell, tmp_path: Path, devices: str) -> None:
+def test_command_compares_device_lists(shell, tmp_path, devices):
     path = tmp_path / "model.onnx"
     onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
     result = shell(f"compare --json {devices}", path, *WRONG)
@@ -293,30 +291,30 @@ def test_command_compares_device_lists(shell: Shell, tmp_path: Path, devices: st
     assert shell(f"compare {devices} -a off=CPU", path, *WRONG).code == 0
 
 
-def test_compare_is_public() -> None:
+def test_compare_is_public():
     assert hetero.compare is compare
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
-def test_integers_are_compared_exactly(dtype: type) -> None:
+def test_integers_are_compared_exactly(dtype):
     first = np.array([1000, 50000], np.int64).astype(dtype)
     difference = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
     assert (difference.differing, difference.position, difference.max_abs) == (1, (1,), 49)
     assert differences_of("ids", first, first)[0].agrees
 
 
-def test_large_integers_are_not_rounded() -> None:
+def test_large_integers_are_not_rounded():
     big = np.array([2**62], np.int64)
     assert not differences_of("ids", big, big + 1)[0].agrees
 
 
-def test_integers_agree_within_an_absolute_tolerance() -> None:
+def test_integers_agree_within_an_absolute_tolerance():
     a, b = np.array([7, 200], np.uint8), np.array([6, 201], np.uint8)
     assert differences_of("q", a, b)[0].differing == 2
     assert differences_of("q", a, b, atol=1.0)[0].agrees
 
 
-def test_model_is_read_with_the_cores_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_read_with_the_cores_extensions(monkeypatch):
     """Otherwise outputs of custom operators have no type, and no prefix can end there."""
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "org.example": 1]>
@@ -336,7 +334,7 @@ def test_model_is_read_with_the_cores_extensions(monkeypatch: pytest.MonkeyPatch
     assert types == ["tensor(float)"]
 
 
-def test_pins_need_a_device_list(core: hetero.Core) -> None:
+def test_pins_need_a_device_list(core):
     x = {"x": np.ones(4, np.float32)}
     with pytest.raises(AffinityError, match="single devices"):
         compare(core, graph("n: y = Neg(x)"), ["CPU", "HETEROX"], x, affinity={"op:Neg": "CPU"})

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import hetero
 from hetero.compile.autoscaling import ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel
 from hetero.devices.errors import PropertyError, UnknownDeviceError
@@ -37,28 +36,28 @@ def decisions(policy: ScalingPolicy, loads: list[tuple[float, int]]) -> list[int
     return replicas[1:]
 
 
-def test_policy_follows_the_load_after_its_delays() -> None:
+def test_policy_follows_the_load_after_its_delays():
     loads = [(0.0, 8), (0.5, 8), (1.0, 8), (2.0, 1), (11.0, 1), (12.0, 1)]
     assert decisions(policy(), loads) == [1, 1, 4, 4, 4, 1]
 
 
-def test_policy_ignores_short_changes() -> None:
+def test_policy_ignores_short_changes():
     loads = [(0.0, 8), (0.5, 1), (1.0, 8), (1.9, 8), (2.0, 8), (3.0, 1), (12.0, 8), (14.0, 1)]
     assert decisions(policy(), loads) == [1, 1, 1, 1, 4, 4, 4, 4]
 
 
-def test_policy_takes_the_least_change_within_its_delay() -> None:
+def test_policy_takes_the_least_change_within_its_delay():
     assert decisions(policy(), [(0.0, 8), (0.5, 3), (1.0, 8)]) == [1, 1, 2]
     assert decisions(policy(1.0), [(0.0, 8), (1.0, 8), (2.0, 1), (2.5, 5), (3.0, 1)])[-1] == 3
 
 
-def test_policy_starts_a_delay_when_the_load_changes_direction() -> None:
+def test_policy_starts_a_delay_when_the_load_changes_direction():
     scaling_policy = policy()
     steps = [(0.0, 8, 3), (0.5, 2, 3), (10.4, 2, 3), (10.5, 2, 3), (11.0, 4, 1), (11.9, 4, 1)]
     assert [scaling_policy.decide(*step) for step in steps] == [3, 3, 3, 1, 1, 1]
 
 
-def test_policy_stays_within_its_bounds() -> None:
+def test_policy_stays_within_its_bounds():
     assert decisions(policy(0.0), [(0.0, 99), (1.0, 99), (2.0, 0)]) == [1, 4, 1]
 
 
@@ -69,7 +68,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_replicas_start_with_the_load_and_stop_without_losing_requests(core: hetero.Core) -> None:
+def test_replicas_start_with_the_load_and_stop_without_losing_requests(core):
     config = {"REPLICAS": "1..3", "VERIFY": "NO"}
     with core.compile_model(branches(), DEVICES, config) as compiled, GatedPlugin.closed():
         scaler = compiled.target.autoscaler
@@ -98,7 +97,7 @@ def test_replicas_start_with_the_load_and_stop_without_losing_requests(core: het
     assert compiled.num_replicas == 1
 
 
-def test_range_counts_towards_the_optimal_number_of_requests(core: hetero.Core) -> None:
+def test_range_counts_towards_the_optimal_number_of_requests(core):
     def compile_for(replicas: str) -> CompiledModel:
         return core.compile_model(branches(), DEVICES, {"REPLICAS": replicas, "VERIFY": "NO"})
 
@@ -116,12 +115,12 @@ def test_range_counts_towards_the_optimal_number_of_requests(core: hetero.Core) 
         ("1..9", r"at most 3 replicas, .* got 9\. List more devices, or add nodes"),
     ],
 )
-def test_range_outside_the_devices_raises(core: hetero.Core, replicas: str, message: str) -> None:
+def test_range_outside_the_devices_raises(core, replicas, message):
     with pytest.raises(PropertyError, match=message):
         core.compile_model(branches(), DEVICES, {"REPLICAS": replicas, "VERIFY": "NO"})
 
 
-def test_range_for_a_model_with_states_raises(core: hetero.Core) -> None:
+def test_range_for_a_model_with_states_raises(core):
     model = core.read_model(running_sum(), states={"before": "after"})
     with pytest.raises(PropertyError, match="has states, which belong to a replica"):
         core.compile_model(model, DEVICES, {"REPLICAS": "1..2", "VERIFY": "NO"})
@@ -134,7 +133,7 @@ def test_range_for_a_model_with_states_raises(core: hetero.Core) -> None:
     ("device", "maximum"),
     [("GATED", 3), ("GATED.1", 1), ("HETERO:GATED.0,GATED.2", 2), (DEVICES, 3)],
 )
-def test_auto_may_use_every_device_of_a_kind(core: hetero.Core, device: str, maximum: int) -> None:
+def test_auto_may_use_every_device_of_a_kind(core, device, maximum):
     with core.compile_model(branches(), device, {"REPLICAS": "auto", "VERIFY": "NO"}) as compiled:
         scaler = compiled.target.autoscaler
         assert scaler is not None
@@ -143,7 +142,7 @@ def test_auto_may_use_every_device_of_a_kind(core: hetero.Core, device: str, max
         np.testing.assert_allclose(compiled({"x": X})["y"], branches_output(X), rtol=1e-5)
 
 
-def test_auto_follows_the_load_without_losing_requests(core: hetero.Core) -> None:
+def test_auto_follows_the_load_without_losing_requests(core):
     config = {"REPLICAS": "auto", "VERIFY": "NO"}
     with core.compile_model(branches(), "GATED", config) as compiled, GatedPlugin.closed():
         scaler = compiled.target.autoscaler
@@ -161,7 +160,7 @@ def test_auto_follows_the_load_without_losing_requests(core: hetero.Core) -> Non
         wait_until(lambda: compiled.num_replicas == 1)
 
 
-def test_auto_pairs_devices_of_each_kind(core: hetero.Core) -> None:
+def test_auto_pairs_devices_of_each_kind(core):
     pins = {"tanh": "CPU"}
     config = {"REPLICAS": "auto", "VERIFY": "NO"}
     with core.compile_model(branches(), f"{DEVICES},CPU", config, affinity=pins) as compiled:
@@ -173,7 +172,7 @@ def test_auto_pairs_devices_of_each_kind(core: hetero.Core) -> None:
         replica.close()
 
 
-def test_auto_gives_a_model_with_states_one_replica(core: hetero.Core) -> None:
+def test_auto_gives_a_model_with_states_one_replica(core):
     model = core.read_model(running_sum(), states={"before": "after"})
     with core.compile_model(model, "GATED", {"REPLICAS": "auto", "VERIFY": "NO"}) as compiled:
         assert compiled.target.autoscaler is None
@@ -192,12 +191,12 @@ def test_auto_gives_a_model_with_states_one_replica(core: hetero.Core) -> None:
     ],
 )
 def test_missing_devices_are_requested(
-    core: hetero.Core,
-    device: str,
-    config: dict[str, object],
-    count: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    core,
+    device,
+    config,
+    count,
+    monkeypatch,
+):
     requests: list[int] = []
 
     def add_nodes(count: int, is_enough: Callable[[], bool]) -> bool:
@@ -210,7 +209,7 @@ def test_missing_devices_are_requested(
     assert requests == [count]
 
 
-def test_replicas_of_a_name_without_id_use_all_its_devices(core: hetero.Core) -> None:
+def test_replicas_of_a_name_without_id_use_all_its_devices(core):
     with core.compile_model(
         branches(), "HETERO:GATED", {"REPLICAS": 3, "VERIFY": "NO"}
     ) as compiled:

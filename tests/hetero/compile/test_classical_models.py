@@ -117,7 +117,7 @@ def compare(compiled: hetero.CompiledModel, feeds: dict[str, np.ndarray]) -> Non
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_every_alternation_of_two_devices(count: int) -> None:
+def test_every_alternation_of_two_devices(count):
     feeds = {"x": np.array(FEATURES[:count], np.float32)}
     with hetero.Core(executor="inprocess") as core:
         names = core.read_model(model()).node_names
@@ -128,7 +128,7 @@ def test_every_alternation_of_two_devices(count: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_partition_over_actors(local_ray: None) -> None:
+def test_partition_over_actors(local_ray):
     feeds = {"x": np.array(FEATURES, np.float32)}
     with hetero.Core(executor="ray") as core:
         names = core.read_model(model()).node_names

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +27,7 @@ core = core_fixture("module", devices={"CPU": 3})
 
 
 @pytest.fixture(scope="module")
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     options = {
         "DEVICE_PROPERTIES": {
             "CPU.0": {"NUM_STREAMS": 2, "INFERENCE_NUM_THREADS": 1},
@@ -43,7 +40,7 @@ def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
         yield compiled
 
 
-def test_subgraphs_and_plan(compiled: hetero.CompiledModel) -> None:
+def test_subgraphs_and_plan(compiled):
     assert [(s.index, s.device, len(s.node_names)) for s in compiled.subgraphs] == [
         (0, "CPU.1", 2),
         (1, "CPU.0", 4),
@@ -58,7 +55,7 @@ def test_subgraphs_and_plan(compiled: hetero.CompiledModel) -> None:
         assert compiled.cuts == compiled.placements
 
 
-def test_texts(compiled: hetero.CompiledModel) -> None:
+def test_texts(compiled):
     assert repr(compiled) == "<CompiledModel 'branches': 2 subgraphs on CPU.1, CPU.0>"
     html = compiled._repr_html_()
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[1:]]
@@ -85,11 +82,11 @@ def test_texts(compiled: hetero.CompiledModel) -> None:
         ("FULL_DEVICE_NAME", "HETERO"),
     ],
 )
-def test_property(name: str, value: Any, compiled: hetero.CompiledModel) -> None:
+def test_property(name, value, compiled):
     assert compiled.get_property(name) == value
 
 
-def test_properties_of_the_devices(compiled: hetero.CompiledModel) -> None:
+def test_properties_of_the_devices(compiled):
     options = compiled.get_property("DEVICE_PROPERTIES")
     assert {d: o["NUM_STREAMS"] for d, o in options.items()} == {"CPU.0": 2, "CPU.1": 2, "CPU.2": 7}
     with pytest.raises(PropertyError, match=r"INFERENCE_NUM_THREADS: CPU\.0 has 1, CPU\.1 has 2\."):
@@ -103,7 +100,7 @@ def test_properties_of_the_devices(compiled: hetero.CompiledModel) -> None:
     assert "REQUEST_TIMEOUT_S" in supported
 
 
-def test_profiling_on_one_device_profiles_the_requests(core: hetero.Core) -> None:
+def test_profiling_on_one_device_profiles_the_requests(core):
     options = {"DEVICE_PROPERTIES": {"CPU.1": {"PERF_COUNT": True}}}
     with core.compile_model(branches(), DEVICES, options, affinity=PINS) as compiled:
         assert compiled.get_property("PERF_COUNT") is True
@@ -124,14 +121,12 @@ def test_profiling_on_one_device_profiles_the_requests(core: hetero.Core) -> Non
         ({"AUTO_BATCH_SIZE": 4, "PERFORMANCE_HINT_NUM_REQUESTS": 5}, 5),
     ],
 )
-def test_optimal_number_of_requests(
-    options: dict[str, Any], expected: int, core: hetero.Core
-) -> None:
+def test_optimal_number_of_requests(options, expected, core):
     with core.compile_model(branches(), DEVICES, options, affinity=PINS) as compiled:
         assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == expected
 
 
-def test_run_returns_the_named_outputs(compiled: hetero.CompiledModel) -> None:
+def test_run_returns_the_named_outputs(compiled):
     expected = branches_output(X)
     for names in (None, ["y"], ["y", "y"]):
         results = compiled.run(names, {"x": X}, timeout_s=50)
@@ -142,7 +137,7 @@ def test_run_returns_the_named_outputs(compiled: hetero.CompiledModel) -> None:
         compiled.run(["z"], {"x": X})
 
 
-def test_submission_takes_its_priority_and_timeout(compiled: hetero.CompiledModel) -> None:
+def test_submission_takes_its_priority_and_timeout(compiled):
     submission = compiled.submit({"x": X}, timeout_s=50, priority=3)
     np.testing.assert_allclose(
         submission.future.result(50).outputs["y"], branches_output(X), rtol=1e-5
@@ -151,9 +146,7 @@ def test_submission_takes_its_priority_and_timeout(compiled: hetero.CompiledMode
         compiled.submit({"x": X}, priority="3")  # type: ignore[arg-type]
 
 
-def test_exports_are_equal(
-    compiled: hetero.CompiledModel, core: hetero.Core, tmp_path: Path
-) -> None:
+def test_exports_are_equal(compiled, core, tmp_path):
     data, stream, path = compiled.export_model(), io.BytesIO(), tmp_path / "m.blob"
     compiled.export_model(stream)
     compiled.export_model(path)
@@ -168,7 +161,7 @@ def test_exports_are_equal(
             compiled.export_model(bad)  # type: ignore[call-overload]
 
 
-def test_closed_model_refuses_requests(core: hetero.Core) -> None:
+def test_closed_model_refuses_requests(core):
     compiled = core.compile_model(branches(), DEVICES, affinity=PINS)
     request = compiled.create_infer_request()
     request.infer(X)
@@ -178,7 +171,7 @@ def test_closed_model_refuses_requests(core: hetero.Core) -> None:
         request.infer(X)
 
 
-def test_options_of_another_model_stay(core: hetero.Core, compiled: hetero.CompiledModel) -> None:
+def test_options_of_another_model_stay(core, compiled):
     with core.compile_model(branches(), "HETERO:CPU.0", {"REQUEST_TIMEOUT_S": 3.0}) as other:
         assert repr(other) == "<CompiledModel 'branches': 1 subgraph on CPU.0>"
         assert other.get_property("REQUEST_TIMEOUT_S") == 3.0

@@ -34,13 +34,13 @@ def place(model: Model = MODEL, share: float = 1.0, **devices: str) -> PlacedPar
 
 
 @pytest.mark.parametrize(("milliseconds", "seconds"), [(0, 0.0), (1, 0.001), (2500, 2.5)])
-def test_batch_timeout_is_in_milliseconds(milliseconds: int, seconds: float) -> None:
+def test_batch_timeout_is_in_milliseconds(milliseconds, seconds):
     request = compile_request("X.0", AUTO_BATCH_SIZE=8, AUTO_BATCH_TIMEOUT=milliseconds)
     batching = dynamic_batching([place(with_batch_axis(MODEL, request))], request, Limits())
     assert batching == Batching(8, seconds, busy=1, most=32)
 
 
-def test_batches_in_flight_fill_the_stages_of_all_placements() -> None:
+def test_batches_in_flight_fill_the_stages_of_all_placements():
     request = compile_request("X.0", "X.1", AUTO_BATCH_SIZE=2)
     model = with_batch_axis(MODEL, request)
     placements = [place(model), place(model, add="X.1")]
@@ -53,7 +53,7 @@ def test_batches_in_flight_fill_the_stages_of_all_placements() -> None:
     ("size", "allowed", "batched"),
     [(0, True, False), (1, True, False), (2, True, True), (2, False, False)],
 )
-def test_batching_needs_two_rows_and_permission(size: int, allowed: bool, batched: bool) -> None:
+def test_batching_needs_two_rows_and_permission(size, allowed, batched):
     request = compile_request("X.0", AUTO_BATCH_SIZE=size, ALLOW_AUTO_BATCHING=allowed)
     assert request.batch_size == (size if allowed else 0)
     one_row = read_model(parse_model(ONE_ROW))
@@ -76,7 +76,7 @@ LIMITS: dict[str, tuple[tuple[Any, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_limits_equal_their_options(name: str) -> None:
+def test_limits_equal_their_options(name):
     values, field = LIMITS[name]
     first, second = (compile_request("X.0", **{name: value}).limits for value in values)
     assert (getattr(first, field), getattr(second, field)) == values
@@ -84,7 +84,7 @@ def test_limits_equal_their_options(name: str) -> None:
     assert fields == {field}
 
 
-def test_optimal_requests_count_stages_streams_and_placements() -> None:
+def test_optimal_requests_count_stages_streams_and_placements():
     one, two = place(), place(add="X.1")
     configs: dict[str, Any] = {"X.0": {}, "X.1": {}}
     assert optimal_num_requests([one], configs) == 1 + 1
@@ -98,7 +98,7 @@ def test_optimal_requests_count_stages_streams_and_placements() -> None:
 # Devices that are lost.
 
 
-def test_without_devices_keeps_the_others_in_order() -> None:
+def test_without_devices_keeps_the_others_in_order():
     request = compile_request("X.0", "Y.0", "X.1", REPLICAS=2)
     remaining = without_devices(request, ["Y.0"])
     assert remaining.devices == ("X.0", "X.1")
@@ -106,12 +106,12 @@ def test_without_devices_keeps_the_others_in_order() -> None:
     assert without_devices(request, ["X.0", "Y.0"]).hetero_config["REPLICAS"] == 1
 
 
-def test_without_devices_needs_one_device() -> None:
+def test_without_devices_needs_one_device():
     with pytest.raises(DeviceError, match=r"lost devices: X\.0, X\.1\."):
         without_devices(compile_request("X.0", "X.1"), ["X.1", "X.0"])
 
 
-def test_without_devices_moves_pins_within_the_plugin() -> None:
+def test_without_devices_moves_pins_within_the_plugin():
     pins = Affinity({"add": "X.0", "tanh": "Y.0"}, {})
     request = compile_request("X.0", "X.1", "Y.0", pins=pins)
     assert without_devices(request, ["X.0"]).pins.devices == {"add": "X.1", "tanh": "Y.0"}
@@ -127,15 +127,13 @@ def test_without_devices_moves_pins_within_the_plugin() -> None:
         ("Y.0", {"X.0": ["X.1", "X.2"]}),
     ],
 )
-def test_without_devices_keeps_replicas_that_remain(
-    device: str, replicas: dict[str, list[str]]
-) -> None:
+def test_without_devices_keeps_replicas_that_remain(device, replicas):
     option = {"X.0": ["X.1", "X.2"]}
     request = compile_request("X.0", "X.1", "X.2", "Y.0", REPLICAS=option)
     assert without_devices(request, [device]).hetero_config["REPLICAS"] == replicas
 
 
-def test_without_devices_keeps_automatic_replicas() -> None:
+def test_without_devices_keeps_automatic_replicas():
     request = compile_request("X.0", "X.1")
     assert without_devices(request, ["X.0"]).hetero_config["REPLICAS"] == "plan"
 
@@ -143,7 +141,7 @@ def test_without_devices_keeps_automatic_replicas() -> None:
 # Replicas.
 
 
-def test_replica_devices_are_not_planned() -> None:
+def test_replica_devices_are_not_planned():
     request = with_replicas(compile_request("X.0", "X.1", "Y.0", REPLICAS={"X.0": ["X.1"]}))
     assert request.replicas == {"X.0": ("X.1",)}
     assert request.devices == ("X.0", "Y.0")
@@ -160,12 +158,12 @@ def test_replica_devices_are_not_planned() -> None:
         (3, ("X.0",), {"X.0": ("X.1", "Y.0")}),
     ],
 )
-def test_consecutive_devices_are_replicas(number: Any, devices: Any, replicas: Any) -> None:
+def test_consecutive_devices_are_replicas(number, devices, replicas):
     request = with_replicas(compile_request("X.0", "X.1", "Y.0", REPLICAS=number))
     assert (request.devices, request.replicas) == (devices, replicas)
 
 
-def test_each_replica_needs_a_device() -> None:
+def test_each_replica_needs_a_device():
     with pytest.raises(PropertyError, match=r"expected at most 2 replicas, .* X\.0, X\.1; got 3"):
         with_replicas(compile_request("X.0", "X.1", REPLICAS=3))
 
@@ -179,7 +177,7 @@ def test_each_replica_needs_a_device() -> None:
         ({"X.0": ["X.0"]}, "X.0"),
     ],
 )
-def test_device_is_the_replica_of_one_other(replicas: dict[str, list[str]], device: str) -> None:
+def test_device_is_the_replica_of_one_other(replicas, device):
     request = compile_request("X.0", "X.1", "X.2", REPLICAS=replicas)
     with pytest.raises(PropertyError, match=f"{device} occurs twice") as caught:
         with_replicas(request)
@@ -187,14 +185,14 @@ def test_device_is_the_replica_of_one_other(replicas: dict[str, list[str]], devi
 
 
 @pytest.mark.parametrize("replicas", [{"X.0": ["Z.0"]}, {"Z.0": ["X.0"]}])
-def test_replicas_must_be_devices_of_the_request(replicas: dict[str, list[str]]) -> None:
+def test_replicas_must_be_devices_of_the_request(replicas):
     request = compile_request("X.0", "X.1", REPLICAS=replicas)
     with pytest.raises(PropertyError, match=r"devices X\.0, X\.1; got 'Z\.0'") as caught:
         with_replicas(request)
     assert caught.value.property == "REPLICAS"
 
 
-def test_pins_of_a_replica_are_those_of_its_original() -> None:
+def test_pins_of_a_replica_are_those_of_its_original():
     pins = Affinity({"tanh": "X.0", "add": "X.1"}, {})
     request = compile_request("X.0", "X.1", REPLICAS={"X.0": ["X.1"]}, pins=pins)
     assert with_replicas(request).pins.devices == {"tanh": "X.0", "add": "X.0"}
@@ -205,7 +203,7 @@ def test_pins_of_a_replica_are_those_of_its_original() -> None:
         with_replicas(request)
 
 
-def test_replicate_uses_all_devices_by_turns() -> None:
+def test_replicate_uses_all_devices_by_turns():
     original = place(share=0.5, add="Y.0", tanh="Z.0")
     placements = replicate(original, {"X.0": ("X.1",), "Y.0": ("Y.1", "Y.2"), "W.0": ("W.1",)})
     devices = [(p.affinity["matmul"], p.affinity["add"], p.affinity["tanh"]) for p in placements]
@@ -217,7 +215,7 @@ def test_replicate_uses_all_devices_by_turns() -> None:
     assert {s.device for s in last.partition.subgraphs} == {"X.0", "Y.2", "Z.0"}
 
 
-def test_devices_that_are_listed_together_work_together() -> None:
+def test_devices_that_are_listed_together_work_together():
     placements = replicate(place(add="Y.0"), {"X.0": ("X.1",), "Y.0": ("Y.1",)})
     devices = [(p.affinity["matmul"], p.affinity["add"]) for p in placements]
     assert devices == [("X.0", "Y.0"), ("X.1", "Y.1")]
@@ -226,7 +224,7 @@ def test_devices_that_are_listed_together_work_together() -> None:
 # Placements that move.
 
 
-def test_lost_stages_move_to_least_loaded_device() -> None:
+def test_lost_stages_move_to_least_loaded_device():
     placement = place(add="X.1", tanh="X.2", neg="X.2")
     remaining = [descriptor("X.0"), descriptor("X.2"), descriptor("X.3"), descriptor("Y.0")]
     changed = move_from_lost_devices(placement, ["X.1"], remaining)
@@ -238,7 +236,7 @@ def test_lost_stages_move_to_least_loaded_device() -> None:
     assert without_spare.affinity["add"] == "X.2"
 
 
-def test_second_lost_device_counts_the_nodes_of_the_first() -> None:
+def test_second_lost_device_counts_the_nodes_of_the_first():
     # X.0 has 3 nodes, X.1 has 2, X.2 has 1; of X.3 and X.4 each takes one lost device.
     placement = place(add="X.1", tanh="X.1", neg="X.2")
     remaining = [descriptor("X.3"), descriptor("X.4")]
@@ -248,21 +246,21 @@ def test_second_lost_device_counts_the_nodes_of_the_first() -> None:
     assert loads == [3, 3]
 
 
-def test_lost_stages_need_a_device_of_their_plugin() -> None:
+def test_lost_stages_need_a_device_of_their_plugin():
     placement = place(add="Y.0")
     assert move_from_lost_devices(placement, ["Y.0"], [descriptor("X.0")]) is None
     assert move_from_lost_devices(placement, ["Y.0"], [descriptor("Y.0", plugin="X")]) is None
 
 
 @pytest.mark.parametrize(("nbytes", "fits"), [(None, True), (48, True), (47, False)])
-def test_lost_stages_need_memory_for_their_weights(nbytes: int | None, fits: bool) -> None:
+def test_lost_stages_need_memory_for_their_weights(nbytes, fits):
     placement = place(add="X.1")  # the weight of 3 x 4 floats is read on X.0
     remaining = [descriptor("X.1"), descriptor("X.2", memory_nbytes=nbytes)]
     changed = move_from_lost_devices(placement, ["X.0"], [remaining[1]])
     assert (changed is not None) == fits
 
 
-def test_weights_of_several_stages_on_a_device_add_up() -> None:
+def test_weights_of_several_stages_on_a_device_add_up():
     model = build("a: v = Add(x, c)\nb: w = Neg(v)\nd: y = Add(w, e)", outputs="y", constants="c e")
     placement = place(model, b="Y.0")
     for nbytes, fits in ((24, True), (23, False)):
@@ -270,7 +268,7 @@ def test_weights_of_several_stages_on_a_device_add_up() -> None:
         assert (move_from_lost_devices(placement, ["X.0"], remaining) is not None) == fits
 
 
-def test_memory_of_lost_devices_is_removed() -> None:
+def test_memory_of_lost_devices_is_removed():
     request = compile_request("X.0", "X.1", DEVICE_MEMORY_NBYTES={"X.0": 1000, "X.1": 2000})
     remaining = without_devices(request, {"X.1"})
     assert remaining.hetero_config["DEVICE_MEMORY_NBYTES"] == {"X.0": 1000}

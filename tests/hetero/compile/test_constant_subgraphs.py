@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -47,13 +47,13 @@ class CountingRuns(CPUPlugin):
 
 
 @pytest.fixture
-def core() -> Iterator[hetero.Core]:
+def core():
     CountingRuns.runs = 0
     with hetero.Core(executor="inprocess", plugins=[f"{__name__}:CountingRuns"]) as core:
         yield core
 
 
-def test_constant_subgraph_runs_once(core: hetero.Core) -> None:
+def test_constant_subgraph_runs_once(core):
     compiled = core.compile_model(
         MODEL, "HETERO:CPU,RUNS", affinity={"s": "RUNS", "w": "RUNS", "y": "CPU"}
     )
@@ -66,7 +66,7 @@ def test_constant_subgraph_runs_once(core: hetero.Core) -> None:
     assert CountingRuns.runs == 1
 
 
-def test_random_subgraph_runs_for_each_request(core: hetero.Core) -> None:
+def test_random_subgraph_runs_for_each_request(core):
     compiled = core.compile_model(
         RANDOM_MODEL, "HETERO:CPU,RUNS", affinity={"r": "RUNS", "e": "RUNS", "y": "CPU"}
     )
@@ -88,7 +88,7 @@ class WithoutConstantOfShape(CountingRuns):
         return super().refuse(node, model, config)
 
 
-def test_computed_weights_do_not_cross_with_requests() -> None:
+def test_computed_weights_do_not_cross_with_requests():
     """The weights' subgraph is on the device of the first layer, but does not run with it."""
     with hetero.Core("inprocess", plugins=[f"{__name__}:WithoutConstantOfShape"]) as core:
         model = core.read_model("light:squeezenet")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
 import pytest
 
 import hetero
-from hetero.devices import InferRequest, errors
+from hetero.devices import errors
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches
 
@@ -39,7 +38,7 @@ BODIES = {
 
 
 @pytest.fixture(params=BODIES)
-def request_(core: hetero.Core, request: pytest.FixtureRequest) -> Iterator[InferRequest]:
+def request_(core, request):
     with core.compile_model(endless_model(BODIES[request.param]), "CPU") as compiled:
         yield compiled.create_infer_request()
 
@@ -58,7 +57,7 @@ def neg_model() -> onnx.ModelProto:
     )
 
 
-def test_deadline_ends_endless_loop(core: hetero.Core, request_: InferRequest) -> None:
+def test_deadline_ends_endless_loop(core, request_):
     with pytest.raises(errors.DeadlineError):
         request_.infer({"x": X}, timeout_s=0.05)
     request_.start_async({"x": X}, timeout_s=0.05)
@@ -67,7 +66,7 @@ def test_deadline_ends_endless_loop(core: hetero.Core, request_: InferRequest) -
     assert is_device_free(core)
 
 
-def test_cancel_ends_endless_loop(core: hetero.Core, request_: InferRequest) -> None:
+def test_cancel_ends_endless_loop(core, request_):
     request_.start_async({"x": X})
     request_.cancel()
     with pytest.raises(errors.RequestCancelledError):
@@ -75,7 +74,7 @@ def test_cancel_ends_endless_loop(core: hetero.Core, request_: InferRequest) -> 
     assert is_device_free(core)
 
 
-def test_request_timeout_ends_a_request_that_ignores_cancellation() -> None:
+def test_request_timeout_ends_a_request_that_ignores_cancellation():
     with (
         hetero.Core("inprocess", plugins=[GatedPlugin]) as core,
         core.compile_model(neg_model(), "GATED", {"REQUEST_TIMEOUT_S": 0.05}) as compiled,
@@ -91,8 +90,8 @@ def test_request_timeout_ends_a_request_that_ignores_cancellation() -> None:
 
 @pytest.mark.parametrize("close", [hetero.CompiledModel.close, hetero.Core.close])
 def test_close_cancels_requests_and_ends_threads(
-    close: Callable[[hetero.CompiledModel | hetero.Core], None],
-) -> None:
+    close,
+):
     before = set(threading.enumerate())
     with hetero.Core(executor="inprocess") as core:
         compiled = core.compile_model(endless_model(BODIES["nodes"]), "CPU")
@@ -111,7 +110,7 @@ def test_close_cancels_requests_and_ends_threads(
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0])
-def test_timeout_of_zero_or_less_is_rejected(core: hetero.Core, timeout_s: float) -> None:
+def test_timeout_of_zero_or_less_is_rejected(core, timeout_s):
     request = core.compile_model(neg_model(), "CPU").create_infer_request()
     for start in (request.infer, request.start_async):
         with pytest.raises(errors.DeadlineError, match="timeout_s greater than 0"):
@@ -119,7 +118,7 @@ def test_timeout_of_zero_or_less_is_rejected(core: hetero.Core, timeout_s: float
     np.testing.assert_array_equal(request.infer({"x": X})[0], -X)
 
 
-def test_unlimited_timeout(core: hetero.Core) -> None:
+def test_unlimited_timeout(core):
     compiled = core.compile_model(neg_model(), "CPU", {"REQUEST_TIMEOUT_S": 1e300})
     request = compiled.create_infer_request()
     for timeout_s in (None, float("inf")):
@@ -129,7 +128,7 @@ def test_unlimited_timeout(core: hetero.Core) -> None:
     queue.wait_all()
 
 
-def test_device_and_stage_timeouts_are_rejected_inprocess() -> None:
+def test_device_and_stage_timeouts_are_rejected_inprocess():
     with hetero.Core("inprocess") as core:
         for use in (
             lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 3}),

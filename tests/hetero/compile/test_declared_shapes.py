@@ -112,7 +112,7 @@ def parse(text: str) -> ModelProto:
 @pytest.mark.sampled(4, "devices", "name")
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("name", MODELS)
-def test_wrong_declared_shape_warns(core: hetero.Core, name: str, devices: str) -> None:
+def test_wrong_declared_shape_warns(core, name, devices):
     graph, feeds, warned_outputs = MODELS[name]
     model = parse(graph)
     options = onnxruntime.SessionOptions()
@@ -139,7 +139,7 @@ def test_wrong_declared_shape_warns(core: hetero.Core, name: str, devices: str) 
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
-def test_wrong_declared_type_is_rejected(core: hetero.Core, device: str) -> None:
+def test_wrong_declared_type_is_rejected(core, device):
     model = parse("g (float[2, 3] x) => (float16[2, 3] y) {a = Neg(x) y = Relu(a)}")
     with pytest.raises(hetero.HeteroError, match=r"(?i)type"):
         core.compile_model(model, device)
@@ -162,7 +162,7 @@ class Transposing(Plugin):
 
 
 @pytest.mark.parametrize("declared", ["[2, 3]", "[n, m]", "[3, 2]"])
-def test_output_shape_that_contradicts_inference_is_rejected(declared: str) -> None:
+def test_output_shape_that_contradicts_inference_is_rejected(declared):
     model = parse(f"g (float[2, 3] x) => (float{declared} y) {{a = Neg(x) y = Relu(a)}}")
     with hetero.Core(executor="inprocess", plugins=[Transposing]) as core:
         pins = {"a": "TRANSPOSING", "y": "CPU"}
@@ -179,7 +179,7 @@ def test_output_shape_that_contradicts_inference_is_rejected(declared: str) -> N
 @pytest.mark.parametrize(
     "line", ["GroupNormalization<num_groups = 2>(x, s, s)", "MeanVarianceNormalization(x)"]
 )
-def test_normalization_keeps_the_input_shape(line: str) -> None:
+def test_normalization_keeps_the_input_shape(line):
     text = (
         '<ir_version: 10, opset_import: ["" : 21]> g (float[n,4,5] x, float[4] s) => (float[] y) '
         f"{{ a = {line} y = Relu(a) }}"

@@ -14,7 +14,7 @@ HUGE = np.array([2**22, 2**22], np.int64)
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_memory_error_names_device_and_model_survives(device: str) -> None:
+def test_memory_error_names_device_and_model_survives(device):
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         large (float[1] x, int64[2] s) => (float[a, b] y) { n = Neg(x) y = Expand(n, s) }""")
     x = np.ones(1, np.float32)

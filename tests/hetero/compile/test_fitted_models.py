@@ -49,7 +49,7 @@ def options(nbytes: int) -> dict[str, Any]:
     return {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": memory, "VERIFY": "NO"}
 
 
-def test_imported_model_keeps_its_compact_options() -> None:
+def test_imported_model_keeps_its_compact_options():
     x = np.arange(WIDTH, dtype=np.float32)[None]
     stream = io.BytesIO()
     with hetero.Core("inprocess", plugins=[PackingPlugin]) as core:
@@ -67,7 +67,7 @@ def test_imported_model_keeps_its_compact_options() -> None:
 
 
 @pytest.mark.parametrize("replicas", [2, "1..2"])
-def test_replicas_of_a_model_that_must_fit_are_refused(replicas: int | str) -> None:
+def test_replicas_of_a_model_that_must_fit_are_refused(replicas):
     config = {"FIT_MEMORY": True, "REPLICAS": replicas}
     with (
         hetero.Core("inprocess", devices={"CPU": 2}) as core,
@@ -76,7 +76,7 @@ def test_replicas_of_a_model_that_must_fit_are_refused(replicas: int | str) -> N
         core.compile_model(products(4), "HETERO:CPU.0,CPU.1", config)
 
 
-def test_requests_in_flight_are_limited_by_memory() -> None:
+def test_requests_in_flight_are_limited_by_memory():
     request_nbytes = 2 * WIDTH * 4
     room = 8 * WEIGHT + 2 * WIDTH * 4 + 3 * request_nbytes
     with (
@@ -89,7 +89,7 @@ def test_requests_in_flight_are_limited_by_memory() -> None:
         assert compiled.deployment.limits.requests == 4
 
 
-def test_device_of_unknown_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_of_unknown_memory_is_named(monkeypatch):
     monkeypatch.setattr("hetero.scheduler.device.discovery._node_memory_nbytes", lambda: None)
     with (
         hetero.Core("inprocess") as core,
@@ -99,7 +99,7 @@ def test_device_of_unknown_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert caught.value.data["unknown_devices"] == ("CPU",)
 
 
-def test_budget_below_the_smallest_stage_is_an_error() -> None:
+def test_budget_below_the_smallest_stage_is_an_error():
     config = {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": {"PACKING": 1000}}
     with (
         hetero.Core("inprocess", plugins=[PackingPlugin]) as core,
@@ -109,7 +109,7 @@ def test_budget_below_the_smallest_stage_is_an_error() -> None:
     assert caught.value.data["smallest_stage_nbytes"] > WEIGHT
 
 
-def test_open_sizes_are_requested() -> None:
+def test_open_sizes_are_requested():
     text = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[rows, 4] x) => (float[rows, 4] y) { y = Relu(x) }

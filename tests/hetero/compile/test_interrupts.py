@@ -15,7 +15,7 @@ from tests.support.models import branches
 
 
 @pytest.mark.parametrize("method", ["start", "_wait_for_end"])
-def test_interrupted_call_frees_the_device(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_interrupted_call_frees_the_device(monkeypatch, method):
     start = RequestStateMachine.start
 
     def start_and_interrupt(machine: RequestStateMachine, *arguments: Any, **options: Any) -> None:

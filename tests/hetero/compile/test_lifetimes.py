@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ def num_deployments(core: hetero.Core) -> int:
     return len(core.executor._deployments)
 
 
-def test_closed_model_has_no_deployment(core: hetero.Core) -> None:
+def test_closed_model_has_no_deployment(core):
     for _ in range(3):
         with core.compile_model(branches(), "CPU") as compiled:
             compiled({"x": X})
@@ -39,13 +38,13 @@ def test_closed_model_has_no_deployment(core: hetero.Core) -> None:
         assert num_deployments(core) == 0
 
 
-def test_failed_compilation_leaves_no_deployment(core: hetero.Core) -> None:
+def test_failed_compilation_leaves_no_deployment(core):
     with pytest.raises(errors.HeteroError):
         core.compile_model(branches(), "CPU", {"INFERENCE_NUM_THREADS": -5})
     assert num_deployments(core) == 0
 
 
-def test_compare_and_profile_leave_no_deployment(core: hetero.Core) -> None:
+def test_compare_and_profile_leave_no_deployment(core):
     compare(core, branches(), ["CPU", "ORT"], {"x": X}, rtol=0.0, atol=0.0)
     core.profile_model(branches(), "CPU", seconds=0.1)
     assert num_deployments(core) == 0
@@ -86,9 +85,7 @@ def model_threads() -> set[threading.Thread]:
 @pytest.mark.parametrize(
     "action", [lambda _: None, use_by_call, use_by_failing_call, use_by_callback, use_by_queue]
 )
-def test_deleted_model_releases_deployment_and_threads(
-    core: hetero.Core, action: Callable[[hetero.CompiledModel], None]
-) -> None:
+def test_deleted_model_releases_deployment_and_threads(core, action):
     core.compile_model(branches(), "CPU").close()  # importing plugins starts threads
     before = model_threads()
     compiled = core.compile_model(branches(), "HETERO:CPU", {"NUM_STREAMS": 1})
@@ -105,7 +102,7 @@ def test_deleted_model_releases_deployment_and_threads(
     wait_for(is_gone)
 
 
-def test_request_and_queue_keep_their_model_alive(core: hetero.Core) -> None:
+def test_request_and_queue_keep_their_model_alive(core):
     request = core.compile_model(branches(), "CPU").create_infer_request()
     queue = hetero.AsyncInferQueue(core.compile_model(branches(), "CPU"), jobs=1)
     np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
@@ -118,7 +115,7 @@ def test_request_and_queue_keep_their_model_alive(core: hetero.Core) -> None:
     wait_for(lambda: num_deployments(core) == 0)
 
 
-def test_deleted_request_completes_and_calls_back(core: hetero.Core) -> None:
+def test_deleted_request_completes_and_calls_back(core):
     called = threading.Event()
     request = core.compile_model(branches(), "CPU").create_infer_request()
     request.set_callback(lambda userdata: called.set())
@@ -128,7 +125,7 @@ def test_deleted_request_completes_and_calls_back(core: hetero.Core) -> None:
     wait_for(lambda: num_deployments(core) == 0)
 
 
-def test_close_twice_in_any_order() -> None:
+def test_close_twice_in_any_order():
     core = hetero.Core(executor="inprocess")
     compiled = core.compile_model(branches(), "CPU")
     core.close()
@@ -139,8 +136,8 @@ def test_close_twice_in_any_order() -> None:
 
 
 def test_core_close_waits_for_model_close(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     before = set(threading.enumerate())
     core = hetero.Core(executor="inprocess")
     compiled = core.compile_model(branches(), "CPU")
@@ -165,7 +162,7 @@ def test_core_close_waits_for_model_close(
         assert not thread.is_alive()
 
 
-def test_use_in_forked_process_is_rejected(core: hetero.Core) -> None:
+def test_use_in_forked_process_is_rejected(core):
     compiled = core.compile_model(branches(), "CPU")
     compiled({"x": X})
     messages = []
@@ -196,7 +193,7 @@ def test_use_in_forked_process_is_rejected(core: hetero.Core) -> None:
         pytest.param("ray", 250, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )
-def test_compile_and_close_leak_nothing(executor: str, rounds: int) -> None:
+def test_compile_and_close_leak_nothing(executor, rounds):
     row = run(executor, rounds)
     assert max(row["threads"], row["fds"], row["object_store_nbytes"]) <= 0
     # Leaking models would cost over 400 kB each, deployments 20 kB.

@@ -24,7 +24,7 @@ def request(core: hetero.Core, **config: object) -> CompileRequest:
     return core._request(model, "HETERO:CPU.0,CPU.1,ORT", config, pins)
 
 
-def test_pins_move_to_device_of_the_same_plugin(core: hetero.Core) -> None:
+def test_pins_move_to_device_of_the_same_plugin(core):
     remaining = without_devices(request(core, REPLICAS=3), ["CPU.1"])
     assert remaining.devices == ("CPU.0", "ORT")
     assert dict(remaining.pins) == {"tanh": "CPU.0", "matmul": "ORT"}
@@ -35,16 +35,14 @@ def test_pins_move_to_device_of_the_same_plugin(core: hetero.Core) -> None:
     ("lost_devices", "pattern"),
     [(["ORT"], "no other device of plugin ORT"), (["CPU.0", "CPU.1", "ORT"], "no device remains")],
 )
-def test_compilation_that_needs_lost_devices_is_rejected(
-    core: hetero.Core, lost_devices: list[str], pattern: str
-) -> None:
+def test_compilation_that_needs_lost_devices_is_rejected(core, lost_devices, pattern):
     with pytest.raises(DeviceError, match=pattern):
         without_devices(request(core), lost_devices)
 
 
 def test_stages_move_to_idle_device_of_same_plugin(
-    core: hetero.Core,
-) -> None:
+    core,
+):
     source = request(core)
     placement = core._compiler.place(read_model(branches()), source, {})[0]
     assert [s.device for s in placement.plan.stages].count("ORT") == 1

@@ -71,7 +71,7 @@ def options(device: str) -> dict[str, object]:
     return {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": memory, "VERIFY": "NO"}
 
 
-def test_model_is_planned_again_with_less_memory() -> None:
+def test_model_is_planned_again_with_less_memory():
     with (
         hetero.Core("inprocess", plugins=[SmallPlugin]) as core,
         core.compile_model(products(4), "HETERO:SMALL,CPU", options("SMALL")) as compiled,
@@ -83,7 +83,7 @@ def test_model_is_planned_again_with_less_memory() -> None:
         np.testing.assert_array_equal(compiled({"v0": x})[0], x)
 
 
-def test_device_that_runs_out_of_memory_twice_is_an_error() -> None:
+def test_device_that_runs_out_of_memory_twice_is_an_error():
     with (
         hetero.Core("inprocess", plugins=[FullPlugin]) as core,
         pytest.raises(DeviceMemoryError, match="no room") as caught,
@@ -93,8 +93,8 @@ def test_device_that_runs_out_of_memory_twice_is_an_error() -> None:
 
 
 def test_exhausted_device_is_replaced_by_another_plan(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     x = np.arange(WIDTH, dtype=np.float32)[None]
     with (
         hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
@@ -118,7 +118,7 @@ def test_exhausted_device_is_replaced_by_another_plan(
     assert caplog.text.count("ran out of memory at") == 1
 
 
-def test_device_that_exhausts_every_plan_is_an_error() -> None:
+def test_device_that_exhausts_every_plan_is_an_error():
     x = np.zeros((1, WIDTH), np.float32)
     with (
         hetero.Core("inprocess", plugins=[AlwaysOverfullPlugin]) as core,
@@ -129,7 +129,7 @@ def test_device_that_exhausts_every_plan_is_an_error() -> None:
                 compiled({"v0": x})
 
 
-def test_request_without_another_plan_gets_the_error() -> None:
+def test_request_without_another_plan_gets_the_error():
     x = np.zeros((1, WIDTH), np.float32)
     memory = {"OVERFULL": 200_000}
     for config in (options("OVERFULL") | {"DEVICE_MEMORY_NBYTES": memory}, {"VERIFY": "NO"}):

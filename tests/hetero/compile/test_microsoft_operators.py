@@ -34,7 +34,7 @@ def layers(rng: np.random.Generator, text: str = LAYERS) -> ModelProto:
     return model
 
 
-def test_random_partitions_equal_onnxruntime() -> None:
+def test_random_partitions_equal_onnxruntime():
     rng = np.random.default_rng(0)
     model = layers(rng)
     feeds = {
@@ -57,7 +57,7 @@ def test_random_partitions_equal_onnxruntime() -> None:
 
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:CPU"])
-def test_unsupported_attribute_is_refused(device: str) -> None:
+def test_unsupported_attribute_is_refused(device):
     text = LAYERS.replace("do_rotary = 1>", 'do_rotary = 1, k_quant_type = "PER_TENSOR">')
     model = layers(np.random.default_rng(0), text)
     with hetero.Core(executor="inprocess") as core:

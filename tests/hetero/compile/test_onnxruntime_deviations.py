@@ -46,7 +46,7 @@ MODELS = {
 @pytest.mark.sampled(9, "case", "devices")
 @pytest.mark.parametrize("case", MODELS)
 @pytest.mark.parametrize("devices", ["CPU", "HETERO:ORT,CPU", "HETERO:CPU,ORT"])
-def test_results_equal_onnxruntime(case: str, devices: str) -> None:
+def test_results_equal_onnxruntime(case, devices):
     opset, body, shape = MODELS[case]
     sizes = ",".join(map(str, shape))
     model = parser.parse_model(

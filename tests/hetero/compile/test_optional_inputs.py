@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 import hetero
 from hetero.devices.errors import TensorNameError, TensorShapeError
-from tests.support.command_line import Shell
 
 DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT")
 X = np.float32([[1, -2, 3]])
@@ -50,9 +48,7 @@ def compile_layer(core: hetero.Core, device: str, config: Any = None) -> hetero.
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("overrides", [{}, {"w": W}, {"b": B}, {"w": W, "b": B}])
 @pytest.mark.parametrize("exported", [False, True])
-def test_input_overrides_the_default(
-    core: hetero.Core, device: str, overrides: dict[str, Any], exported: bool
-) -> None:
+def test_input_overrides_the_default(core, device, overrides, exported):
     compiled = compile_layer(core, device)
     if exported:
         compiled = core.import_model(compiled.export_model())
@@ -61,15 +57,13 @@ def test_input_overrides_the_default(
     np.testing.assert_allclose(compiled([X])[0], run_onnxruntime({"x": X})[0], rtol=1e-6)
 
 
-def test_inputs_exclude_optional_inputs(core: hetero.Core) -> None:
+def test_inputs_exclude_optional_inputs(core):
     compiled = compile_layer(core, "CPU")
     assert [port.name for port in compiled.inputs] == ["x"]
     assert [port.name for port in compiled.optional_inputs] == ["w", "b"]
 
 
-def test_model_compiles_once_per_set_of_overrides(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_compiles_once_per_set_of_overrides(core, monkeypatch):
     deployments = []
     deploy = type(core.executor).deploy
     monkeypatch.setattr(
@@ -83,7 +77,7 @@ def test_model_compiles_once_per_set_of_overrides(
     assert counts == [1, 2, 2, 2, 3, 3]
 
 
-def test_set_tensor_persists_and_infer_input_does_not(core: hetero.Core) -> None:
+def test_set_tensor_persists_and_infer_input_does_not(core):
     request = compile_layer(core, "CPU").create_infer_request()
     with_w, without_w = (run_onnxruntime({"x": X} | overrides)[0] for overrides in ({"w": W}, {}))
     np.testing.assert_allclose(request.infer({"x": X, "w": W})[0], with_w)
@@ -92,7 +86,7 @@ def test_set_tensor_persists_and_infer_input_does_not(core: hetero.Core) -> None
     np.testing.assert_allclose(request.infer({"x": X})[0], with_w)
 
 
-def test_queue_accepts_optional_inputs(core: hetero.Core) -> None:
+def test_queue_accepts_optional_inputs(core):
     expected = run_onnxruntime({"x": X, "b": B})[0]
     outputs = []
     queue = hetero.AsyncInferQueue(compile_layer(core, "HETERO:CPU,ORT"), jobs=2)
@@ -105,7 +99,7 @@ def test_queue_accepts_optional_inputs(core: hetero.Core) -> None:
     assert len(outputs) == 3
 
 
-def test_run_command_accepts_optional_inputs(shell: Shell, tmp_path: Path) -> None:
+def test_run_command_accepts_optional_inputs(shell, tmp_path):
     path = tmp_path / "m.onnx"
     path.write_bytes(layer().SerializeToString())
     for name, value in {"x": X, "b": B}.items():
@@ -117,7 +111,7 @@ def test_run_command_accepts_optional_inputs(shell: Shell, tmp_path: Path) -> No
     np.testing.assert_allclose(np.load(out)["y"], run_onnxruntime({"x": X, "b": B})[0])
 
 
-def test_wrong_shape_or_name_is_rejected(core: hetero.Core) -> None:
+def test_wrong_shape_or_name_is_rejected(core):
     compiled = compile_layer(core, "CPU")
     with pytest.raises(TensorShapeError, match="'w'"):
         compiled({"x": X, "w": B})
@@ -127,14 +121,14 @@ def test_wrong_shape_or_name_is_rejected(core: hetero.Core) -> None:
         compiled({"w": W})
 
 
-def test_weights_of_ir_3_are_not_optional_inputs(core: hetero.Core) -> None:
+def test_weights_of_ir_3_are_not_optional_inputs(core):
     compiled = core.compile_model(layer(ir_version=3), "CPU")
     assert compiled.optional_inputs == ()
     with pytest.raises(TensorNameError, match="'w'"):
         compiled({"x": X, "w": W})
 
 
-def test_close_ends_models_of_overridden_inputs(core: hetero.Core) -> None:
+def test_close_ends_models_of_overridden_inputs(core):
     compiled = compile_layer(core, "CPU")
     request = compiled.create_infer_request()
     request.infer({"x": X, "w": W})
@@ -143,7 +137,7 @@ def test_close_ends_models_of_overridden_inputs(core: hetero.Core) -> None:
         request.infer({"x": X, "w": W})
 
 
-def test_cache_distinguishes_optional_inputs_from_weights(core: hetero.Core, tmp_path: Any) -> None:
+def test_cache_distinguishes_optional_inputs_from_weights(core, tmp_path):
     config = {"CACHE_DIR": str(tmp_path)}
     without_defaults = layer()
     del without_defaults.graph.input[1:]

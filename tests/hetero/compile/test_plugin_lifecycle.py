@@ -1,7 +1,5 @@
 """Plugins from loading to closing: faults of compile, export and close, open shapes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from onnx import parser
@@ -87,7 +85,7 @@ class FailingExportPlugin(DensePlugin):
         return Program(model, self.operators, self.name)
 
 
-def test_export_failure_names_device_and_cause(tmp_path: Path):
+def test_export_failure_names_device_and_cause(tmp_path):
     with hetero.Core("inprocess", plugins=[FailingExportPlugin]) as core:
         compiled = core.compile_model(MODEL, "FAILING_EXPORT")
         pattern = r"FAILING_EXPORT.*ZeroDivisionError: by design"

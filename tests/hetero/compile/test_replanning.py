@@ -88,7 +88,7 @@ def devices_of(result: Any) -> list[str]:
     return [stage.device for stage in result.placement.stages]
 
 
-def test_deployment_takes_the_limits_of_the_request() -> None:
+def test_deployment_takes_the_limits_of_the_request():
     executor = deploy(compile_request("X.0", REQUEST_TIMEOUT_S=7.0))
     limits = executor.options["limits"]
     assert (limits.timeout_s, limits.requests, limits.batching) == (7.0, Limits().requests, None)
@@ -100,11 +100,11 @@ def test_deployment_takes_the_limits_of_the_request() -> None:
     assert streams.options["limits"].requests == 50 + 1
 
 
-def test_priority_starts_devices_when_they_are_queried() -> None:
+def test_priority_starts_devices_when_they_are_queried():
     assert deploy(compile_request("X.0", "X.1")).started == [set()]
 
 
-def test_lost_device_is_replaced_by_priority() -> None:
+def test_lost_device_is_replaced_by_priority():
     executor = deploy(compile_request("X.0", "Y.0", "X.1"))
     assert devices_of(executor) == ["X.0"]
     result = executor.replan("X.0")
@@ -113,14 +113,14 @@ def test_lost_device_is_replaced_by_priority() -> None:
     assert devices_of(executor.replan("Y.0")) == ["X.0"]
 
 
-def test_device_missing_from_the_executor_is_lost() -> None:
+def test_device_missing_from_the_executor_is_lost():
     executor = deploy(compile_request("X.0", "X.1", "X.2"), "X.0", "X.2")
     assert devices_of(executor.replan("X.0")) == ["X.2"]
     with pytest.raises(DeviceError, match=r"lost devices: X\.0, X\.1, X\.2\."):
         executor.replan("X.0", "X.2")
 
 
-def test_stages_with_states_move_alone() -> None:
+def test_stages_with_states_move_alone():
     request = compile_request("X.0", "Z.0", "X.1")
     UNSUPPORTED["X.0"] = UNSUPPORTED["X.1"] = ("Neg",)
     try:
@@ -132,7 +132,7 @@ def test_stages_with_states_move_alone() -> None:
         del UNSUPPORTED["X.0"], UNSUPPORTED["X.1"]
 
 
-def test_model_with_states_is_replanned_if_stages_cannot_move() -> None:
+def test_model_with_states_is_replanned_if_stages_cannot_move():
     executor = deploy(compile_request("X.0", "Z.0"), model=STATEFUL)
     assert devices_of(executor) == ["X.0"]
     assert devices_of(executor.replan("X.0")) == ["Z.0"]
@@ -150,7 +150,7 @@ def test_model_with_states_is_replanned_if_stages_cannot_move() -> None:
     assert devices_of(executor.replan("X.0")) == ["X.1"]  # by priority, memory does not count
 
 
-def test_nodes_that_verification_found_wrong_are_avoided_if_possible() -> None:
+def test_nodes_that_verification_found_wrong_are_avoided_if_possible():
     wrong = Refusal("wrong_result", "differs")
     request = compile_request("X.0", "X.1", "X.2")
     executor = deploy(request, known={"X.1": {"b": wrong}})

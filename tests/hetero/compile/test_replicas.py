@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def check_results(model: Any) -> None:
     assert len(stage_runs) == 2
 
 
-def test_export_and_import_of_several_plans(core: hetero.Core, tmp_path: Path) -> None:
+def test_export_and_import_of_several_plans(core, tmp_path):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "m.hetero"
     with core.compile_model(branches(), DEVICES, config) as compiled:
@@ -60,9 +59,7 @@ def test_export_and_import_of_several_plans(core: hetero.Core, tmp_path: Path) -
         np.testing.assert_allclose(imported_on_cpu({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_import_of_unknown_layout_is_rejected(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_of_unknown_layout_is_rejected(core, tmp_path, monkeypatch):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
     monkeypatch.setattr("hetero.cache.blob.MULTI_PLAN_LAYOUT", 3)
     with core.compile_model(branches(), DEVICES, config) as compiled:
@@ -72,7 +69,7 @@ def test_import_of_unknown_layout_is_rejected(
         core.import_model(blob)
 
 
-def test_single_plan_is_exported_without_shares(core: hetero.Core, tmp_path: Path) -> None:
+def test_single_plan_is_exported_without_shares(core, tmp_path):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e3})
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.placements) == 1
@@ -81,9 +78,7 @@ def test_single_plan_is_exported_without_shares(core: hetero.Core, tmp_path: Pat
         np.testing.assert_allclose(imported({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
-def test_cached_plans_are_used_before_planning(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_plans_are_used_before_planning(core, tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, CACHE_DIR=str(folder))
     with core.compile_model(branches(), DEVICES, config) as compiled:
@@ -101,7 +96,7 @@ def test_cached_plans_are_used_before_planning(
 
 
 @pytest.fixture
-def call_counts(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[str, Any]]:
+def call_counts(core, monkeypatch):
     """Count the queries of devices and properties, and the partitions by affinity."""
     counts: Counter[tuple[str, Any]] = Counter()
     executor = core.executor
@@ -126,9 +121,7 @@ def call_counts(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[t
     return counts
 
 
-def test_replicas_use_separate_devices_and_share_requests(
-    core: hetero.Core, tmp_path: Path
-) -> None:
+def test_replicas_use_separate_devices_and_share_requests(core, tmp_path):
     config = {"REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
     with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config) as compiled:
         first, second = compiled.placements
@@ -147,7 +140,7 @@ def test_replicas_use_separate_devices_and_share_requests(
         core.compile_model(branches(), DEVICES, {"REPLICAS": 3})
 
 
-def test_stage_replicas_run_stages_by_turns(tmp_path: Path) -> None:
+def test_stage_replicas_run_stages_by_turns(tmp_path):
     config = {
         "REPLICAS": {"CPU.1": ["CPU.2", "CPU.3"]},
         "CACHE_DIR": str(tmp_path / "cache"),
@@ -179,7 +172,7 @@ def count_devices(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[s
     return device_counts
 
 
-def test_plans_assign_no_nodes_to_replica_devices(core: hetero.Core, tmp_path: Path) -> None:
+def test_plans_assign_no_nodes_to_replica_devices(core, tmp_path):
     stage_replicas = {"REPLICAS": {"CPU": ["ORT"]}}
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stage_replicas
     report = core.plan_model(branches(), DEVICES, config)
@@ -200,18 +193,14 @@ def test_plans_assign_no_nodes_to_replica_devices(core: hetero.Core, tmp_path: P
         ({"CPU": "ORT"}, "expected a list of devices"),
     ],
 )
-def test_invalid_stage_replicas_are_rejected(
-    core: hetero.Core, replicas: dict[str, Any], pattern: str
-) -> None:
+def test_invalid_stage_replicas_are_rejected(core, replicas, pattern):
     config = {"REPLICAS": replicas}
     with pytest.raises(PropertyError, match=pattern):
         core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity={"tanh": "NULL"})
 
 
 @pytest.mark.parametrize("replicas", [1, "plan"])
-def test_compile_queries_and_partitions_once(
-    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]], replicas: Any
-) -> None:
+def test_compile_queries_and_partitions_once(core, tmp_path, call_counts, replicas):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, REPLICAS=replicas)
     with core.compile_model(branches(), DEVICES, config):
         pass
@@ -227,13 +216,13 @@ def test_compile_queries_and_partitions_once(
     ids=["by priority", "by cost"],
 )
 def test_devices_start_before_the_first_query(
-    core: hetero.Core,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    by_cost: bool,
-    pins: dict[str, str],
-    devices: set[str],
-) -> None:
+    core,
+    tmp_path,
+    monkeypatch,
+    by_cost,
+    pins,
+    devices,
+):
     events: list[Any] = []
     query = core.executor.query
     monkeypatch.setattr(core.executor, "start", lambda names: events.append(set(names)))
@@ -243,9 +232,7 @@ def test_devices_start_before_the_first_query(
         assert events[:2] == [devices, "query"]
 
 
-def test_queries_are_reused_by_compile(
-    core: hetero.Core, tmp_path: Path, call_counts: Counter[tuple[str, Any]]
-) -> None:
+def test_queries_are_reused_by_compile(core, tmp_path, call_counts):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
     model = core.read_model(branches())
     core.survey_model(model, DEVICES, config)
@@ -256,7 +243,7 @@ def test_queries_are_reused_by_compile(
 
 
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])
-def test_cache_hit_queries_no_device(tmp_path: Path, policy: str) -> None:
+def test_cache_hit_queries_no_device(tmp_path, policy):
     with hetero.Core(executor="inprocess") as first:
         config = replica_config(
             first,
@@ -286,9 +273,7 @@ def test_cache_hit_queries_no_device(tmp_path: Path, policy: str) -> None:
         assert set(devices) == {"CPU"}
 
 
-def test_plan_respects_the_memory_of_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_respects_the_memory_of_the_node(tmp_path, monkeypatch):
     weight = read_model(branches()).constants["w"].array.nbytes
     monkeypatch.setattr(
         "hetero.scheduler.device.discovery._node_memory_nbytes", lambda: 2 * weight - 1
@@ -306,7 +291,7 @@ def test_plan_respects_the_memory_of_the_node(
     assert {v.affinity["matmul"] for v in report.replicas} == {"CPU"}
 
 
-def test_replicas_of_pinned_devices(core: hetero.Core) -> None:
+def test_replicas_of_pinned_devices(core):
     config = {"REPLICAS": 2}
     with pytest.raises(PropertyError, match="CPU is a replica of ORT, but nodes are pinned to it"):
         core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity={"tanh": "CPU"})
@@ -326,7 +311,7 @@ def test_replicas_of_pinned_devices(core: hetero.Core) -> None:
                 check_all_devices(compiled)
 
 
-def test_last_devices_may_have_fewer_replicas() -> None:
+def test_last_devices_may_have_fewer_replicas():
     devices = {"ORT": 2, "CPU": 1}
     with (
         hetero.Core(executor="inprocess", devices=devices) as core,
@@ -342,7 +327,7 @@ def test_last_devices_may_have_fewer_replicas() -> None:
         assert count_devices(compiled, 4).total() == 4
 
 
-def test_nodes_that_a_replica_refuses_go_elsewhere() -> None:
+def test_nodes_that_a_replica_refuses_go_elsewhere():
     devices = {"ORT": 2, "CPU": 1}
     with hetero.Core(executor="inprocess", devices=devices) as core:
         query = core.executor.query
@@ -371,9 +356,7 @@ def test_nodes_that_a_replica_refuses_go_elsewhere() -> None:
         ("MAX_VARIANTS", "1", 1),
     ],
 )
-def test_replaced_properties_set_replicas(
-    core: hetero.Core, name: str, value: Any, replicas: Any
-) -> None:
+def test_replaced_properties_set_replicas(core, name, value, replicas):
     message = f"'{name}' is deprecated; use 'REPLICAS'"
     with pytest.warns(DeprecationWarning, match=message):
         compiled = core.compile_model(branches(), DEVICES, {name: value})
@@ -387,7 +370,7 @@ def test_replaced_properties_set_replicas(
     assert core.get_property("HETERO", "REPLICAS") == replicas
 
 
-def test_conflicting_replica_properties_are_rejected(core: hetero.Core) -> None:
+def test_conflicting_replica_properties_are_rejected(core):
     config = {"NUM_REPLICAS": 2, "REPLICAS": 3}
     with (
         pytest.warns(DeprecationWarning, match="NUM_REPLICAS"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -24,9 +21,7 @@ def parse(text: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("convert", [np.asarray, memoryview, OnlyArray, OnlyDLPack])
-def test_input_may_be_overwritten_after_start(
-    core: hetero.Core, convert: Callable[[np.ndarray], Any]
-) -> None:
+def test_input_may_be_overwritten_after_start(core, convert):
     model = parse("neg (float[4] x) => (float[4] y, float[4] x) { y = Neg (x) }")
     request = core.compile_model(model, "CPU").create_infer_request()
     array = X.copy()
@@ -38,7 +33,7 @@ def test_input_may_be_overwritten_after_start(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_results_share_no_memory(core: hetero.Core, device: str) -> None:
+def test_results_share_no_memory(core, device):
     model = parse(
         """many (float[4] x) => (float[4] x, float[4] a, float[2, 2] b, float[4] c, float[4] w)
         <float[4] w = {5, 6, 7, 8}, int64[2] square = {2, 2}>
@@ -62,7 +57,7 @@ def test_results_share_no_memory(core: hetero.Core, device: str) -> None:
         np.testing.assert_array_equal(value, expected[port.name])
 
 
-def test_foreign_remote_tensor_is_rejected_with_a_fix(core: hetero.Core) -> None:
+def test_foreign_remote_tensor_is_rejected_with_a_fix(core):
     model = parse("neg (float[4] x) => (float[4] y) { y = Neg (x) }")
     remote = NullPlugin().create_context().from_host(X)
     request = core.compile_model(model, "HETERO:CPU").create_infer_request()
@@ -71,7 +66,7 @@ def test_foreign_remote_tensor_is_rejected_with_a_fix(core: hetero.Core) -> None
     np.testing.assert_array_equal(request.infer({"x": remote.to_host()})[0], -X)
 
 
-def test_second_positional_input_is_rejected(core: hetero.Core) -> None:
+def test_second_positional_input_is_rejected(core):
     compiled = core.compile_model(branches(), "CPU")
     x = np.ones((2, 3), np.float32)
     for call in (compiled, compiled.create_infer_request().infer):
@@ -81,7 +76,7 @@ def test_second_positional_input_is_rejected(core: hetero.Core) -> None:
         assert compiled(x, share)[0].shape == (2, 4)  # type: ignore[arg-type]
 
 
-def test_results_before_a_run_are_rejected(core: hetero.Core) -> None:
+def test_results_before_a_run_are_rejected(core):
     request = core.compile_model(branches(), "CPU").create_infer_request()
     with pytest.raises(errors.RequestNotStartedError, match="call infer"):
         _ = request.results
@@ -90,7 +85,7 @@ def test_results_before_a_run_are_rejected(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("item", [None, 3])
-def test_object_array_without_strings_is_rejected(core: hetero.Core, item: Any) -> None:
+def test_object_array_without_strings_is_rejected(core, item):
     model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
     with pytest.raises(
         errors.TensorTypeError, match=f"input 'x': expected an array of str or bytes, got {item}"
@@ -99,7 +94,7 @@ def test_object_array_without_strings_is_rejected(core: hetero.Core, item: Any) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_call_without_inputs_is_rejected_after_another_call(core: hetero.Core, device: str) -> None:
+def test_call_without_inputs_is_rejected_after_another_call(core, device):
     compiled = core.compile_model(branches(), device)
     compiled({"x": np.ones((2, 3), np.float32)})
     with pytest.raises(errors.TensorNameError, match="missing: 'x'"):
@@ -110,7 +105,7 @@ def test_call_without_inputs_is_rejected_after_another_call(core: hetero.Core, d
 
 
 @pytest.mark.parametrize("priority", [1.5, "1", None])
-def test_priority_must_be_an_integer(core: hetero.Core, priority: Any) -> None:
+def test_priority_must_be_an_integer(core, priority):
     compiled = core.compile_model(branches(), "CPU")
     request = compiled.create_infer_request()
     with pytest.raises(hetero.ArgumentTypeError, match="priority: expected an integer"):

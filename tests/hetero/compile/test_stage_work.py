@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ def work_of_stages(compiled: Any) -> list[float]:
     return [stage.work for stage in compiled.target._deployment.placement.stages]
 
 
-def test_work_counts_operations_and_bytes() -> None:
+def test_work_counts_operations_and_bytes():
     model = read_model(product())
     placement = PlacedPartition(partition(model, DEVICE_OF), Affinity(DEVICE_OF))
     (with_work,) = with_stage_work([placement])
@@ -48,7 +47,7 @@ def test_work_counts_operations_and_bytes() -> None:
     assert matmul == pytest.approx(5e-6 + 8192 / 2e10 + (2 * 256 + 4 * 64 * 64) / 5e9)
 
 
-def test_work_of_stages_survives_export_and_cache(tmp_path: Path) -> None:
+def test_work_of_stages_survives_export_and_cache(tmp_path):
     with hetero.Core("inprocess", devices={"NULL": 2}) as core:
         options = {"CACHE_DIR": str(tmp_path), "VERIFY": "NO"}
 
@@ -66,7 +65,7 @@ def test_work_of_stages_survives_export_and_cache(tmp_path: Path) -> None:
         assert work_of_stages(core.import_model(compiled.export_model())) == work
 
 
-def test_plan_by_cost_takes_the_predicted_times() -> None:
+def test_plan_by_cost_takes_the_predicted_times():
     with hetero.Core("inprocess", devices={"NULL": 2}) as core:
         options = {"PERFORMANCE_HINT": "THROUGHPUT", "VERIFY": "NO"}
         model, devices = product(), "HETERO:NULL.0,NULL.1"
@@ -75,7 +74,7 @@ def test_plan_by_cost_takes_the_predicted_times() -> None:
         assert work_of_stages(compiled) == predicted_s
 
 
-def test_only_overlapping_requests_share_cores() -> None:
+def test_only_overlapping_requests_share_cores():
     with hetero.Core("inprocess", devices={"NULL": 2}) as core:
         for hint, overlap in (("LATENCY", False), ("THROUGHPUT", True), ("", True)):
             options = {"PERFORMANCE_HINT": hint, "MODEL_DISTRIBUTION_POLICY": "PRIORITY"}

@@ -13,7 +13,7 @@ from hetero.measure.load_generator import keep_in_flight
 RESPONSE = Response({}, ())
 
 
-def test_requests_in_flight_are_limited_and_awaited() -> None:
+def test_requests_in_flight_are_limited_and_awaited():
     waiting: list[Future[Response]] = []
     max_in_flight, calls = [0], []
 
@@ -41,7 +41,7 @@ def test_requests_in_flight_are_limited_and_awaited() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_first_failed_request_ends_the_load(jobs: int) -> None:
+def test_first_failed_request_ends_the_load(jobs):
     num_sent: list[int] = []
 
     def submit() -> Future[Response]:
@@ -58,7 +58,7 @@ def test_first_failed_request_ends_the_load(jobs: int) -> None:
     assert len(num_sent) == 5
 
 
-def test_error_in_the_callback_is_raised() -> None:
+def test_error_in_the_callback_is_raised():
     def on_response(*calls: Any) -> None:
         raise LookupError("by hand")
 

@@ -21,7 +21,7 @@ RUNS = (
 )
 
 
-def test_stage_wait_starts_with_its_last_producers_end() -> None:
+def test_stage_wait_starts_with_its_last_producers_end():
     times = StageTimes(LINKS)
     times.add(10, 18, RUNS)
     assert dict(times.waits_s) == {(0, "D"): [1], (1, "D"): [1], (2, "D"): [0.5], (3, "D"): [1]}
@@ -29,7 +29,7 @@ def test_stage_wait_starts_with_its_last_producers_end() -> None:
     assert dict(times.gaps_s) == {(0, 1): [1], (0, 2): [0.5], (1, 3): [1], (2, 3): [2]}
 
 
-def test_batch_run_counts_once_and_every_wait_counts() -> None:
+def test_batch_run_counts_once_and_every_wait_counts():
     times = StageTimes(LINKS)
     for sent_s in (10, 10.5):
         times.add(sent_s, 18, RUNS)
@@ -37,7 +37,7 @@ def test_batch_run_counts_once_and_every_wait_counts() -> None:
     assert times.waits_s[0, "D"] == [1, 0.5]
 
 
-def test_run_by_another_clock_counts_its_duration_only() -> None:
+def test_run_by_another_clock_counts_its_duration_only():
     times = StageTimes(LINKS)
     times.add(10, 18, (RUNS[0], stage_run(1, 1000, 1002), *RUNS[2:]))
     assert [r.ended_s - r.started_s for r in times.runs_of(1)] == [2]
@@ -45,6 +45,6 @@ def test_run_by_another_clock_counts_its_duration_only() -> None:
     assert times.gaps_s.keys() == {(0, 2), (2, 3)}
 
 
-def test_median_of_nothing_is_none() -> None:
+def test_median_of_nothing_is_none():
     assert median_of([]) is None
     assert median_of([3, 1, 2]) == 2

@@ -26,7 +26,7 @@ def model_name() -> str:
     return ended(RequestState.ANSWERED, 1.0).route.plan.name
 
 
-def test_requests_are_counted_by_outcome() -> None:
+def test_requests_are_counted_by_outcome():
     families = count_requests(
         ended(RequestState.ANSWERED, 2.0),
         ended(RequestState.ANSWERED, 4.0, attempts=3),
@@ -43,7 +43,7 @@ def test_requests_are_counted_by_outcome() -> None:
 
 
 @pytest.mark.parametrize("latency_s", [5e-5, 1e-4, 1.01e-4, 0.7, 60.0, 61.0])
-def test_latency_counts_in_cumulative_buckets(latency_s: float) -> None:
+def test_latency_counts_in_cumulative_buckets(latency_s):
     request = ended(RequestState.ANSWERED, 0.0)
     request.record.submitted = events.Submitted(0.0, 1, 24, 99.0)
     request.record.ended_s = latency_s
@@ -56,7 +56,7 @@ def test_latency_counts_in_cumulative_buckets(latency_s: float) -> None:
     assert histogram.value("_sum", model=name) == latency_s
 
 
-def test_stages_are_counted_by_device() -> None:
+def test_stages_are_counted_by_device():
     runs = (
         StageTiming(0, "A", 0.5, 11.0, 12.0, output_nbytes=8),
         StageTiming(1, "B", 0.0, 12.0, 12.25),
@@ -70,7 +70,7 @@ def test_stages_are_counted_by_device() -> None:
     assert values["hetero_stage_output_bytes_total"].value(**first) == 16
 
 
-def test_waiting_and_running_requests_are_gauges() -> None:
+def test_waiting_and_running_requests_are_gauges():
     values = exposition.read(write_text(count_requests().families()))
     assert values["hetero_requests_waiting"].value(model="m") == 3
     assert values["hetero_requests_in_flight"].value(model="m") == 4
@@ -83,7 +83,7 @@ def test_waiting_and_running_requests_are_gauges() -> None:
     assert values["hetero_device_heartbeat_age_seconds"].value(device="B", node="n2") == 1.5
 
 
-def test_device_losses_and_returns_are_counted() -> None:
+def test_device_losses_and_returns_are_counted():
     metrics = count_requests()
     metrics.device(events.DeviceLost(1.0, "A", "n1", "silent"))
     metrics.device(events.DeviceReturned(2.0, "A"))
@@ -97,7 +97,7 @@ def test_device_losses_and_returns_are_counted() -> None:
     assert values["hetero_device_up"].value(device="B", node="n2") == 1
 
 
-def test_names_with_special_characters_are_escaped() -> None:
+def test_names_with_special_characters_are_escaped():
     request = ended(RequestState.ANSWERED, 1.0)
     plan = request.route.plan
     name = 'a "b" \\ {c="d"}, \n e'
@@ -109,6 +109,6 @@ def test_names_with_special_characters_are_escaped() -> None:
     assert pairs == [{"model": name, "state": "answered"}]
 
 
-def test_other_text_is_refused() -> None:
+def test_other_text_is_refused():
     with pytest.raises(ValueError, match="metric"):
         list(read_text("<html>\n"))

@@ -6,7 +6,6 @@ import re
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from hetero.observe.metrics_server import MetricsServer
 from hetero.scheduler.observe.load import Load
 from tests.scheduler.endpoints import wait_for
 from tests.support import prometheus_text as exposition
-from tests.support.command_line import Shell
 from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
@@ -34,7 +32,7 @@ def scrape(url: str) -> dict[str, exposition.Family]:
         return exposition.read(response.read().decode())
 
 
-def test_metrics_agree_with_request_times(core: hetero.Core) -> None:
+def test_metrics_agree_with_request_times(core):
     with (
         core.serve_metrics() as metrics,
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
@@ -61,7 +59,7 @@ def test_metrics_agree_with_request_times(core: hetero.Core) -> None:
         assert samples["hetero_device_up"].value(device=device, node="local") == 1
 
 
-def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: Path) -> None:
+def test_waiting_and_running_requests_are_visible(core, tmp_path):
     gate = tmp_path / "open"
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with (
@@ -90,7 +88,7 @@ def test_waiting_and_running_requests_are_visible(core: hetero.Core, tmp_path: P
     assert outcomes.value(model="branches", state="answered") == 1
 
 
-def test_metrics_are_served_only_in_the_block(core: hetero.Core) -> None:
+def test_metrics_are_served_only_in_the_block(core):
     with core.serve_metrics() as metrics:
         port = int(metrics.url.rpartition(":")[2].partition("/")[0])
         with pytest.raises(ValueError, match="another port"), core.serve_metrics(port):
@@ -99,14 +97,12 @@ def test_metrics_are_served_only_in_the_block(core: hetero.Core) -> None:
         urllib.request.urlopen(metrics.url, timeout=60)
 
 
-def test_core_without_devices_has_metrics() -> None:
+def test_core_without_devices_has_metrics():
     with hetero.Core("inprocess") as core, core.serve_metrics() as metrics:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
 
 
-def test_scrape_of_lost_cluster_is_empty(
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scrape_of_lost_cluster_is_empty(capfd, caplog):
     def load() -> Load:
         raise hetero.ClusterError("the cluster is lost")
 
@@ -119,7 +115,7 @@ def test_scrape_of_lost_cluster_is_empty(
     assert capfd.readouterr() == ("", "")
 
 
-def test_openmetrics_is_served_to_scrapers_that_accept_it(core: hetero.Core) -> None:
+def test_openmetrics_is_served_to_scrapers_that_accept_it(core):
     accept = "application/openmetrics-text; version=1.0.0"
     with core.serve_metrics() as metrics:
         request = urllib.request.Request(metrics.url, headers={"Accept": accept})
@@ -128,7 +124,7 @@ def test_openmetrics_is_served_to_scrapers_that_accept_it(core: hetero.Core) -> 
             assert response.read().endswith(b"# EOF\n")
 
 
-def test_command_prints_the_metrics_url(shell: Shell, model: Path) -> None:
+def test_command_prints_the_metrics_url(shell, model):
     result = shell("run --metrics-port 0 -d CPU", model)
     assert result.code == 0
     assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", result.err)

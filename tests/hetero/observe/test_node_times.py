@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -29,9 +27,7 @@ def subgraphs_with_times(model: Model) -> set[str]:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["request", "queue"])
-def test_profiled_runs_time_the_nodes_of_every_subgraph(
-    core: hetero.Core, asynchronous: bool
-) -> None:
+def test_profiled_runs_time_the_nodes_of_every_subgraph(core, asynchronous):
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
         assert subgraphs_with_times(compiled.get_runtime_model()) == set()
@@ -44,13 +40,13 @@ def test_profiled_runs_time_the_nodes_of_every_subgraph(
         assert subgraphs_with_times(compiled.get_runtime_model()) == {"subgraph0", "subgraph1"}
 
 
-def test_unprofiled_runs_have_no_node_times(core: hetero.Core) -> None:
+def test_unprofiled_runs_have_no_node_times(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
         compiled(X)
         assert subgraphs_with_times(compiled.get_runtime_model()) == set()
 
 
-def test_runtime_model_covers_every_variant(core: hetero.Core, tmp_path: Path) -> None:
+def test_runtime_model_covers_every_variant(core, tmp_path):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         assert len(compiled.placements) == 2
@@ -66,7 +62,7 @@ def test_runtime_model_covers_every_variant(core: hetero.Core, tmp_path: Path) -
             assert {"y"} <= {name for n in rows for name in n.outputs}
 
 
-def test_profiling_info_adds_up_over_stages(core: hetero.Core) -> None:
+def test_profiling_info_adds_up_over_stages(core):
     config = {"PERF_COUNT": True}
     with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
         request = compiled.create_infer_request()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import hetero
 from hetero.devices import errors
 from tests.scheduler.endpoints import wait_for
 from tests.support.core_fixtures import core_fixture
@@ -29,7 +27,7 @@ def words(history: tuple[str, ...]) -> list[str]:
     return [line.partition(" ms, ")[2] for line in history]
 
 
-def test_request_times_add_up(core: hetero.Core) -> None:
+def test_request_times_add_up(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
         request = compiled.create_infer_request()
         request.infer(X)
@@ -44,7 +42,7 @@ def test_request_times_add_up(core: hetero.Core) -> None:
         assert times.postprocess_s > 0
 
 
-def test_history_names_each_stage(core: hetero.Core) -> None:
+def test_history_names_each_stage(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
         request = compiled.create_infer_request()
         assert request.story() == ()
@@ -62,7 +60,7 @@ def test_history_names_each_stage(core: hetero.Core) -> None:
         assert times_ms[0] == 0
 
 
-def test_admission_wait_is_timed(core: hetero.Core, tmp_path: Path) -> None:
+def test_admission_wait_is_timed(core, tmp_path):
     gate = tmp_path / "open"
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with core.compile_model(branches(), "WAITING", config) as compiled:
@@ -82,7 +80,7 @@ def test_admission_wait_is_timed(core: hetero.Core, tmp_path: Path) -> None:
     assert first.story()[-1].event == "cancelled"
 
 
-def test_times_need_a_finished_run(core: hetero.Core) -> None:
+def test_times_need_a_finished_run(core):
     with core.compile_model(branches(), "CPU") as compiled:
         request = compiled.create_infer_request()
         with pytest.raises(errors.RequestNotStartedError, match="times"):

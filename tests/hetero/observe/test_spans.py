@@ -10,7 +10,7 @@ import pytest
 import hetero
 from hetero.errors import HeteroError
 from tests.support.models import branches
-from tests.support.span_collector import Spans, spans
+from tests.support.span_collector import spans
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="the extra opentelemetry is not installed")
 from opentelemetry.trace import StatusCode
@@ -20,7 +20,7 @@ __all__ = ["spans"]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-def test_stages_are_children_of_their_request(spans: Spans) -> None:
+def test_stages_are_children_of_their_request(spans):
     with (
         hetero.Core("inprocess") as core,
         core.compile_model(branches(), "HETERO:CPU,ORT", affinity={"op:Tanh": "ORT"}) as compiled,
@@ -41,7 +41,7 @@ def test_stages_are_children_of_their_request(spans: Spans) -> None:
         assert request.start_time <= stage.start_time <= stage.end_time <= request.end_time
 
 
-def test_failed_request_has_the_status_error(spans: Spans) -> None:
+def test_failed_request_has_the_status_error(spans):
     with (
         hetero.Core("inprocess") as core,
         core.compile_model(branches(), "NULL", {"NULL_FAULT": "fail@1"}) as compiled,
@@ -54,7 +54,7 @@ def test_failed_request_has_the_status_error(spans: Spans) -> None:
     assert any("failed" in event.name for event in request.events)
 
 
-def test_closed_export_receives_no_requests(spans: Spans) -> None:
+def test_closed_export_receives_no_requests(spans):
     with hetero.Core("inprocess") as core, core.compile_model(branches(), "CPU") as compiled:
         with core.export_spans(spans.provider):
             compiled({"x": X})

@@ -21,7 +21,7 @@ from hetero.devices.request.response import StageTiming
 from hetero.observe.trace import Trace, trace_events
 from hetero.scheduler.types.request_record import RequestState
 from tests.scheduler.models import chain, replicate
-from tests.support.command_line import Shell, start_endless_command
+from tests.support.command_line import start_endless_command
 from tests.support.models import branches
 from tests.support.observed_requests import ended
 from tests.support.plans import replica_config
@@ -74,7 +74,7 @@ def events_of_category(events: list[Event], phase: str, category: str) -> list[E
 
 
 @pytest.fixture(scope="module")
-def trace_of_requests(core: hetero.Core, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def trace_of_requests(core, tmp_path_factory):
     """Trace five requests that are in flight together."""
     path = tmp_path_factory.mktemp("traced") / "trace.json"
     with (
@@ -86,7 +86,7 @@ def trace_of_requests(core: hetero.Core, tmp_path_factory: pytest.TempPathFactor
     return events_of(path), runs
 
 
-def test_stage_slices_have_the_requests_times(trace_of_requests: Traced) -> None:
+def test_stage_slices_have_the_requests_times(trace_of_requests):
     events, runs = trace_of_requests
     stages = {
         (e["args"]["request"], e["args"]["stage"]): e
@@ -109,7 +109,7 @@ def events_named(events: list[Event], name: str) -> list[Event]:
     return [event for event in events if event["name"] == name]
 
 
-def test_stage_slices_lie_within_their_request(trace_of_requests: Traced) -> None:
+def test_stage_slices_lie_within_their_request(trace_of_requests):
     events, runs = trace_of_requests
     requests = {
         e["args"]["request"]: e for e in events_of_category(events, "X", "request") if "args" in e
@@ -123,7 +123,7 @@ def test_stage_slices_lie_within_their_request(trace_of_requests: Traced) -> Non
     assert {e["args"]["state"] for e in requests.values()} == {"answered"}
 
 
-def test_queue_wait_ends_with_the_stages_start(trace_of_requests: Traced) -> None:
+def test_queue_wait_ends_with_the_stages_start(trace_of_requests):
     events, runs = trace_of_requests
     begins = {e["id"]: e for e in events_of_category(events, "b", "queue")}
     ends = {e["id"]: e for e in events_of_category(events, "e", "queue")}
@@ -143,7 +143,7 @@ def test_queue_wait_ends_with_the_stages_start(trace_of_requests: Traced) -> Non
         assert wait_s == pytest.approx(queued_runs[stage_key].queued_s, abs=2e-9)
 
 
-def test_flows_connect_slices_along_wires(trace_of_requests: Traced) -> None:
+def test_flows_connect_slices_along_wires(trace_of_requests):
     events, runs = trace_of_requests
     arrivals = {(e["cat"], e["id"]): e for e in events if e["ph"] == "f"}
     departures = [e for e in events if e["ph"] == "s"]
@@ -183,7 +183,7 @@ def interrupt_block(block: Trace, run: Callable[[], object]) -> None:
         raise KeyboardInterrupt
 
 
-def test_interrupted_block_writes_a_complete_trace(core: hetero.Core, tmp_path: Path) -> None:
+def test_interrupted_block_writes_a_complete_trace(core, tmp_path):
     path = tmp_path / "trace.json"
     with pytest.raises(KeyboardInterrupt):
         interrupt_block(core.trace(path), lambda: core.compile_model(branches(), "CPU")(X))
@@ -191,7 +191,7 @@ def test_interrupted_block_writes_a_complete_trace(core: hetero.Core, tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
 
 
-def test_unfinished_requests_are_traced(core: hetero.Core, tmp_path: Path) -> None:
+def test_unfinished_requests_are_traced(core, tmp_path):
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
         with pytest.raises(KeyboardInterrupt):
@@ -205,7 +205,7 @@ def test_unfinished_requests_are_traced(core: hetero.Core, tmp_path: Path) -> No
     ]
 
 
-def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> None:
+def test_trace_keeps_the_latest_requests(core, tmp_path):
     path = tmp_path / "trace.json"
     with core.compile_model(branches(), "CPU") as compiled:
         compiled(X)  # before the block, so not traced
@@ -221,7 +221,7 @@ def test_trace_keeps_the_latest_requests(core: hetero.Core, tmp_path: Path) -> N
         core.trace(path, requests=0)
 
 
-def test_failed_request_has_its_story(core: hetero.Core, tmp_path: Path) -> None:
+def test_failed_request_has_its_story(core, tmp_path):
     path = tmp_path / "trace.json"
     config = {"NULL_FAULT": "fail@1"}
     with (
@@ -241,7 +241,7 @@ def test_failed_request_has_its_story(core: hetero.Core, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
-def test_interrupted_command_writes_a_complete_trace(command: str, tmp_path: Path) -> None:
+def test_interrupted_command_writes_a_complete_trace(command, tmp_path):
     path = tmp_path / "trace.json"
     process = start_endless_command(command, tmp_path, "--trace", path)
     process.send_signal(signal.SIGINT)
@@ -252,7 +252,7 @@ def test_interrupted_command_writes_a_complete_trace(command: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 3 -t 1"])
-def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, command: str) -> None:
+def test_commands_write_traces(shell, model, tmp_path, command):
     path = tmp_path / "trace.json"
     result = shell(command, model, "-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU", "--trace", path)
     assert result.code == 0
@@ -264,7 +264,7 @@ def test_commands_write_traces(shell: Shell, model: Path, tmp_path: Path, comman
     assert "--trace" in result.err
 
 
-def test_runs_by_an_unknown_clock_are_omitted() -> None:
+def test_runs_by_an_unknown_clock_are_omitted():
     runs = (StageTiming(0, "A", 0.5, 11.0, 12.0), StageTiming(1, "B", 0.5, 90011.0, 90012.0))
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
     events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
@@ -273,7 +273,7 @@ def test_runs_by_an_unknown_clock_are_omitted() -> None:
     assert max(e.get("ts", 0) for e in events) < 3e6
 
 
-def test_replicas_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) -> None:
+def test_replicas_are_traced_by_their_stages(core, tmp_path):
     config = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
     path = tmp_path / "trace.json"
     with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
@@ -287,7 +287,7 @@ def test_replicas_are_traced_by_their_stages(core: hetero.Core, tmp_path: Path) 
     assert {e["args"]["stage"]: e["args"]["device"] for e in stages} == devices
 
 
-def test_wires_follow_the_requests_route() -> None:
+def test_wires_follow_the_requests_route():
     placement = replicate(chain("A", "B", "A")[0], {1: {"B": 1.0, "C": 1.0}})
     requests = [
         ended(
@@ -310,8 +310,8 @@ def test_wires_follow_the_requests_route() -> None:
 
 
 def test_close_writes_trace_and_refuses_unwritable_path(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     core = hetero.Core(executor="inprocess")
     with pytest.raises(ArgumentError, match="expected a file in a writable folder"):
         core.trace(tmp_path / "none" / "t.json")

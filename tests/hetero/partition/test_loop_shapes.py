@@ -126,7 +126,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_shapes_of_loop_outputs(name: str) -> None:
+def test_shapes_of_loop_outputs(name):
     options, expected = CASES[name]
     model = loop(**options)
     assert shapes(model) == expected
@@ -138,7 +138,7 @@ def test_shapes_of_loop_outputs(name: str) -> None:
             assert all(s in (None, size) for s, size in zip(shape, array.shape, strict=True))
 
 
-def test_model_without_open_loops_is_unchanged() -> None:
+def test_model_without_open_loops_is_unchanged():
     model = read_model(
         onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Neg(x) }'

@@ -216,7 +216,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kind", ["constants", "literals"])
-def test_partition_of_openvino_collector_cases(case: Case, kind: str) -> None:
+def test_partition_of_openvino_collector_cases(case, kind):
     model = build(case.lines, inputs=case.inputs, outputs=case.outputs, **{kind: case.shared})
     affinity = dict.fromkeys(model.node_names, "A")  # literals follow their readers
     names = [n.name for n in model.nodes if not n.is_constant]
@@ -235,7 +235,7 @@ def test_partition_of_openvino_collector_cases(case: Case, kind: str) -> None:
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_partition_of_three_nodes_in_full() -> None:
+def test_partition_of_three_nodes_in_full():
     model = build("n1: a = Abs(x)\n n2: y = Neg(a)\n n3: z = Add(a, x)", outputs="y z")
     part = partition(model, {"n1": "CPU", "n2": "ORT", "n3": "ORT"})
     assert part.subgraphs == (
@@ -250,7 +250,7 @@ def test_partition_of_three_nodes_in_full() -> None:
         part.subgraphs = ()  # type: ignore[misc]  the test expects this error
 
 
-def test_partition_outputs_without_producer() -> None:
+def test_partition_outputs_without_producer():
     model = build("n1: y = Abs(x)", outputs="y x w k y", constants="w", literals="k")
     affinity = {"n1": "CPU", "make_k": "ORT"}
     part = partition(model, affinity)
@@ -264,7 +264,7 @@ def test_partition_outputs_without_producer() -> None:
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_partition_computed_weights_join_their_only_reader() -> None:
+def test_partition_computed_weights_join_their_only_reader():
     model = build(
         """dq1: d1 = Neg(w)
            dq2: d2 = Abs(d1)
@@ -288,7 +288,7 @@ def test_partition_computed_weights_join_their_only_reader() -> None:
     check_rules(part, model, affinity)
 
 
-def test_partition_weights_that_several_subgraphs_read_are_separate() -> None:
+def test_partition_weights_that_several_subgraphs_read_are_separate():
     model = build(
         """dq1: d1 = Neg(w)
            dq2: d2 = Abs(d1)
@@ -312,7 +312,7 @@ def test_partition_weights_that_several_subgraphs_read_are_separate() -> None:
     check_rules(part, model, affinity)
 
 
-def test_partition_literal_that_is_also_an_output() -> None:
+def test_partition_literal_that_is_also_an_output():
     model = build("n1: a = Add(x, k)\n n2: y = Add(a, k)", outputs="y k", literals="k")
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     assert [s.node_names for s in part.subgraphs] == [("make_k", "n1"), ("n2",)]
@@ -321,7 +321,7 @@ def test_partition_literal_that_is_also_an_output() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "constants"), [("x", ""), ("w", "w"), ("x w x", "w")])
-def test_partition_model_without_nodes(outputs: str, constants: str) -> None:
+def test_partition_model_without_nodes(outputs, constants):
     model = build("", outputs=outputs, constants=constants)
     part = partition(model, {})
     assert part.subgraphs == part.wires == ()
@@ -329,7 +329,7 @@ def test_partition_model_without_nodes(outputs: str, constants: str) -> None:
     check_merge(model, part)
 
 
-def test_partition_unread_subgraph_has_an_output() -> None:
+def test_partition_unread_subgraph_has_an_output():
     model = build("n1: y = Abs(x)\n dead: d = Neg(y)\n dead2: e = Tanh(d)", outputs="y")
     part = partition(model, {"n1": "CPU", "dead": "ORT", "dead2": "ORT"})
     assert part.subgraphs[1].outputs == ("e",)
@@ -344,7 +344,7 @@ def parse_graph(graph: str, *, functions: str = "") -> Model:
     return read_model(onnx.parser.parse_model(text))
 
 
-def test_partition_optional_tensor_crosses() -> None:
+def test_partition_optional_tensor_crosses():
     model = parse_graph(
         """g (float[3] x) => (float[3] y)
         { [wrap] o = Optional(x) [take] y = OptionalGetElement(o) }"""
@@ -371,9 +371,7 @@ def loop_model(is_growing: bool) -> Model:
 
 
 @pytest.mark.parametrize(("is_growing", "shape"), [(False, (3,)), (True, (None,))])
-def test_partition_loop_outputs_cross_with_inferred_shapes(
-    is_growing: bool, shape: tuple[int | None, ...]
-) -> None:
+def test_partition_loop_outputs_cross_with_inferred_shapes(is_growing, shape):
     model = loop_model(is_growing)
     part = partition(model, {"loop": "CPU", "abs": "ORT", "neg": "ORT"})
     input_shapes = [port.shape for port in part.subgraphs[1].model.inputs]
@@ -383,7 +381,7 @@ def test_partition_loop_outputs_cross_with_inferred_shapes(
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_partition_crossing_tensor_of_unknown_type_raises() -> None:
+def test_partition_crossing_tensor_of_unknown_type_raises():
     nodes = "{ [magic] m = acme.Magic(x) [abs] y = Abs(m) }"
     model = parse_graph(f"g (float[3] x) => (float[3] y) {nodes}")
     with pytest.raises(AffinityError, match=r"'m'.*'magic' \(Magic\)") as error:
@@ -394,7 +392,7 @@ def test_partition_crossing_tensor_of_unknown_type_raises() -> None:
     assert len(partition(typed, {"magic": "CPU", "abs": "ORT"}).subgraphs) == 2
 
 
-def test_partition_incomplete_or_unknown_affinity_raises() -> None:
+def test_partition_incomplete_or_unknown_affinity_raises():
     model = build("conv1: a = Abs(x)\n conv2: y = Neg(a)", outputs="y")
     with pytest.raises(AffinityError, match="1 of 2 nodes have no affinity: 'conv2'"):
         partition(model, {"conv1": "CPU"})
@@ -407,7 +405,7 @@ def two_subgraphs() -> tuple[Model, Partition]:
     return model, partition(model, {"n1": "CPU", "n2": "ORT"})
 
 
-def test_merge_foreign_models_raise() -> None:
+def test_merge_foreign_models_raise():
     model, part = two_subgraphs()
     first, second = (s.model for s in part.subgraphs)
     with pytest.raises(ModelError, match="1 models for 2 subgraphs"):
@@ -423,14 +421,14 @@ def test_merge_foreign_models_raise() -> None:
     assert merge(part).constants["w"].digest == model.constants["w"].digest
 
 
-def test_subgraphs_share_weight_arrays() -> None:
+def test_subgraphs_share_weight_arrays():
     model = build("n1: a = Add(x, w)\n n2: y = Add(a, w)", outputs="y", constants="w")
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     arrays = [s.model.constants["w"].array for s in part.subgraphs]
     assert arrays[0] is arrays[1] is model.constants["w"].array
 
 
-def test_subgraphs_contain_model_functions() -> None:
+def test_subgraphs_contain_model_functions():
     model = parse_graph(
         """g (float[3] x) => (float[3] y)
         { [first] m = acme.Twice(x) [second] y = acme.Twice(m) }""",
@@ -443,7 +441,7 @@ def test_subgraphs_contain_model_functions() -> None:
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
 
 
-def test_partition_sequence_of_maps_crosses() -> None:
+def test_partition_sequence_of_maps_crosses():
     kind = "seq(map(int64, float))"
     model = parse_graph(
         f"""g (float[1, 3] x) => ({kind} y) <{kind} z>
@@ -459,14 +457,14 @@ def test_partition_sequence_of_maps_crosses() -> None:
 @pytest.mark.parametrize(
     ("nodes", "draws"), [("r = RandomNormalLike(x)", True), ("r = Neg(x)", False)]
 )
-def test_partition_notes_whether_a_node_draws(nodes: str, draws: bool) -> None:
+def test_partition_notes_whether_a_node_draws(nodes, draws):
     model = parse_graph(f"g (float[2] x) => (float[2] y) {{ {nodes} y = Abs(r) }}")
     part = partition(model, dict.fromkeys(model.node_names, "A"))
     assert (part.draws, part.plan.draws) == (draws, draws)
     assert not Partition(model, ()).draws
 
 
-def test_partitions_of_equal_models_are_equal() -> None:
+def test_partitions_of_equal_models_are_equal():
     first, second = (build("n1: a = Abs(x)\n n2: y = Neg(a)", outputs="y") for _ in range(2))
     affinity = Affinity({"n1": "A", "n2": "B"}, {})
     parts = [partition(model, affinity) for model in (first, second)]
@@ -479,9 +477,7 @@ def test_partitions_of_equal_models_are_equal() -> None:
 
 
 @pytest.mark.parametrize(("operator", "outputs"), [("acme.Unknown", ()), ("Tanh", ("d",))])
-def test_unread_result_of_unknown_type_is_no_output(
-    operator: str, outputs: tuple[str, ...]
-) -> None:
+def test_unread_result_of_unknown_type_is_no_output(operator, outputs):
     model = parse_graph(f"g (float[2] x) => (float[2] y) {{ y = Abs(x) [dead] d = {operator}(y) }}")
     part = partition(model, dict.fromkeys(model.node_names, "A") | {"dead": "B"})
     assert [s.outputs for s in part.subgraphs] == [("y",), outputs]

@@ -23,7 +23,7 @@ any_graph = settings(suppress_health_check=list(HealthCheck))
 
 @any_graph
 @cases
-def test_random_partition_obeys_rules_and_merges_back(seed: int, size: int, kinds: int) -> None:
+def test_random_partition_obeys_rules_and_merges_back(seed, size, kinds):
     model = random_model(seed, size)
     affinity = random_affinity(model, DEVICES[:kinds], seed)
     part = partition(model, affinity)
@@ -35,7 +35,7 @@ def test_random_partition_obeys_rules_and_merges_back(seed: int, size: int, kind
 
 @any_graph
 @cases
-def test_random_partition_computes_the_same_results(seed: int, size: int, kinds: int) -> None:
+def test_random_partition_computes_the_same_results(seed, size, kinds):
     model = random_model(seed, size)
     part = partition(model, random_affinity(model, DEVICES[:kinds], seed))
     values = feeds(model, seed % 1000)
@@ -60,7 +60,7 @@ def minimum_clusters(successors: list[list[int]], kind: list[int]) -> int:
 
 
 @given(count=st.integers(1, 6), pairs=edges, mask=st.integers(0, 63))
-def test_cluster_two_kinds_is_minimal(count: int, pairs: list[tuple[int, int]], mask: int) -> None:
+def test_cluster_two_kinds_is_minimal(count, pairs, mask):
     successors: list[list[int]] = [[] for _ in range(count)]
     for a, b in pairs:
         if a < b < count:
@@ -73,7 +73,7 @@ def test_cluster_two_kinds_is_minimal(count: int, pairs: list[tuple[int, int]], 
 
 @any_graph
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 200), kinds=st.integers(1, 6))
-def test_cluster_random_graph_is_valid(seed: int, count: int, kinds: int) -> None:
+def test_cluster_random_graph_is_valid(seed, count, kinds):
     rng = np.random.default_rng(seed)
     order = rng.permutation(count)  # numbers need not be in topological order
     successors: list[list[int]] = [[] for _ in range(count)]
@@ -89,6 +89,6 @@ def test_cluster_random_graph_is_valid(seed: int, count: int, kinds: int) -> Non
     assert max(numbers) + 1 >= path_lower_bound(successors, kind)
 
 
-def test_cluster_cycle_raises() -> None:
+def test_cluster_cycle_raises():
     with pytest.raises(ValueError, match="cycle among nodes"):
         cluster([[1], [2], [1]], [0, 0, 0])

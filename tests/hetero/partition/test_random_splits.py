@@ -42,7 +42,7 @@ def check_split(
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(30))
-def test_split_random_model_matches_one_device(core: hetero.Core, seed: int) -> None:
+def test_split_random_model_matches_one_device(core, seed):
     model = random_model(seed, 4 + seed % 25)
     check_split(core, model, feeds(model, seed), seed, NO_TRANSFORMATIONS if seed % 2 else {})
 
@@ -93,7 +93,7 @@ def layered() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_split_layout_changing_model_matches_one_device(core: hetero.Core, seed: int) -> None:
+def test_split_layout_changing_model_matches_one_device(core, seed):
     model = core.read_model(layered())
     x = np.random.default_rng(seed).standard_normal((1, 48, 40)).astype(np.float32)
     check_split(core, model, {"x": x}, seed, NO_TRANSFORMATIONS if seed % 2 else {})

@@ -13,7 +13,7 @@ from tests.support.chains import chain
 
 
 @pytest.fixture
-def placement() -> PlacedPartition:
+def placement():
     """Return three nodes on A, B and A, with reasons for the first two."""
     model = chain(3)
     devices = dict(zip(model.node_names, "ABA", strict=True))
@@ -37,9 +37,7 @@ def devices_of(placements: list[PlacedPartition]) -> list[list[str]]:
         ({"A": ("C",), "B": ("D", "E")}, ["ABA", "CDC", "AEA", "CBC", "ADA", "CEC"]),
     ],
 )
-def test_replicas_use_each_device_equally(
-    placement: PlacedPartition, replicas: dict[str, tuple[str, ...]], expected: list[str]
-) -> None:
+def test_replicas_use_each_device_equally(placement, replicas, expected):
     placements = replicate(placement, replicas)
     assert devices_of(placements) == [list(devices) for devices in expected]
     assert [p.share for p in placements] == pytest.approx([0.5 / len(expected)] * len(expected))
@@ -48,7 +46,7 @@ def test_replicas_use_each_device_equally(
         assert [replica.affinity[s.node_names[0]] for s in replica.partition.subgraphs] == stages
 
 
-def test_reasons_name_the_replaced_device(placement: PlacedPartition) -> None:
+def test_reasons_name_the_replaced_device(placement):
     first, second = replicate(placement, {"A": ("C",)})
     names = list(placement.affinity)
     assert first.affinity.reasons == placement.affinity.reasons
@@ -60,7 +58,7 @@ def test_reasons_name_the_replaced_device(placement: PlacedPartition) -> None:
     assert second.partition.source is placement.partition.source
 
 
-def test_same_devices_leave_a_placement_unchanged(placement: PlacedPartition) -> None:
+def test_same_devices_leave_a_placement_unchanged(placement):
     assert placement.on_devices({"A": "A", "Z": "Z"}, "compiled for") is placement
     moved = placement.on_devices({"B": "D", "A": "A"}, "compiled for")
     assert devices_of([moved]) == [["A", "D", "A"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ core = core_fixture("module", devices={"NULL": 2})
 SCRIPT = {"NULL_NODE_TIME_US": 500, "PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.1}
 
 
-def test_performance_hint_enables_cost_planning(core: hetero.Core) -> None:
+def test_performance_hint_enables_cost_planning(core):
     model = chain(8)
     with core.compile_model(model, "HETERO:NULL.0,NULL.1", SCRIPT) as compiled:
         assert compiled.get_property("EXECUTION_DEVICES") == ["NULL.0"]
@@ -49,7 +48,7 @@ def test_performance_hint_enables_cost_planning(core: hetero.Core) -> None:
         assert compiled.plan_report is None
 
 
-def test_plan_model_from_cost_file(core: hetero.Core, tmp_path: Path) -> None:
+def test_plan_model_from_cost_file(core, tmp_path):
     model = chain(8)
     devices = "HETERO:NULL.0,NULL.1"
     path = tmp_path / "costs.json"
@@ -66,7 +65,7 @@ def test_plan_model_from_cost_file(core: hetero.Core, tmp_path: Path) -> None:
         core.plan_model(model, devices, {**config, "NULL_NODE_TIME_US": 1})
 
 
-def test_plan_model_pins_and_invalid_constraints(core: hetero.Core) -> None:
+def test_plan_model_pins_and_invalid_constraints(core):
     model = chain(6)
     devices = "HETERO:NULL.0,NULL.1"
     report = core.plan_model(model, devices, SCRIPT, affinity={"n0": "NULL.1"})
@@ -83,7 +82,7 @@ def test_plan_model_pins_and_invalid_constraints(core: hetero.Core) -> None:
             core.plan_model(model, devices, {**SCRIPT, **config})
 
 
-def test_replicas_share_requests_with_equal_results(core: hetero.Core, tmp_path: Path) -> None:
+def test_replicas_share_requests_with_equal_results(core, tmp_path):
     model = build("a: p = Neg(x)\nb: y = Add(p, x)", outputs="y")
     device_string = "HETERO:CPU,ORT"
     config = {
@@ -118,9 +117,7 @@ def test_replicas_share_requests_with_equal_results(core: hetero.Core, tmp_path:
         assert compiled.executed_nodes()
 
 
-def test_costs_are_saved_in_the_cache_folder(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_costs_are_saved_in_the_cache_folder(core, tmp_path, monkeypatch):
     model = chain(5)
     devices = "HETERO:NULL.0,NULL.1"
     config = {**SCRIPT, "PERFORMANCE_HINT": "THROUGHPUT", "CACHE_DIR": str(tmp_path)}
@@ -140,7 +137,7 @@ def test_costs_are_saved_in_the_cache_folder(
         assert compiled.affinity == core.compile_model(model, devices, config).affinity
 
 
-def test_core_measures_costs_once(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_measures_costs_once(core, monkeypatch):
     model = chain(3)
     config = {**SCRIPT, "PERFORMANCE_HINT": "THROUGHPUT"}
     texts: list[str] = []
@@ -165,7 +162,7 @@ class AbsNextToNegPlugin(NullPlugin):
         return super().refuse(node, model, config)
 
 
-def test_plan_with_refused_subgraph_is_replaced() -> None:
+def test_plan_with_refused_subgraph_is_replaced():
     model = build("n0: p = Neg(x)\nn1: y = Abs(p)", outputs="y")
     config = {
         **SCRIPT,
@@ -183,7 +180,7 @@ def test_plan_with_refused_subgraph_is_replaced() -> None:
             compiled(feeds(model))
 
 
-def test_priority_with_refused_subgraph_is_replaced() -> None:
+def test_priority_with_refused_subgraph_is_replaced():
     """PICKY supports Neg and Abs together; the pin between them separates them."""
     model = build("n0: p = Neg(x)\nn1: q = Tanh(p)\nn2: y = Abs(q)", outputs="y")
     with hetero.Core(executor="inprocess", plugins=[AbsNextToNegPlugin]) as core:
@@ -196,7 +193,7 @@ def test_priority_with_refused_subgraph_is_replaced() -> None:
         assert dict(report.affinity.devices) == {"n0": "PICKY", "n1": "CPU", "n2": "CPU"}
 
 
-def test_compile_refusal_without_alternative_raises() -> None:
+def test_compile_refusal_without_alternative_raises():
     model = build("n0: p = Neg(x)\nn1: q = Tanh(p)\nn2: y = Abs(q)", outputs="y")
     unsupported = {"DEVICE_PROPERTIES": {"NULL": {"NULL_UNSUPPORTED": ["n0", "n2"]}}}
     with hetero.Core(executor="inprocess", plugins=[AbsNextToNegPlugin]) as core:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import hetero
 from hetero.cli.main import cli
 from hetero.devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.cost.costs import Costs
 from hetero.report import build_report
 from tests.support.models import branches, branches_output
 
@@ -35,12 +33,12 @@ X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
 
 
 @pytest.fixture(scope="module")
-def costs(core: hetero.Core) -> Costs:
+def costs(core):
     return core.profile_model(branches(), LIST, inputs={"x": X}, seconds=0.5)
 
 
 @pytest.fixture
-def files(tmp_path: Path, costs: Costs) -> tuple[str, str]:
+def files(tmp_path, costs):
     """Return the paths of the model and of its cost file."""
     model, file = tmp_path / "branches.onnx", tmp_path / "branches.costs.json"
     onnx.save(branches(), model)
@@ -49,7 +47,7 @@ def files(tmp_path: Path, costs: Costs) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def planning_of_openvino(core: hetero.Core) -> dict[str, Any]:
+def planning_of_openvino(core):
     """Return the device's default properties."""
     with core.compile_model(branches(), LIST) as compiled:
         return planning_of(compiled)
@@ -66,7 +64,7 @@ def hetero_command(*arguments: str) -> Result:
     return CliRunner().invoke(cli, [*arguments, *device_options, *config])
 
 
-def test_profile_measures_every_device(costs: Costs) -> None:
+def test_profile_measures_every_device(costs):
     assert not costs.missing
     assert set(costs.devices) == {"OV.CPU", "ORT", "CPU"}
     for device in costs.devices.values():
@@ -77,9 +75,7 @@ def test_profile_measures_every_device(costs: Costs) -> None:
 @pytest.mark.sampled(20, "policy", "hint")
 @pytest.mark.parametrize("policy", [*POLICIES, ""])
 @pytest.mark.parametrize("hint", [*HINTS, ""])
-def test_policies_and_hints_plan_and_run(
-    core: hetero.Core, planning_of_openvino: dict[str, Any], policy: str, hint: str
-) -> None:
+def test_policies_and_hints_plan_and_run(core, planning_of_openvino, policy, hint):
     config = {"MODEL_DISTRIBUTION_POLICY": policy, "PERFORMANCE_HINT": hint, **QUICK}
     report = core.plan_model(branches(), LIST, config, affinity=PINS)
     assert set(report.loads_s) == {"OV.CPU", "ORT", "CPU"}
@@ -91,9 +87,7 @@ def test_policies_and_hints_plan_and_run(
 
 
 @pytest.mark.parametrize("hint", HINTS)
-def test_cost_file_works_with_every_policy(
-    core: hetero.Core, files: tuple[str, str], hint: str
-) -> None:
+def test_cost_file_works_with_every_policy(core, files, hint):
     model, file = files
     for policy in ("PIPELINE_PARALLEL", "AUTO", ""):
         config = {
@@ -131,7 +125,7 @@ def test_cost_file_works_with_every_policy(
     ],
     ids=" ".join,
 )
-def test_commands_with_planning_options(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
+def test_commands_with_planning_options(files, arguments):
     model, file = files
     command, *options = (file if argument == "FILE" else argument for argument in arguments)
     result = hetero_command(command, model, *options, "--json")
@@ -151,7 +145,7 @@ def test_commands_with_planning_options(files: tuple[str, str], arguments: tuple
         assert len(set(nodes.values())) == 1  # each replica has every node
 
 
-def test_report_contains_planned_shapes(core: hetero.Core) -> None:
+def test_report_contains_planned_shapes(core):
     model = core.read_model(branches())
     for shapes in ({}, {"x": [64, 3]}):
         config = {**QUICK, **({"PLAN_SHAPES": shapes} if shapes else {})}
@@ -170,9 +164,7 @@ def test_report_contains_planned_shapes(core: hetero.Core) -> None:
         assert not any(wire["open_dims"] for wire in document["wires"])
 
 
-def test_build_report_of_plan_does_not_partition(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_report_of_plan_does_not_partition(core, monkeypatch):
     """The row of the priority list is that of the plan, including pins."""
     config = {"MODEL_DISTRIBUTION_POLICY": "PRIORITY", **QUICK}
     report = core.plan_model(branches(), LIST, config, affinity=PINS)
@@ -187,7 +179,7 @@ def test_build_report_of_plan_does_not_partition(
     assert rows["priority"]["nbytes"] == sum(wire["nbytes"] for wire in document["wires"])
 
 
-def test_survey_with_plan_shapes_reports_sizes(core: hetero.Core) -> None:
+def test_survey_with_plan_shapes_reports_sizes(core):
     survey = core.survey_model(branches(), LIST, {"PLAN_SHAPES": {"x": [7, 3]}}, affinity=PINS)
     document = build_report(survey)
     (row,) = [p for n in document["nodes"] if n["name"] == "relu" for p in n["outputs"]]
@@ -204,14 +196,12 @@ def test_survey_with_plan_shapes_reports_sizes(core: hetero.Core) -> None:
     ],
     ids=str,
 )
-def test_plan_shapes_mismatch_raises(
-    core: hetero.Core, shapes: Any, error: type[Exception]
-) -> None:
+def test_plan_shapes_mismatch_raises(core, shapes, error):
     with pytest.raises(error):
         core.plan_model(branches(), LIST, {**QUICK, "PLAN_SHAPES": shapes})
 
 
-def test_single_device_receives_the_hint(core: hetero.Core) -> None:
+def test_single_device_receives_the_hint(core):
     for device in ("OV", "HETERO:OV"):
         with core.compile_model(branches(), device, {"PERFORMANCE_HINT": "THROUGHPUT"}) as compiled:
             assert planning_of(compiled)["PERFORMANCE_HINT"] == "THROUGHPUT"
@@ -225,7 +215,7 @@ def test_single_device_receives_the_hint(core: hetero.Core) -> None:
         assert compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]["NUM_STREAMS"] == 2
 
 
-def test_cost_file_mismatch_message(core: hetero.Core, files: tuple[str, str]) -> None:
+def test_cost_file_mismatch_message(core, files):
     model, file = files
     config = {
         "COST_FILE": file,
@@ -241,7 +231,7 @@ def test_cost_file_mismatch_message(core: hetero.Core, files: tuple[str, str]) -
     assert "(" not in text.partition("does not match:")[2]
 
 
-def test_report_lists_unmeasured_device(core: hetero.Core, costs: Costs) -> None:
+def test_report_lists_unmeasured_device(core, costs):
     devices = {name: device for name, device in costs.devices.items() if name != "OV.CPU"}
     partial_costs = replace(costs, devices=devices, missing={"OV.CPU": "device lost"})
     report = core.plan_model(branches(), LIST, QUICK, costs=partial_costs)
@@ -250,7 +240,7 @@ def test_report_lists_unmeasured_device(core: hetero.Core, costs: Costs) -> None
     assert "it could not be measured (device lost)" in message
 
 
-def test_device_properties_reach_openvino(core: hetero.Core) -> None:
+def test_device_properties_reach_openvino(core):
     """OpenVINO's CPU has a property with the name of HETERO's policy, whose values are sets."""
     config = {"DEVICE_PROPERTIES": {"OV": {"MODEL_DISTRIBUTION_POLICY": "TENSOR_PARALLEL"}}}
     with core.compile_model(branches(), "HETERO:OV,CPU", config) as compiled:

@@ -62,9 +62,7 @@ THROUGHPUT, LATENCY = PlanOptions(), PlanOptions(hint="LATENCY")
         (LATENCY, (candidate("single A", 9, 2),), (2.0, "single A")),
     ],
 )
-def test_plan_on_one_device_may_lower_the_bound(
-    options: PlanOptions, others: Any, expected: Any
-) -> None:
+def test_plan_on_one_device_may_lower_the_bound(options, others, expected):
     solution = solve(candidate("best", 6, 6, loads=(6.0, 1.0)), *others, bound_s=5.0)
     scope = "any routing of requests over these devices"
     assert module._bound(options, solution) == (*expected, scope)
@@ -73,7 +71,7 @@ def test_plan_on_one_device_may_lower_the_bound(
 # Advice.
 
 
-def test_advice_names_a_better_plan() -> None:
+def test_advice_names_a_better_plan():
     choice, best = candidate("priority", 0.5, 0.2), candidate("slicing", 0.25, 0.3)
     loads_s = {"A": 0.5, "B": 0.5}
     assert module._advice(THROUGHPUT, solve(choice, best), loads_s) == (
@@ -98,7 +96,7 @@ def test_advice_names_a_better_plan() -> None:
         ({"A": 0.125, "B": 0.5}, "250 ms"),
     ],
 )
-def test_advice_of_a_second_device(loads_s: dict[str, float], halved: str | None) -> None:
+def test_advice_of_a_second_device(loads_s, halved):
     busiest = max(loads_s, key=lambda name: loads_s[name])
     lines = module._advice(THROUGHPUT, solve(candidate("best", 0.5)), loads_s)
     assert lines == (
@@ -130,7 +128,7 @@ def alternatives(choice: Candidate, *others: Candidate, hint: Any = "THROUGHPUT"
     return rows
 
 
-def test_alternative_has_the_figures_of_its_plan() -> None:
+def test_alternative_has_the_figures_of_its_plan():
     replicas = (Replica((0,), 0.5), Replica((1,), 0.5))
     cut = candidate("slicing", 2, 5, loads=(2.0, 1.0), subgraphs=3, replicas=replicas)
     single = candidate("single B", 4, 3, loads=(0.0, 4.0))
@@ -144,7 +142,7 @@ def test_alternative_has_the_figures_of_its_plan() -> None:
     ]
 
 
-def test_reference_plans_have_their_own_rows() -> None:
+def test_reference_plans_have_their_own_rows():
     both = candidate("single A", 1, 1, "priority", "annealing")
     rows = alternatives(both, candidate("slicing", 2), candidate("packing", 2))
     # The figures of `packing` are those of `slicing`.
@@ -155,7 +153,7 @@ def test_reference_plans_have_their_own_rows() -> None:
     ]
 
 
-def test_plan_that_is_a_tidied_reference_has_another_name() -> None:
+def test_plan_that_is_a_tidied_reference_has_another_name():
     rows = alternatives(candidate("priority, tidied", 1), candidate("priority", 2))
     assert [(row.name, row.chosen) for row in rows] == [
         ("priority, tidied", True),
@@ -163,7 +161,7 @@ def test_plan_that_is_a_tidied_reference_has_another_name() -> None:
     ]
 
 
-def test_number_of_alternatives_is_limited() -> None:
+def test_number_of_alternatives_is_limited():
     others = [candidate(f"plan {i}", 2 + i) for i in range(30)]
     single = candidate("single A", 99)
     rows = alternatives(candidate("best", 1), *others, single)
@@ -175,13 +173,13 @@ def test_number_of_alternatives_is_limited() -> None:
 
 
 @pytest.fixture(scope="module")
-def report() -> Any:
+def report():
     model = chain(4)
     times = {d: dict.fromkeys(model.node_names, t) for d, t in (("A", 1e-3), ("B", 4e-3))}
     return plan_task(task(model, costs(model, times)), PlanOptions(seconds=0.2))
 
 
-def test_report_as_text(report: Any) -> None:
+def test_report_as_text(report):
     assert milliseconds(0.0012345) == "1.234 ms"
     text = replace(report, bottleneck_s=0.25, latency_s=0.5, loads_s={"A": 1.0}, stages=(1, 2))
     expected = "<PlanReport 'g': 2 subgraphs on A; 250 ms between results, 500 ms for one>"
@@ -200,7 +198,7 @@ def test_report_as_text(report: Any) -> None:
     assert expected[1:-1].replace("'", "&#x27;") in html
 
 
-def test_report_as_sentence(report: Any) -> None:
+def test_report_as_sentence(report):
     fixed = replace(
         report,
         bottleneck_s=0.25,
@@ -224,7 +222,7 @@ def test_report_as_sentence(report: Any) -> None:
     assert replace(fixed, cut_short=True).sentence().endswith("another run may find another plan")
 
 
-def test_report_as_json(report: Any) -> None:
+def test_report_as_json(report):
     document = report.to_dict()
     assert document["bottleneck_s"] == report.bottleneck_s
     assert document["ratio"] == report.ratio
@@ -249,7 +247,7 @@ def test_report_as_json(report: Any) -> None:
         (4, [(0, 2), (0, 2), (2, 1)], [0, 2, 1, 3]),
     ],
 )
-def test_topological_order(count: int, edges: list[tuple[int, int]], order: list[int]) -> None:
+def test_topological_order(count, edges, order):
     assert topological_order(count, edges) == order
 
 
@@ -268,7 +266,7 @@ PROBLEM = make_problem(
 )
 
 
-def test_problem_is_normalised() -> None:
+def test_problem_is_normalised():
     assert (PROBLEM.tails.tolist(), PROBLEM.heads) == ([0], ((1, 2),))
     assert PROBLEM.tails.dtype == np.int64
     assert PROBLEM.groups == ((1, 2),)
@@ -282,7 +280,7 @@ def test_problem_is_normalised() -> None:
     assert (empty.node_count, empty.device_count) == (2, 2)
 
 
-def test_loads_count_each_tensor_once() -> None:
+def test_loads_count_each_tensor_once():
     problem = make_problem(
         np.array([[1.0, 10.0, 100.0]] * 3),
         [(0, [1, 2], np.array([0.5, 0.25, 0.125]), np.array([2.0, 4.0, 8.0]))],
@@ -307,13 +305,13 @@ def test_loads_count_each_tensor_once() -> None:
         ((0, 0, 1), False),  # the group
     ],
 )
-def test_constraints_exclude_plans(assignment: tuple[int, ...], expected: bool) -> None:
+def test_constraints_exclude_plans(assignment, expected):
     assert is_feasible(PROBLEM, assignment) == expected
     larger = replace(PROBLEM, memory=np.array([12.0, INF]))
     assert is_feasible(larger, assignment) == (assignment == (0, 0, 0))
 
 
-def test_allowed_devices_and_the_largest_node() -> None:
+def test_allowed_devices_and_the_largest_node():
     assert allowed_devices(PROBLEM).tolist() == [[True, False], [True, False], [True, True]]
     assert largest_node(PROBLEM) == Bound("largest node", 4.0, covers_replicas=False)
     pinned = replace(PROBLEM, pins=((2, 1),))

@@ -55,9 +55,7 @@ def random_task(seed: int) -> Task:
 
 
 @pytest.mark.parametrize(("devices_of_nodes", "seconds"), [("AA", 2.0), ("AB", 4.0)])
-def test_latency_includes_core_sharing_of_concurrent_devices(
-    devices_of_nodes: str, seconds: float
-) -> None:
+def test_latency_includes_core_sharing_of_concurrent_devices(devices_of_nodes, seconds):
     model = chain(2)
     planning_task = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in "AB"})
     devices = {
@@ -94,7 +92,7 @@ def millis(text: str) -> list[float]:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("hint", ["THROUGHPUT", "LATENCY"])
 @pytest.mark.parametrize("policy", ["AUTO", "PRIORITY"])
-def test_report_figures_are_consistent(seed: int, hint: Any, policy: Any) -> None:
+def test_report_figures_are_consistent(seed, hint, policy):
     planning_task = random_task(seed)
     replicates = bool(seed % 2)
     options = PlanOptions(policy, hint, SECONDS, replicates=replicates)
@@ -151,7 +149,7 @@ def with_concurrent_load(planning_task: Costs, load: float) -> Costs:
     return dataclasses.replace(planning_task, devices=devices)
 
 
-def test_single_device_plan_has_consistent_costs() -> None:
+def test_single_device_plan_has_consistent_costs():
     report = plan_task(single_device_task(), PlanOptions(seconds=SECONDS))
     assert set(report.affinity.values()) == {"A"}
     rows = {a.name: a for a in report.alternatives}
@@ -161,7 +159,7 @@ def test_single_device_plan_has_consistent_costs() -> None:
     assert report.ratio == pytest.approx(1.0)
 
 
-def test_bound_scope_depends_on_replication() -> None:
+def test_bound_scope_depends_on_replication():
     """One indivisible node: the bound is 1 ms without replicas, and 0.5 ms with them."""
     model = chain(1)
     planning_task = task(model, costs(model, {d: {"n0": 1e-3} for d in "AB"}))
@@ -177,7 +175,7 @@ def test_bound_scope_depends_on_replication() -> None:
     assert with_replicas.ratio == pytest.approx(1.0)
 
 
-def test_priority_policy_violated_constraint_raises() -> None:
+def test_priority_policy_violated_constraint_raises():
     model = chain(4)
     planning_task = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in "AB"})
     priority = Affinity({"n0": "A", "n1": "B", "n2": "A", "n3": "B"})
@@ -199,7 +197,7 @@ def without_planning_time(report: PlanReport) -> PlanReport:
 
 
 @pytest.mark.parametrize("hint", ["THROUGHPUT", "LATENCY"])
-def test_time_limit_ends_the_search(hint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limit_ends_the_search(hint, monkeypatch):
     planning_task = random_task(3)
     options = PlanOptions(hint=hint, seconds=SECONDS)
     first = plan_task(planning_task, options)

@@ -57,7 +57,7 @@ def predicted_costs(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("hint", ["THROUGHPUT", "LATENCY"])
-def test_plan_is_optimal_over_all_assignments(seed: int, hint: Any) -> None:
+def test_plan_is_optimal_over_all_assignments(seed, hint):
     dice = random.Random(seed)
     model = random_model(seed, 6)
     times = {
@@ -83,7 +83,7 @@ def test_plan_is_optimal_over_all_assignments(seed: int, hint: Any) -> None:
     assert report.bound_s <= best * (1 + 1e-9)
 
 
-def test_plan_is_deterministic() -> None:
+def test_plan_is_deterministic():
     model = random_model(7, 20)
     dice = random.Random(3)
     times = {d: {n: dice.uniform(1e-3, 5e-3) for n in model.node_names} for d in ("A", "B", "C")}
@@ -95,7 +95,7 @@ def test_plan_is_deterministic() -> None:
     assert first.alternatives == second.alternatives
 
 
-def test_report_as_json_and_sentence() -> None:
+def test_report_as_json_and_sentence():
     model = chain(8)
     times = {d: dict.fromkeys(model.node_names, t) for d, t in (("A", 1e-3), ("B", 3e-3))}
     model_costs = costs(model, times)
@@ -118,7 +118,7 @@ def test_report_as_json_and_sentence() -> None:
     assert report.ratio == pytest.approx(1.0)
 
 
-def test_priority_policy_keeps_the_priority_plan() -> None:
+def test_priority_policy_keeps_the_priority_plan():
     model = chain(6)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")}
     priority = Affinity(
@@ -130,7 +130,7 @@ def test_priority_policy_keeps_the_priority_plan() -> None:
     assert any("bottleneck 3 ms instead of 6 ms" in line for line in report.advice)
 
 
-def test_single_device_plan_ignores_concurrent_load() -> None:
+def test_single_device_plan_ignores_concurrent_load():
     model = chain(4)
     model_costs = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")})
     load = LoadFactors(2.0)
@@ -144,7 +144,7 @@ def test_single_device_plan_ignores_concurrent_load() -> None:
     ).bottleneck_s == pytest.approx(4e-3)
 
 
-def test_predict_latency_of_two_devices_by_hand() -> None:
+def test_predict_latency_of_two_devices_by_hand():
     """Vectors of 3 floats: x goes to A; a and b run on A; c on B in parallel to b; d on B."""
     model = build(
         "a: p = Neg(x)\nb: q = Neg(p)\nc: r = Abs(p)\nd: y = Add(q, r)",
@@ -173,7 +173,7 @@ def test_predict_latency_of_two_devices_by_hand() -> None:
     )
 
 
-def test_pipeline_parallel_plan_is_contiguous() -> None:
+def test_pipeline_parallel_plan_is_contiguous():
     model = chain(9)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B", "C")}
     options = PlanOptions(policy="PIPELINE_PARALLEL", seconds=0.3)
@@ -182,7 +182,7 @@ def test_pipeline_parallel_plan_is_contiguous() -> None:
     assert [len(list(group)) for _, group in itertools.groupby(devices)] == [3, 3, 3]
 
 
-def test_replicas_are_chosen_if_they_are_best() -> None:
+def test_replicas_are_chosen_if_they_are_best():
     model = build("only: y = Neg(x)", outputs="y")
     times = {"A": {"only": 1e-3}, "B": {"only": 3e-3}}
     model_costs = costs(model, times)
@@ -197,7 +197,7 @@ def test_replicas_are_chosen_if_they_are_best() -> None:
     assert busy_seconds(two) == pytest.approx(dict(two.loads_s))
 
 
-def test_plan_meets_pins_colocation_and_subgraph_limit() -> None:
+def test_plan_meets_pins_colocation_and_subgraph_limit():
     model = chain(8)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")}
     model_costs = costs(model, times)
@@ -229,9 +229,7 @@ def weighted(count: int) -> Model:
         (Constraints(pins=Affinity({"n0": "A", "n1": "B"}), max_subgraphs=1), "subgraphs", "n0"),
     ],
 )
-def test_impossible_constraints_raise_with_nodes(
-    constraints: Constraints, constraint: str, words: str
-) -> None:
+def test_impossible_constraints_raise_with_nodes(constraints, constraint, words):
     model = weighted(6)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")}
     with pytest.raises(PlanError) as error:
@@ -241,7 +239,7 @@ def test_impossible_constraints_raise_with_nodes(
     assert error.value.nodes
 
 
-def test_plan_respects_memory_limit() -> None:
+def test_plan_respects_memory_limit():
     model = weighted(6)
     times = {"A": dict.fromkeys(model.node_names, 1e-3), "B": dict.fromkeys(model.node_names, 9e-3)}
     constraints = Constraints(memory_nbytes={"A": 40})
@@ -249,7 +247,7 @@ def test_plan_respects_memory_limit() -> None:
     assert sum(d == "A" for d in report.affinity.values()) == 3
 
 
-def test_computed_weights_follow_their_readers() -> None:
+def test_computed_weights_follow_their_readers():
     model = read_model("light:squeezenet")
     request_nodes = [model.nodes[p].name for p in request_dependent_positions(model)]
     seconds = {
@@ -270,7 +268,7 @@ def test_computed_weights_follow_their_readers() -> None:
     assert report.bottleneck_s < 0.6 * sum(seconds.values())
 
 
-def test_fused_nodes_share_a_device() -> None:
+def test_fused_nodes_share_a_device():
     model = chain(6)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")}
     model_costs = costs(model, times, fused=(("n1", "n2", "n3"),))
@@ -278,7 +276,7 @@ def test_fused_nodes_share_a_device() -> None:
     assert len({report.affinity[n] for n in ("n1", "n2", "n3")}) == 1
 
 
-def test_state_readers_and_producer_share_a_device() -> None:
+def test_state_readers_and_producer_share_a_device():
     text = """<ir_version: 8, opset_import: ["" : 17]>
     stateful (float[n] x, float[n] past) => (float[n] y, float[n] present)
     { a = Add (x, past) b = Neg (a) c = Exp (b) present = Neg (c) e = Exp (present) y = Neg (e) }"""
@@ -294,7 +292,7 @@ def test_state_readers_and_producer_share_a_device() -> None:
     assert colocated == [False, True]
 
 
-def test_remove_fragments() -> None:
+def test_remove_fragments():
     free_costs = np.zeros(2)
     costly = np.full(2, 2.0)
     tensors = [(v, [v + 1], costly, costly) for v in range(5)]
@@ -309,7 +307,7 @@ def test_remove_fragments() -> None:
     assert remove_fragments(with_dispatch_margin(free), (0, 0, 0, 1, 1, 1)) == (0, 0, 0, 1, 1, 1)
 
 
-def test_critical_path_bound() -> None:
+def test_critical_path_bound():
     model = build("a: p = Neg(x)\nb: q = Neg(x)\nc: y = Add(p, q)", outputs="y")
     times = {"A": {"a": 1.0, "b": 5.0, "c": 2.0}, "B": {"a": 4.0, "b": 3.0, "c": 2.0}}
     problem = build_problem(task(model, costs(model, times)), "LATENCY").problem

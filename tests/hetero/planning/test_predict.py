@@ -199,14 +199,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_latency(name: str) -> None:
+def test_latency(name):
     case = CASES[name]
     split = partition(case.model(), case.affinity())
     assert predict_latency(case.task(), split) == case.latency_s
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_transfers_of_stages(name: str) -> None:
+def test_transfers_of_stages(name):
     case = CASES[name]
     split = partition(case.model(), case.affinity())
     stages = predict_stages(case.task(), split)
@@ -215,7 +215,7 @@ def test_transfers_of_stages(name: str) -> None:
 
 
 @pytest.fixture
-def loaded() -> Task:
+def loaded():
     """Two devices with different factors alone and under load."""
     model = build("a: v = Neg(x)\nb: w = Neg(v)\nc: y = Neg(w)", outputs="y")
     factors = {
@@ -234,25 +234,25 @@ def loaded() -> Task:
         (False, StagePrediction(0, "A", 2, run_s=3 * 5, transfer_s=0, overhead_s=0.1, replica=4)),
     ],
 )
-def test_stages_under_load(loaded: Task, concurrent: bool, first: StagePrediction) -> None:
+def test_stages_under_load(loaded, concurrent, first):
     split = partition(loaded.model, {"a": "A", "b": "A", "c": "B"})
     stages = predict_stages(loaded, split, 4, concurrent=concurrent)
     assert stages == [first, StagePrediction(1, "B", 1, 10, 0, 0, 4)]
 
 
-def test_stages_are_concurrent_by_default(loaded: Task) -> None:
+def test_stages_are_concurrent_by_default(loaded):
     split = partition(loaded.model, {"a": "A", "b": "A", "c": "B"})
     assert predict_stages(loaded, split) == predict_stages(loaded, split, 0, concurrent=True)
     assert predict_latency(loaded, split) == predict_latency(loaded, split, concurrent=True)
 
 
 @pytest.mark.parametrize(("concurrent", "latency_s"), [(True, 3 * 3 + 10), (False, 3 + 10)])
-def test_latency_with_shared_cores(loaded: Task, concurrent: bool, latency_s: float) -> None:
+def test_latency_with_shared_cores(loaded, concurrent, latency_s):
     split = partition(loaded.model, {"a": "A", "b": "A", "c": "B"})
     assert predict_latency(loaded, split, concurrent=concurrent) == latency_s
 
 
-def test_wires() -> None:
+def test_wires():
     case = CASES["a device receives a value once for two of its stages"]
     split = partition(case.model(), case.affinity())
     assert sorted(predict_wires(case.task(), split, 2), key=lambda w: (w.producer, w.consumer)) == [

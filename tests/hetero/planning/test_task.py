@@ -56,27 +56,27 @@ LOADED = device(
 PLAIN = device({"a": 10, "b": 20, "d": 40})
 
 
-def test_times_and_overheads_under_load() -> None:
+def test_times_and_overheads_under_load():
     problem = build_problem(make_task({"A": LOADED, "B": PLAIN}), "THROUGHPUT").problem
     assert problem.times.tolist() == [[7, 10], [14, 20], [28, 40]]
     assert problem.dispatch.tolist() == [0.2, 0]
     assert (problem.names, problem.devices) == (("a", "b", "d"), ("A", "B"))
 
 
-def test_times_of_one_request_have_no_load() -> None:
+def test_times_of_one_request_have_no_load():
     problem = build_problem(make_task({"A": LOADED, "B": PLAIN}), "LATENCY").problem
     assert problem.times.tolist() == [[1, 10], [2, 20], [4, 40]]
     assert problem.dispatch.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("hint", "seconds"), [("THROUGHPUT", 14), ("LATENCY", 2)])
-def test_node_time_keeps_its_source(hint: Any, seconds: float) -> None:
+def test_node_time_keeps_its_source(hint, seconds):
     costs = replace(LOADED, nodes={"b": Time(2, "estimated")})
     assert node_time(costs, "b", hint) == Time(seconds, "estimated")
     assert node_time(costs, "z", hint) is None
 
 
-def test_node_needs_a_time_and_support() -> None:
+def test_node_needs_a_time_and_support():
     planning_task = make_task({"A": device({"a": 1, "d": 4}), "B": PLAIN})
     supports = {**planning_task.supports, "B": planning_task.supports["A"]}
     problem = build_problem(replace(planning_task, supports=supports), "LATENCY").problem
@@ -93,7 +93,7 @@ TRANSFERS = {
 }
 
 
-def test_transfers_keep_both_ends_busy() -> None:
+def test_transfers_keep_both_ends_busy():
     planning_task = make_task({"A": PLAIN, "B": PLAIN, "C": PLAIN}, TRANSFERS)
     result = build_problem(planning_task, "THROUGHPUT")
     # Highest: A sends 4 + 50 n, B sends 6 + 70 n; lowest: A sends 2 + 20 n.
@@ -106,26 +106,26 @@ def test_transfers_keep_both_ends_busy() -> None:
     assert {name: getattr(result.floor, name).tolist() for name in rows} == rows
 
 
-def test_transfer_of_one_request_counts_for_the_receiver() -> None:
+def test_transfer_of_one_request_counts_for_the_receiver():
     planning_task = make_task({"A": PLAIN, "B": PLAIN, "C": PLAIN}, TRANSFERS)
     problem = build_problem(planning_task, "LATENCY").problem
     assert problem.send.tolist() == [[0, 0, 0]] * 2
     assert problem.receive.tolist() == [[5 + 12 * 7, 1 + 12 * 10, 3 + 12 * 5]] * 2
 
 
-def test_equal_transfers_have_one_problem() -> None:
+def test_equal_transfers_have_one_problem():
     result = build_problem(make_task({"A": PLAIN, "B": PLAIN}), "THROUGHPUT")
     assert result.floor is result.problem
 
 
-def test_cost_of_a_transfer_by_hint() -> None:
+def test_cost_of_a_transfer_by_hint():
     costs = make_task({"A": PLAIN}, TRANSFERS).costs
     assert transfer_cost(costs, "A", "B", "THROUGHPUT") == line(2, 20)
     assert transfer_cost(costs, "A", "B", "LATENCY") == line(1, 10)
     assert transfer_cost(costs, "B", "B", "LATENCY")(10**9) == 0
 
 
-def test_tensors_have_producers_and_all_readers() -> None:
+def test_tensors_have_producers_and_all_readers():
     model = build("a: v = Neg(x)\nb: w = Neg(v)\nd: y = Add(v, w)\ne: z = Neg(x)", outputs="y z")
     costs = device({"a": 1, "b": 1, "d": 1, "e": 1})
     problem = build_problem(make_task({"A": costs}, model=model), "LATENCY").problem
@@ -135,7 +135,7 @@ def test_tensors_have_producers_and_all_readers() -> None:
 # Memory.
 
 
-def test_weights_count_once_by_their_first_reader() -> None:
+def test_weights_count_once_by_their_first_reader():
     model = build(
         "a: v = Add(x, c)\nb: w = Add(v, k)\nd: y = Sum(w, c, e, k)",
         outputs="y",
@@ -147,7 +147,7 @@ def test_weights_count_once_by_their_first_reader() -> None:
     assert problem.weights.tolist() == [12, 12, 12]
 
 
-def test_computed_weights_count_by_their_result() -> None:
+def test_computed_weights_count_by_their_result():
     model = build("e: f = Concat(c, c)\na: y = Add(x, f)", outputs="y", constants="c")
     model.nodes[0].proto.attribute.add(name="axis", i=0, type=2)
     costs = device({"a": 1})
@@ -157,7 +157,7 @@ def test_computed_weights_count_by_their_result() -> None:
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
-def test_states_count_for_each_session(sessions: int) -> None:
+def test_states_count_for_each_session(sessions):
     model = with_states(
         build("a: n = Add(x, s)\nb: y = Add(n, s)", inputs="x s", outputs="y n"), {"s": "n"}
     )
@@ -166,7 +166,7 @@ def test_states_count_for_each_session(sessions: int) -> None:
     assert build_problem(planning_task, "LATENCY").problem.weights.tolist() == [12 * sessions, 0]
 
 
-def test_memory_is_unlimited_unless_given() -> None:
+def test_memory_is_unlimited_unless_given():
     planning_task = make_task({"A": PLAIN, "B": PLAIN}, memory_nbytes={"B": 50}, max_subgraphs=4)
     problem = build_problem(planning_task, "LATENCY").problem
     assert problem.memory.tolist() == [math.inf, 50]
@@ -176,7 +176,7 @@ def test_memory_is_unlimited_unless_given() -> None:
 # Pins and groups.
 
 
-def test_pins_of_other_nodes_and_devices_do_not_count() -> None:
+def test_pins_of_other_nodes_and_devices_do_not_count():
     pins = Affinity({"b": "B", "d": "Z"}, {})
     problem = build_problem(make_task({"A": PLAIN, "B": PLAIN}, pins=pins), "LATENCY").problem
     assert problem.pins == ((1, 1),)
@@ -197,16 +197,14 @@ FUSED = {"A": device({"a": 1, "b": 1, "d": 1}, fused_groups=(("a", "b"),)), "B":
         ({**FUSED, "B": device({"a": 1, "d": 1})}, {}, ()),
     ],
 )
-def test_groups_that_share_a_device(
-    devices: Any, constraints: Any, groups: tuple[tuple[int, ...], ...]
-) -> None:
+def test_groups_that_share_a_device(devices, constraints, groups):
     assert build_problem(make_task(devices, **constraints), "LATENCY").problem.groups == groups
 
 
 # Assignments of the problem as affinities of the model.
 
 
-def test_affinity_of_an_assignment() -> None:
+def test_affinity_of_an_assignment():
     model = build(
         "e: f = Exp(k)\na: v = Add(x, f)\nb: w = Neg(v)\nd: y = Add(w, g)",
         outputs="y",
@@ -237,7 +235,7 @@ def test_affinity_of_an_assignment() -> None:
     assert (follows["e"], follows.reasons["e"]) == ("A", "follows a")
 
 
-def test_affinity_keeps_pins_with_their_reasons() -> None:
+def test_affinity_keeps_pins_with_their_reasons():
     model = build("e: f = Exp(c)\na: v = Add(x, f)\nb: y = Neg(v)", outputs="y", constants="c")
     costs = {name: device({"e": 1, "a": 1, "b": 1}) for name in "AB"}
     pins = Affinity({"e": "B", "a": "A"}, {"a": "pin: name a"})
@@ -247,7 +245,7 @@ def test_affinity_keeps_pins_with_their_reasons() -> None:
     assert affinity.reasons == {"e": "pin", "a": "pin: name a", "b": "plan"}
 
 
-def test_open_shapes_are_those_of_the_costs() -> None:
+def test_open_shapes_are_those_of_the_costs():
     model = build("a: v = Neg(x)\nb: y = Neg(v)", outputs="y")
     port = model.inputs[0]
     model = model.replace(inputs=[type(port)("x", port.type, ("N",))])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ core = core_fixture(plugins=[DensePlugin, PairPlugin, TwinPlugin, CountingPlugin
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "DENSE", "HETERO:ORT,CPU"])
 @pytest.mark.parametrize("name", ["NUM_STREAM", "CACHE_MODE"])
-def test_unknown_option_raises(core: hetero.Core, device: str, name: str) -> None:
+def test_unknown_option_raises(core, device, name):
     for call in (
         lambda: core.compile_model(branches(), device, {name: "f32"}),
         lambda: core.set_property({name: "f32"}),
@@ -43,7 +42,7 @@ def test_unknown_option_raises(core: hetero.Core, device: str, name: str) -> Non
             call()
 
 
-def test_option_of_one_device_in_a_list(core: hetero.Core) -> None:
+def test_option_of_one_device_in_a_list(core):
     config = {"LOG_LEVEL": "log_error", "INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "latency"}
     model = core.read_model(branches())
     config |= {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"}
@@ -56,7 +55,7 @@ def test_option_of_one_device_in_a_list(core: hetero.Core) -> None:
         core.compile_model(model, "ORT", {"EXECUTION_MODE_HINT": "ACCURACY"})
 
 
-def test_num_requests_hint_limits_optimal_number(core: hetero.Core) -> None:
+def test_num_requests_hint_limits_optimal_number(core):
     for hint, num_requests, expected in (
         ("", 0, 2),
         ("", 1, 1),
@@ -100,7 +99,7 @@ class ConcurrencyPlugin(DensePlugin):
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_exclusive_async_requests_run_sequentially(exclusive: bool) -> None:
+def test_exclusive_async_requests_run_sequentially(exclusive):
     ConcurrencyPlugin.max_running = 0
     barrier = threading.Barrier(3)
     # Three concurrent runs pass the barrier; sequential runs time out.
@@ -127,7 +126,7 @@ def _wait_at_barrier(barrier: threading.Barrier, timeout_s: float) -> None:
         barrier.reset()
 
 
-def test_exclusive_request_in_queue_can_be_cancelled() -> None:
+def test_exclusive_request_in_queue_can_be_cancelled():
     entered, leave = threading.Event(), threading.Event()
     ConcurrencyPlugin.during_run = staticmethod(lambda: (entered.set(), leave.wait(300)))
     config = {"NUM_STREAMS": 2, "EXCLUSIVE_ASYNC_REQUESTS": True}
@@ -145,9 +144,7 @@ def test_exclusive_request_in_queue_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_enable_mmap_for_blobs_and_caches(
-    core: hetero.Core, tmp_path: Path, enabled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_enable_mmap_for_blobs_and_caches(core, tmp_path, enabled, monkeypatch):
     is_mapped: list[bool] = []
     load = CountingPlugin.load
 
@@ -169,9 +166,7 @@ def test_enable_mmap_for_blobs_and_caches(
 
 
 @pytest.mark.parametrize("scope", [(), ("HETERO",), ("CPU",), ("ORT",), ("DENSE",)], ids=str)
-def test_enable_mmap_can_be_disabled_in_every_scope(
-    core: hetero.Core, scope: tuple[str, ...]
-) -> None:
+def test_enable_mmap_can_be_disabled_in_every_scope(core, scope):
     core.set_property(*scope, {"ENABLE_MMAP": "NO"})
     assert core.get_property(*scope, "ENABLE_MMAP") is False
 
@@ -188,30 +183,26 @@ def test_enable_mmap_can_be_disabled_in_every_scope(
         ("CPU", "0", "CPU"),
     ],
 )
-def test_device_id_selects_the_device(
-    core: hetero.Core, device: str, device_id: Any, expected: str
-) -> None:
+def test_device_id_selects_the_device(core, device, device_id, expected):
     with core.compile_model(dense(), device, {"DEVICE_ID": device_id}) as compiled:
         assert compiled.get_property("EXECUTION_DEVICES") == [expected]
     assert set(core.query_model(dense(), device, {"DEVICE_ID": device_id}).values()) == {expected}
 
 
 @pytest.mark.parametrize("device", ["CPU", "TWIN"])
-def test_unknown_device_id_raises(core: hetero.Core, device: str) -> None:
+def test_unknown_device_id_raises(core, device):
     with pytest.raises(errors.UnknownDeviceError, match=f"no device '{device}.7'"):
         core.compile_model(dense(), device, {"DEVICE_ID": "7"})
 
 
 @pytest.mark.parametrize("device", ["TWIN.0", "HETERO:TWIN,CPU", "HETERO"])
-def test_device_id_with_other_id_or_list_raises(core: hetero.Core, device: str) -> None:
+def test_device_id_with_other_id_or_list_raises(core, device):
     with pytest.raises(errors.PropertyError, match="Name the devices with their ids"):
         core.compile_model(dense(), device, {"DEVICE_ID": "1"})
 
 
 @pytest.mark.parametrize("scope", [(), ("HETERO",)], ids=str)
-def test_multi_device_priorities_apply_to_bare_hetero(
-    core: hetero.Core, scope: tuple[str, ...]
-) -> None:
+def test_multi_device_priorities_apply_to_bare_hetero(core, scope):
     core.set_property(*scope, {"MULTI_DEVICE_PRIORITIES": "CPU, ORT"})
     with core.compile_model(branches()) as compiled:
         assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ["CPU", "ORT"]
@@ -223,14 +214,14 @@ def test_multi_device_priorities_apply_to_bare_hetero(
 
 
 @pytest.mark.parametrize("scope", [(), ("TWIN.1",)], ids=str)
-def test_device_id_is_read_only(core: hetero.Core, scope: tuple[str, ...]) -> None:
+def test_device_id_is_read_only(core, scope):
     with pytest.raises(errors.ReadOnlyPropertyError, match="DEVICE_ID is read-only"):
         core.set_property(*scope, {"DEVICE_ID": "1"})
     with pytest.raises(errors.ReadOnlyPropertyError):
         core.compile_model(dense(), "TWIN", {"DEVICE_PROPERTIES": {"TWIN": {"DEVICE_ID": "1"}}})
 
 
-def test_devices_of_one_plugin_have_their_own_properties(core: hetero.Core) -> None:
+def test_devices_of_one_plugin_have_their_own_properties(core):
     first, second = (
         {
             name: core.get_property(device, name)
@@ -251,7 +242,7 @@ def test_devices_of_one_plugin_have_their_own_properties(core: hetero.Core) -> N
 # set_property and get_property.
 
 
-def test_set_property_values_are_read_back_typed(core: hetero.Core) -> None:
+def test_set_property_values_are_read_back_typed(core):
     core.set_property("CPU", {"NUM_STREAMS": "4"})
     core.set_property("HETERO", {"PLAN_SEED": "3", "COLOCATION": '{"g": ["a"]}'})
     core.set_property({"PERF_COUNT": "YES", "REQUEST_TIMEOUT_S": 5})
@@ -266,7 +257,7 @@ def test_set_property_values_are_read_back_typed(core: hetero.Core) -> None:
         assert compiled.get_property("PLAN_SEED") == 3
 
 
-def test_device_option_overrides_global_option(core: hetero.Core) -> None:
+def test_device_option_overrides_global_option(core):
     core.set_property("CPU", {"NUM_STREAMS": 2})
     core.set_property({"NUM_STREAMS": 3})
     assert core.get_property("CPU", "NUM_STREAMS") == 2
@@ -280,14 +271,14 @@ def test_device_option_overrides_global_option(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("name", ["REPLICAS", "VERIFY", "COST_FILE"])
-def test_hetero_option_on_device_raises(core: hetero.Core, name: str) -> None:
+def test_hetero_option_on_device_raises(core, name):
     with pytest.raises(errors.UnknownPropertyError, match="Set it for 'HETERO'"):
         core.set_property("CPU", {name: "2"})
     core.compile_model(branches(), "CPU").close()
 
 
 @pytest.mark.parametrize("scope", ["HETERO", "CPU"])
-def test_option_of_other_device_raises_with_hint(core: hetero.Core, scope: str) -> None:
+def test_option_of_other_device_raises_with_hint(core, scope):
     with pytest.raises(
         errors.UnknownPropertyError, match=r"it is a property of NULL\. Set it there"
     ):
@@ -308,9 +299,7 @@ def test_option_of_other_device_raises_with_hint(core: hetero.Core, scope: str) 
     ],
     ids=str,
 )
-def test_set_property_invalid_value_changes_nothing(
-    core: hetero.Core, scope: tuple[str, ...], config: Any, expected_type: type[Exception]
-) -> None:
+def test_set_property_invalid_value_changes_nothing(core, scope, config, expected_type):
     with pytest.raises(expected_type):
         core.set_property(*scope, config)
     assert core.get_property(*scope, "PERF_COUNT") is False
@@ -326,7 +315,7 @@ def test_set_property_invalid_value_changes_nothing(
         ("FROBNICATE", "Expected ADMISSION_TIMEOUT_S, "),
     ],
 )
-def test_unknown_option_message_has_suggestions(core: hetero.Core, name: str, words: str) -> None:
+def test_unknown_option_message_has_suggestions(core, name, words):
     with pytest.raises(errors.UnknownPropertyError) as error:
         core.compile_model(branches(), "HETERO:CPU,ORT", {name: 1})
     assert words in str(error.value)
@@ -335,7 +324,7 @@ def test_unknown_option_message_has_suggestions(core: hetero.Core, name: str, wo
 
 
 @pytest.mark.parametrize("device", ["HETERO:CPU", "HETERO:ORT,CPU"])
-def test_properties_of_device_list_raise(core: hetero.Core, device: str) -> None:
+def test_properties_of_device_list_raise(core, device):
     for call in (
         lambda: core.get_property(device, "PERF_COUNT"),
         lambda: core.set_property(device, {"PERF_COUNT": True}),
@@ -344,7 +333,7 @@ def test_properties_of_device_list_raise(core: hetero.Core, device: str) -> None
             call()
 
 
-def test_unknown_device_raises_for_properties_and_versions(core: hetero.Core) -> None:
+def test_unknown_device_raises_for_properties_and_versions(core):
     for call in (
         lambda: core.get_property("TPU", "PERF_COUNT"),
         lambda: core.set_property("TPU", {"PERF_COUNT": True}),
@@ -355,7 +344,7 @@ def test_unknown_device_raises_for_properties_and_versions(core: hetero.Core) ->
             call()
 
 
-def test_get_versions_includes_hetero(core: hetero.Core) -> None:
+def test_get_versions_includes_hetero(core):
     cpu_versions, hetero_versions = core.get_versions("CPU"), core.get_versions("HETERO:CPU")
     assert list(cpu_versions) == ["CPU"]
     assert list(hetero_versions) == ["HETERO", "CPU"]
@@ -364,7 +353,7 @@ def test_get_versions_includes_hetero(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("name", MUTABLE)
-def test_hetero_properties_accept_their_defaults(core: hetero.Core, name: str) -> None:
+def test_hetero_properties_accept_their_defaults(core, name):
     value = core.get_property("HETERO", name)
     default = HETERO_PROPERTIES[name].default
     assert value == (list(default) if isinstance(default, tuple) else default)
@@ -373,7 +362,7 @@ def test_hetero_properties_accept_their_defaults(core: hetero.Core, name: str) -
     assert core.get_property("HETERO", name) == value
 
 
-def test_compile_model_accepts_every_default(core: hetero.Core) -> None:
+def test_compile_model_accepts_every_default(core):
     tables = (HETERO_PROPERTIES, COMMON_PROPERTIES, OPTIONAL_PROPERTIES)
     config = {p.name: p.default for table in tables for p in table.values() if p.mutable}
     with core.compile_model(branches(), "CPU", config) as compiled:
@@ -383,7 +372,7 @@ def test_compile_model_accepts_every_default(core: hetero.Core) -> None:
 # Compiled models.
 
 
-def test_compiled_model_reports_device_properties(core: hetero.Core) -> None:
+def test_compiled_model_reports_device_properties(core):
     config = {
         "NUM_STREAMS": 2,
         "DEVICE_PROPERTIES": {"CPU.0": {"INFERENCE_NUM_THREADS": "1"}, "ORT": {"NUM_STREAMS": "3"}},
@@ -408,7 +397,7 @@ def test_compiled_model_reports_device_properties(core: hetero.Core) -> None:
         )
 
 
-def test_compiled_model_properties_are_readable(core: hetero.Core) -> None:
+def test_compiled_model_properties_are_readable(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"}) as compiled:
         names = compiled.get_property("SUPPORTED_PROPERTIES")
         properties = {name: compiled.get_property(name) for name in names}
@@ -431,9 +420,7 @@ def test_compiled_model_properties_are_readable(core: hetero.Core) -> None:
         ({}, set()),
     ],
 )
-def test_perf_count_per_device(
-    core: hetero.Core, num_requests: dict[str, Any], timed_stages: set[str]
-) -> None:
+def test_perf_count_per_device(core, num_requests, timed_stages):
     pins = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}
     with core.compile_model(branches(), "HETERO:ORT,CPU", num_requests, affinity=pins) as compiled:
         request = compiled.create_infer_request()
@@ -446,7 +433,7 @@ def test_perf_count_per_device(
 # Threads.
 
 
-def test_core_properties_from_many_threads() -> None:
+def test_core_properties_from_many_threads():
     with hetero.Core(executor="inprocess", plugins=[DensePlugin]) as core:
         model = core.read_model(branches())
         start = threading.Barrier(8)

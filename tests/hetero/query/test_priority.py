@@ -40,7 +40,7 @@ class Devices:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return build(
         """n1: a = Add(x, k)
            n2: b = Abs(a)
@@ -52,8 +52,8 @@ def model() -> Model:
 
 
 def test_query_priority_later_devices_get_the_rest(
-    model: Model,
-) -> None:
+    model,
+):
     devices = Devices(ORT="Add", CPU="Abs Neg Add", NULL="Abs Neg Add")
     support = query_priority(model, ["ORT", "CPU", "NULL"], devices)
     assert list(support.items()) == [
@@ -74,14 +74,14 @@ def test_query_priority_later_devices_get_the_rest(
     assert support.notes["n2"] == "by CPU"
 
 
-def test_query_priority_copies_literals_to_submodels(model: Model) -> None:
+def test_query_priority_copies_literals_to_submodels(model):
     devices = Devices(ORT="Abs Neg", CPU="Add")
     support = query_priority(model, ["ORT", "CPU"], devices)
     assert devices.queries[1] == ("CPU", ("make_k", "n1", "n4"))
     assert support["make_k"] == "CPU"
 
 
-def test_require_supported_lists_every_refusal(model: Model) -> None:
+def test_require_supported_lists_every_refusal(model):
     support = query_priority(model, ["ORT", "CPU"], Devices(ORT="Add", CPU="Abs"))
     assert list(support.unsupported) == ["n3"]
     assert {d: str(r) for d, r in support.unsupported["n3"].items()} == {
@@ -97,7 +97,7 @@ def test_require_supported_lists_every_refusal(model: Model) -> None:
     assert unpickled.unsupported == {"n3": dict(support.unsupported["n3"])}
 
 
-def test_require_supported_abbreviates_long_messages() -> None:
+def test_require_supported_abbreviates_long_messages():
     lines = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(MAX_SHOWN_NODES + 5))
     model = build(lines, inputs="v0", outputs=f"v{MAX_SHOWN_NODES + 5}")
     support = query_priority(model, ["CPU"], Devices(CPU="Abs"))
@@ -107,14 +107,14 @@ def test_require_supported_abbreviates_long_messages() -> None:
     assert "'n24'" not in str(error.value)
 
 
-def test_query_priority_empty_support_is_a_refusal() -> None:
+def test_query_priority_empty_support_is_a_refusal():
     model = build("n1: y = Abs(x)", outputs="y")
     support = query_priority(model, ["CPU"], lambda device, part: Support({}))
     refusal = support.unsupported["n1"]["CPU"]
     assert str(refusal) == "CPU returned neither support nor a refusal [policy]"
 
 
-def test_query_priority_pins_limit_the_queries(model: Model) -> None:
+def test_query_priority_pins_limit_the_queries(model):
     devices = Devices(ORT="Add Abs Neg", CPU="Add Abs")
     pins = collect_pins(model, ["ORT", "CPU"], {"n2": "CPU", "n3": "CPU"})
     support = query_priority(model, ["ORT", "CPU"], devices, pins)
@@ -125,7 +125,7 @@ def test_query_priority_pins_limit_the_queries(model: Model) -> None:
     }
 
 
-def test_assign_refused_pin_raises_with_reason(model: Model) -> None:
+def test_assign_refused_pin_raises_with_reason(model):
     devices = Devices(ORT="Add", CPU="Add Abs Neg")
     pins = collect_pins(model, ["ORT", "CPU"], {"n2": "ORT", "op:Neg": "ORT"})
     support = query_priority(model, ["ORT", "CPU"], devices, pins)
@@ -137,7 +137,7 @@ def test_assign_refused_pin_raises_with_reason(model: Model) -> None:
     )
 
 
-def test_assign_follows_priority_support(model: Model) -> None:
+def test_assign_follows_priority_support(model):
     support = query_priority(model, ["ORT", "CPU"], Devices(ORT="Add", CPU="Abs Neg"))
     require_supported(support, model, ["ORT", "CPU"])
     affinity = assign(model, support)
@@ -153,9 +153,7 @@ def test_assign_follows_priority_support(model: Model) -> None:
         ("Add Exp", {"w1": "ORT", "w2": "ORT"}),
     ],
 )
-def test_query_priority_computed_weights_follow_readers(
-    cpu_operators: str, weight_devices: dict[str, str]
-) -> None:
+def test_query_priority_computed_weights_follow_readers(cpu_operators, weight_devices):
     lines = "w1: e = Exp(k)\n w2: w = Neg(e)\n n1: a = Abs(x)\n n2: y = Add(a, w)"
     model = build(lines, outputs="y", constants="k")
     devices = Devices(ORT="Abs Add Exp Neg", CPU=cpu_operators)
@@ -169,19 +167,19 @@ def test_query_priority_computed_weights_follow_readers(
     assert reasons["w2"] == ("follows n2" if weight_devices["w2"] == "CPU" else "priority")
 
 
-def test_query_priority_duplicate_device_is_queried_once(model: Model) -> None:
+def test_query_priority_duplicate_device_is_queried_once(model):
     devices = Devices(CPU="Add Abs")
     query_priority(model, ["CPU", "CPU"], devices)
     assert len(devices.queries) == 1
 
 
-def test_query_priority_unread_output_stays_in_submodel() -> None:
+def test_query_priority_unread_output_stays_in_submodel():
     model = build("n1: a = Abs(x)\n n2: b, unread = Split(a)\n n3: y = Neg(b)", outputs="y")
     devices = Devices(ORT="Abs Neg", CPU="Split")
     query_priority(model, ["ORT", "CPU"], devices)
     assert [p.name for p in devices.submodels[1].outputs] == ["b"]
 
 
-def test_query_priority_model_without_nodes() -> None:
+def test_query_priority_model_without_nodes():
     model = build("", outputs="x")
     assert dict(query_priority(model, ["CPU"], Devices(CPU=""))) == {}

@@ -16,11 +16,11 @@ from tests.support.graphs import build
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return build("n1: a = Add(x, x)\n n2: b = Abs(a)\n n3: y = Add(b, b)", outputs="y")
 
 
-def test_query_cache_reuses_results_of_submodels(model: Model) -> None:
+def test_query_cache_reuses_results_of_submodels(model):
     queried_devices = []
 
     def query(device: str, submodel: Model, config: object) -> Support:
@@ -39,7 +39,7 @@ def test_query_cache_reuses_results_of_submodels(model: Model) -> None:
     assert queried_devices == ["ORT", "CPU"]
 
 
-def test_query_cache_concurrent_callers_share_one_query(model: Model) -> None:
+def test_query_cache_concurrent_callers_share_one_query(model):
     support, entered, finish = Support({}, {}), threading.Semaphore(0), threading.Event()
     queried_devices = []
 
@@ -58,7 +58,7 @@ def test_query_cache_concurrent_callers_share_one_query(model: Model) -> None:
     assert queried_devices == ["CPU"]
 
 
-def test_query_cache_retries_after_errors(model: Model) -> None:
+def test_query_cache_retries_after_errors(model):
     support = Support({}, {})
     outcomes = iter([KeyboardInterrupt(), DeviceError("lost"), support])
 

@@ -99,7 +99,7 @@ TestQueryCacheCalls = QueryCacheCalls.TestCase
 TestQueryCacheCalls.settings = settings(max_examples=25, stateful_step_count=12)
 
 
-def test_querier_uses_the_options_of_each_device() -> None:
+def test_querier_uses_the_options_of_each_device():
     configs: list[Any] = []
 
     def query(device: str, model: Model, config: Any) -> Support:
@@ -114,7 +114,7 @@ def test_querier_uses_the_options_of_each_device() -> None:
     assert configs == [("X.0", {"A": 1}), ("X.1", {"A": 2})]
 
 
-def test_replicas_of_a_device_support_what_all_support() -> None:
+def test_replicas_of_a_device_support_what_all_support():
     """The refusals of a replica count for the device; its reason is the first of these."""
     reasons = {name: Refusal("policy", name) for name in ("own", "b", "c")}
     supports = {
@@ -138,7 +138,7 @@ def test_replicas_of_a_device_support_what_all_support() -> None:
     assert support.notes == {"a": "note"}
 
 
-def test_timed_measures_the_query_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_measures_the_query_alone(monkeypatch):
     times = iter([10.0, 12.5])
     monkeypatch.setattr("hetero.query.query_cache.time.perf_counter", lambda: next(times))
     cache = QueryCache(lambda *arguments: Support({}))

@@ -32,12 +32,12 @@ def failure(**refusals: Refusal) -> UnsupportedNodesError:
     )
 
 
-def test_refusal_belongs_to_the_device_of_the_node() -> None:
+def test_refusal_belongs_to_the_device_of_the_node():
     refusals = add_refusals([AFFINITY], failure(a=FIRST, b=SECOND), {})
     assert refusals == {"X.0": {"a": FIRST}, "X.1": {"b": SECOND}}
 
 
-def test_second_refusal_keeps_the_first() -> None:
+def test_second_refusal_keeps_the_first():
     first = add_refusals([AFFINITY], failure(a=FIRST), {})
     second = add_refusals([AFFINITY], failure(c=SECOND), first)
     third = add_refusals([AFFINITY], failure(b=THIRD, c=THIRD), second)
@@ -46,27 +46,27 @@ def test_second_refusal_keeps_the_first() -> None:
     assert third == {"X.0": {"a": FIRST, "c": SECOND}, "X.1": {"b": THIRD}}
 
 
-def test_refusal_counts_for_each_replica_that_has_the_node() -> None:
+def test_refusal_counts_for_each_replica_that_has_the_node():
     replica = Affinity({"a": "Y.0"})
     refusals = add_refusals([AFFINITY, replica], failure(a=FIRST, c=SECOND), {})
     assert refusals == {"X.0": {"a": FIRST, "c": SECOND}, "Y.0": {"a": FIRST}}
 
 
 @pytest.mark.parametrize("error", [failure(a=SECOND), failure(z=FIRST), failure()])
-def test_failure_without_a_new_refusal_is_raised(error: UnsupportedNodesError) -> None:
+def test_failure_without_a_new_refusal_is_raised(error):
     with pytest.raises(UnsupportedNodesError) as caught:
         add_refusals([AFFINITY], error, {"X.0": {"a": FIRST}})
     assert caught.value is error
 
 
-def test_refusal_without_a_reason() -> None:
+def test_refusal_without_a_reason():
     error = UnsupportedNodesError("refused", unsupported={"a": {}})
     assert add_refusals([AFFINITY], error, {}) == {
         "X.0": {"a": Refusal("policy", "refused in a part")}
     }
 
 
-def test_first_of_two_refusals_of_a_node_takes_precedence() -> None:
+def test_first_of_two_refusals_of_a_node_takes_precedence():
     first = {"X.0": {"a": FIRST}, "X.1": {"a": FIRST}}
     second = {"X.2": {"b": SECOND}, "X.0": {"a": SECOND, "c": SECOND}}
     assert merge_refusals(first, second) == {
@@ -77,13 +77,13 @@ def test_first_of_two_refusals_of_a_node_takes_precedence() -> None:
     assert first["X.0"] == {"a": FIRST}
 
 
-def test_removed_refusals_are_those_of_the_nodes() -> None:
+def test_removed_refusals_are_those_of_the_nodes():
     refusals = {"X.0": {"a": FIRST, "b": SECOND}, "X.1": {"b": THIRD}, "X.2": {"a": THIRD}}
     assert remove_refusals(refusals, ["b", "z"]) == {"X.0": {"b": SECOND}, "X.1": {"b": THIRD}}
     assert refusals == {"X.0": {"a": FIRST}, "X.1": {}, "X.2": {"a": THIRD}}
 
 
-def test_refusals_are_subtracted_from_the_support_of_their_device() -> None:
+def test_refusals_are_subtracted_from_the_support_of_their_device():
     support = Support(
         {"a": "X.0", "b": "X.0"}, {"c": {"X.0": FIRST}}, {"c": {"X.0": FIRST}}, {"a": "note"}
     )
@@ -95,7 +95,7 @@ def test_refusals_are_subtracted_from_the_support_of_their_device() -> None:
 
 
 @pytest.fixture
-def model() -> Model:
+def model():
     return build("a: v = Neg(x)\nb: w = Neg(v)\nc: y = Neg(w)", outputs="y")
 
 
@@ -103,7 +103,7 @@ def support_all(device: str, model: Model) -> Support:
     return Support(dict.fromkeys(model.node_names, device))
 
 
-def test_refused_nodes_go_to_the_next_device(model: Model) -> None:
+def test_refused_nodes_go_to_the_next_device(model):
     request = compile_request("X.0", "X.1")
     assert set(place_by_priority(model, request, support_all, {}).values()) == {"X.0"}
     refusals = {"X.0": {"b": FIRST}}
@@ -115,7 +115,7 @@ def test_refused_nodes_go_to_the_next_device(model: Model) -> None:
     assert caught.value.unsupported == {"b": {"X.0": FIRST, "X.1": SECOND}}
 
 
-def test_pinned_node_that_is_refused_raises_with_the_refusal(model: Model) -> None:
+def test_pinned_node_that_is_refused_raises_with_the_refusal(model):
     pins = collect_pins(model, ["X.0", "X.1"], {"b": "X.1"})
     request = compile_request("X.0", "X.1", pins=pins)
     assert place_by_priority(model, request, support_all, {"X.0": {"b": FIRST}})["b"] == "X.1"
@@ -123,7 +123,7 @@ def test_pinned_node_that_is_refused_raises_with_the_refusal(model: Model) -> No
         place_by_priority(model, request, support_all, {"X.1": {"b": SECOND}})
 
 
-def test_devices_are_queried_until_all_nodes_have_one(model: Model) -> None:
+def test_devices_are_queried_until_all_nodes_have_one(model):
     queries: list[tuple[str, tuple[str, ...]]] = []
 
     def query(device: str, part: Model) -> Support:
@@ -136,7 +136,7 @@ def test_devices_are_queried_until_all_nodes_have_one(model: Model) -> None:
     assert queries == [("X.0", ("a", "b", "c")), ("X.1", ("b", "c"))]
 
 
-def test_equal_parts_of_a_model_are_one_object(model: Model) -> None:
+def test_equal_parts_of_a_model_are_one_object(model):
     parts: list[Model] = []
 
     def query(device: str, part: Model) -> Support:
@@ -161,12 +161,12 @@ def test_equal_parts_of_a_model_are_one_object(model: Model) -> None:
         (Support({}, {"b": {"X.0": FIRST}}), None),
     ],
 )
-def test_refusal_of_a_node(support: Support, expected: Refusal | None) -> None:
+def test_refusal_of_a_node(support, expected):
     default = Refusal("policy", "X.0 returned neither support nor a refusal")
     assert refusal_of(support, "a", "X.0") == (expected or default)
 
 
-def test_message_groups_devices_and_names_the_domain() -> None:
+def test_message_groups_devices_and_names_the_domain():
     model = build("a: y = Neg(x)", outputs="y")
     support = Support({}, {"a": {"X.0": FIRST, "X.1": SECOND, "X.2": FIRST}})
     with pytest.raises(UnsupportedNodesError) as caught:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ from tests.support.models import branches
 
 
 @pytest.fixture
-def survey() -> Survey:
+def survey():
     model = build("a: v = Neg(x)\nb: y = Abs(v)", outputs="y")
     refusals = {"b": {"X.0": Refusal("no_kernel", "no Abs")}}
     results = {"X.0": Support({"a": "X.0"}, refusals), "Y.0": Support({"a": "Y.0"}, refusals)}
@@ -28,7 +27,7 @@ def survey() -> Survey:
     return Survey(model, "HETERO:X.0,Y.0", devices, results, joint, Affinity({"a": "X.0"}))
 
 
-def test_table_has_device_and_support_of_each_node(survey: Survey) -> None:
+def test_table_has_device_and_support_of_each_node(survey):
     html = survey._repr_html_()
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[1:]]
     refusal = "no Abs [no_kernel]"
@@ -40,17 +39,17 @@ def test_table_has_device_and_support_of_each_node(survey: Survey) -> None:
     assert "g on HETERO:X.0,Y.0" in html
 
 
-def test_names_are_in_order_of_priority(survey: Survey) -> None:
+def test_names_are_in_order_of_priority(survey):
     assert survey.names == ("X.0", "Y.0")
     assert repr(survey).startswith("<Survey of 'g' on HETERO:X.0,Y.0: ")
 
 
-def test_deprecated_name_of_the_results(survey: Survey) -> None:
+def test_deprecated_name_of_the_results(survey):
     with pytest.warns(DeprecationWarning, match="Survey.results"):
         assert survey.answers is survey.results
 
 
-def test_save_writes_the_format_of_the_suffix(tmp_path: Path) -> None:
+def test_save_writes_the_format_of_the_suffix(tmp_path):
     with hetero.Core("inprocess") as core:
         survey = core.survey_model(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
         for suffix in ("html", "json", "onnx"):
@@ -63,6 +62,6 @@ def test_save_writes_the_format_of_the_suffix(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "report.html").read_text()
 
 
-def test_save_refuses_other_suffixes(survey: Survey, tmp_path: Path) -> None:
+def test_save_refuses_other_suffixes(survey, tmp_path):
     with pytest.raises(ArgumentError, match=r"ends in \.html, \.json or \.onnx, got '\.pdf'"):
         survey.save(tmp_path / "report.pdf")

@@ -67,11 +67,11 @@ def parse(text: str) -> Page:
 
 
 @pytest.fixture(scope="module")
-def densenet() -> dict[str, Any]:
+def densenet():
     return build_report(survey_of(read_model("light:densenet121"), {"ORT": None, "CPU": None}))
 
 
-def test_page_embeds_the_whole_document(densenet: dict[str, Any]) -> None:
+def test_page_embeds_the_whole_document(densenet):
     page = parse(report_html(densenet))
     data = json.loads(page.data)
     assert data["report"] == json.loads(json.dumps(densenet))
@@ -80,7 +80,7 @@ def test_page_embeds_the_whole_document(densenet: dict[str, Any]) -> None:
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_page_loads_no_other_resource() -> None:
+def test_page_loads_no_other_resource():
     text = report_html(build_report(branches_survey()))
     page = parse(text)
     assert page.loads == []
@@ -88,7 +88,7 @@ def test_page_loads_no_other_resource() -> None:
     assert "default-src 'none'" in text
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_stay_text():
     model = chain("Abs", "Neg")
     hostile_name = "</script><img src=x onerror=alert(1)><!--"
     model.graph.node[0].name = hostile_name
@@ -100,7 +100,7 @@ def test_hostile_names_stay_text() -> None:
 
 
 @pytest.mark.slow
-def test_drawing_of_too_many_subgraphs_is_omitted() -> None:
+def test_drawing_of_too_many_subgraphs_is_omitted():
     takes = {"ORT": None, "CPU": None}
     model = chain(*["Abs", "Neg"] * 3100)
     document = build_report(survey_of(model, takes, {"op:Neg": "CPU"}))
@@ -123,7 +123,7 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_drawing_of_random_placement_has_no_overlaps(seed: int) -> None:
+def test_drawing_of_random_placement_has_no_overlaps(seed):
     rng = random.Random(seed)
     model = repeated(rng.randint(1, 12))
     names = ("ORT", "CPU", "NULL")
@@ -158,7 +158,7 @@ def label_rectangle(wire: dict[str, Any]) -> dict[str, Any]:
     return {"x": wire["x"] - width // 2, "y": wire["label_y"] - 12, "w": width, "h": 16}
 
 
-def test_drawing_of_many_subgraphs_is_wrapped() -> None:
+def test_drawing_of_many_subgraphs_is_wrapped():
     model = chain(*["Abs", "Neg"] * 400)
     document = build_report(survey_of(model, {"ORT": None, "CPU": None}, {"op:Neg": "CPU"}))
     view = drawing(document)
@@ -184,13 +184,13 @@ def test_drawing_of_many_subgraphs_is_wrapped() -> None:
         ("ABCBCBCBABCBCBCB", [([*"ABCBCBCB"], 2, 0)]),
     ],
 )
-def test_chains_count_repeated_sequences(devices: str, expected: list[Any]) -> None:
+def test_chains_count_repeated_sequences(devices, expected):
     document = {"subgraphs": [{"device": device} for device in devices]}
     rows = [(row["devices"], row["times"], row["first"]) for row in chains(document)]
     assert rows == expected
 
 
-def test_drawing_shows_constants_that_cross() -> None:
+def test_drawing_shows_constants_that_cross():
     takes = {"ORT": None, "CPU": None}
     model = read_model("light:squeezenet")
     view = drawing(build_report(survey_of(model, takes, {"op:ConstantOfShape": "CPU"})))
@@ -200,7 +200,7 @@ def test_drawing_shows_constants_that_cross() -> None:
     assert len(wire["tensors"]) >= 39
 
 
-def test_unpartitionable_model_is_drawn_as_one_box() -> None:
+def test_unpartitionable_model_is_drawn_as_one_box():
     document = build_report(branches_survey()) | {"uncut": "reason", "subgraphs": [], "wires": []}
     document["nodes"] = [node | {"subgraph": None} for node in document["nodes"]]
     view = drawing(document)
@@ -209,7 +209,7 @@ def test_unpartitionable_model_is_drawn_as_one_box() -> None:
     assert ends == {(None, -1), (-1, None)}
 
 
-def test_model_without_nodes_is_drawn() -> None:
+def test_model_without_nodes_is_drawn():
     model = read_model(
         onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] x) {}'
@@ -253,7 +253,7 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_page_runs_without_errors_in_a_browser(densenet: dict[str, Any], tmp_path: Path) -> None:
+def test_page_runs_without_errors_in_a_browser(densenet, tmp_path):
     survey = branches_survey()
     for name, document in (
         ("densenet", densenet),
@@ -315,7 +315,7 @@ CLICKS = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_page_controls_work_in_a_browser(tmp_path: Path) -> None:
+def test_page_controls_work_in_a_browser(tmp_path):
     survey = branches_survey()
     text = report_html(build_report(survey, branches_plan(survey)))
     page = tmp_path / "used.html"
@@ -356,7 +356,7 @@ FIRST_SIGHT = """
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("nodes", [30, pytest.param(2000, marks=pytest.mark.slow)])
-def test_page_opens_with_a_readable_drawing(nodes: int, tmp_path: Path) -> None:
+def test_page_opens_with_a_readable_drawing(nodes, tmp_path):
     model = chain(*("Tanh" if i % 3 else "Relu" for i in range(nodes)))
     survey = survey_of(model, {"ORT": None, "CPU": None}, {"op:Relu": "CPU"})
     page = tmp_path / "first.html"

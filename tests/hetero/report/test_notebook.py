@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-import hetero
 from tests.support.models import branches, unknown_ops
 
 
@@ -34,7 +33,7 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_model_shows_its_ports(core: hetero.Core) -> None:
+def test_model_shows_its_ports(core):
     proto = branches()
     proto.graph.name = "<script>alert(1)</script>"
     page = core.read_model(proto)._repr_html_()
@@ -46,7 +45,7 @@ def test_model_shows_its_ports(core: hetero.Core) -> None:
     ]
 
 
-def test_compiled_model_shows_its_subgraphs(core: hetero.Core) -> None:
+def test_compiled_model_shows_its_subgraphs(core):
     compiled = core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"op:Add": "CPU"})
     assert Cells(compiled._repr_html_()).rows[1:] == [
         ["0", "ORT", "5", "x", "left, right"],
@@ -54,7 +53,7 @@ def test_compiled_model_shows_its_subgraphs(core: hetero.Core) -> None:
     ]
 
 
-def test_survey_shows_support_and_refusals(core: hetero.Core) -> None:
+def test_survey_shows_support_and_refusals(core):
     rows = Cells(core.survey_model(unknown_ops(), "HETERO:ORT,CPU")._repr_html_()).rows
     assert rows[0] == ["node", "operator", "gets", "ORT", "CPU"]
     assert rows[1] == ["relu", "Relu", "ORT", "yes", "yes"]
@@ -62,7 +61,7 @@ def test_survey_shows_support_and_refusals(core: hetero.Core) -> None:
     assert "no kernel" in rows[2][4]
 
 
-def test_long_table_is_shortened(core: hetero.Core) -> None:
+def test_long_table_is_shortened(core):
     survey = core.survey_model("light:squeezenet", "CPU")
     page = survey._repr_html_()
     assert len(Cells(page).rows) == 51

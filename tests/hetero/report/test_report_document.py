@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -29,7 +28,6 @@ from hetero.report import (
     strict_problems,
 )
 from hetero.report.support_matrix import count_causes
-from tests.support.command_line import Shell
 from tests.support.models import branches, unknown_ops
 from tests.support.report_cases import (
     GOLDEN,
@@ -53,7 +51,7 @@ def validate(document: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def document() -> dict[str, Any]:
+def document():
     return build_report(branches_survey())
 
 
@@ -65,17 +63,17 @@ def lint_codes(document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", list(golden_documents()))
-def test_documents_equal_the_golden_files(name: str) -> None:
+def test_documents_equal_the_golden_files(name):
     expected = json.loads((GOLDEN / name).read_text())
     assert json.loads(json.dumps(golden_documents()[name])) == expected
 
 
 @pytest.mark.parametrize("name", list(golden_documents()))
-def test_golden_documents_fit_the_schema(name: str) -> None:
+def test_golden_documents_fit_the_schema(name):
     validate(json.loads((GOLDEN / name).read_text()))
 
 
-def test_schema_refuses_unknown_and_missing_fields(document: dict[str, Any]) -> None:
+def test_schema_refuses_unknown_and_missing_fields(document):
     with pytest.raises(jsonschema.ValidationError, match="surprise"):
         validate(document | {"surprise": 1})
     with pytest.raises(jsonschema.ValidationError, match="verdict"):
@@ -85,7 +83,7 @@ def test_schema_refuses_unknown_and_missing_fields(document: dict[str, Any]) -> 
 # Counts.
 
 
-def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
+def test_every_node_is_in_one_subgraph(document):
     names = [node["name"] for node in document["nodes"]]
     assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
     nodes_of_subgraphs = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
@@ -96,7 +94,7 @@ def test_every_node_is_in_one_subgraph(document: dict[str, Any]) -> None:
         assert node["device"] == subgraph["device"]
 
 
-def test_sizes_count_open_dimensions_as_one(document: dict[str, Any]) -> None:
+def test_sizes_count_open_dimensions_as_one(document):
     # Three tensors of N x 4 float32 cross, which is 16 bytes for each row.
     assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
         ("positive", 16, True),
@@ -109,7 +107,7 @@ def test_sizes_count_open_dimensions_as_one(document: dict[str, Any]) -> None:
     assert "48 B per request plus open dimensions" in document["verdict"]["sentence"]
 
 
-def test_support_matrix_counts_every_node_on_every_device(document: dict[str, Any]) -> None:
+def test_support_matrix_counts_every_node_on_every_device(document):
     rows = {row["op_type"]: row for row in document["support_matrix"]}
     assert sum(row["total"] for row in rows.values()) == 6
     for device in document["devices"]:
@@ -128,7 +126,7 @@ def test_support_matrix_counts_every_node_on_every_device(document: dict[str, An
     }
 
 
-def test_refusals_that_differ_in_names_have_one_cause() -> None:
+def test_refusals_that_differ_in_names_have_one_cause():
     refusals = [
         *(("dynamic_shape", f"'{name}' has an open shape") for name in "abc"),
         ("dynamic_shape", "'d' has no shape"),
@@ -158,13 +156,13 @@ def test_refusals_that_differ_in_names_have_one_cause() -> None:
     assert sorted(lint["nodes"]) == sorted(document["fallback"]["nodes"])
 
 
-def test_every_device_is_queried_about_every_node(document: dict[str, Any]) -> None:
+def test_every_device_is_queried_about_every_node(document):
     relu = document["nodes"][1]
     assert (relu["device"], relu["supported_on"]) == ("ORT", ["ORT", "CPU"])
     assert list(relu["refusals"]) == ["NULL"]
 
 
-def test_verdict_names_requested_and_used_devices(document: dict[str, Any]) -> None:
+def test_verdict_names_requested_and_used_devices(document):
     assert document["verdict"]["sentence"].startswith(
         "REQUESTED ORT,CPU,NULL | USED ORT (4 nodes) CPU (2 nodes) | FALLBACK 1 node, 1 reason | "
         "3 cuts, "
@@ -180,7 +178,7 @@ def test_verdict_names_requested_and_used_devices(document: dict[str, Any]) -> N
     }
 
 
-def test_plan_adds_affinity_times_and_alternatives() -> None:
+def test_plan_adds_affinity_times_and_alternatives():
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
     assert document["kind"] == "plan"
@@ -200,14 +198,14 @@ def test_plan_adds_affinity_times_and_alternatives() -> None:
     assert "ORT (3 nodes, 75 % of the time)" in document["verdict"]["sentence"]
 
 
-def test_placement_digest_depends_on_the_placement() -> None:
+def test_placement_digest_depends_on_the_placement():
     survey = branches_survey()
     one, same = build_report(survey), build_report(branches_survey(), command="again")
     other = build_report(survey, branches_plan(survey))
     assert one["placement"] == same["placement"] != other["placement"]
 
 
-def test_devices_of_all_replicas_count_as_used() -> None:
+def test_devices_of_all_replicas_count_as_used():
     survey = branches_survey()
     plan = branches_plan(survey)
     single_device = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
@@ -225,7 +223,7 @@ def test_devices_of_all_replicas_count_as_used() -> None:
     assert "2 replicas share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
 
 
-def test_impossible_alternatives_are_marked() -> None:
+def test_impossible_alternatives_are_marked():
     rows = {r["name"]: r for r in build_report(branches_survey())["counterfactuals"]}
     unpinned_ort = rows["single ORT, unpinned"]
     assert (unpinned_ort["possible"], unpinned_ort["missing"]) == (False, 1)
@@ -237,7 +235,7 @@ def test_impossible_alternatives_are_marked() -> None:
     assert rows["chosen"]["cuts"] == 3
 
 
-def test_model_that_cannot_be_partitioned_is_reported() -> None:
+def test_model_that_cannot_be_partitioned_is_reported():
     proto = unknown_ops()
     document = build_report(survey_of(proto, {"CPU": ["Relu", "Frobnicate"], "ORT": ["Relu"]}))
     validate(document)
@@ -248,7 +246,7 @@ def test_model_that_cannot_be_partitioned_is_reported() -> None:
     assert "cannot be partitioned" in document["verdict"]["sentence"]
 
 
-def test_model_without_nodes_is_reported() -> None:
+def test_model_without_nodes_is_reported():
     text = '<ir_version: 8, opset_import: ["" : 17]> nothing (float[1] x) => (float[1] x) {}'
     document = build_report(survey_of(onnx.parser.parse_model(text), {"CPU": None}))
     validate(document)
@@ -258,7 +256,7 @@ def test_model_without_nodes_is_reported() -> None:
 # Lints.
 
 
-def test_ping_pong_lint_needs_a_round_trip() -> None:
+def test_ping_pong_lint_needs_a_round_trip():
     model = chain("Abs", "Abs", "Neg", "Abs", "Abs", "Abs", "Abs")
     lints = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))["lints"]
     (lint,) = [lint for lint in lints if lint["code"] == "ping-pong"]
@@ -268,14 +266,14 @@ def test_ping_pong_lint_needs_a_round_trip() -> None:
     assert "ping-pong" not in lint_codes(document)
 
 
-def test_unused_device_lint_names_the_devices_before_it() -> None:
+def test_unused_device_lint_names_the_devices_before_it():
     document = build_report(survey_of(chain("Abs"), {"ORT": None, "CPU": None}))
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "unused-device"]
     assert lint["devices"] == ["CPU"]
     assert "put it first" in lint["message"]
 
 
-def test_unused_fallback_is_information_and_useless_device_a_warning() -> None:
+def test_unused_fallback_is_information_and_useless_device_a_warning():
     document = build_report(survey_of(chain("Abs"), {"ORT": None, "CPU": None, "NULL": []}))
     severities = {
         lint["devices"][0]: lint["severity"]
@@ -285,7 +283,7 @@ def test_unused_fallback_is_information_and_useless_device_a_warning() -> None:
     assert severities == {"CPU": "info", "NULL": "warning"}
 
 
-def test_single_device_lint_names_the_sufficient_device() -> None:
+def test_single_device_lint_names_the_sufficient_device():
     model = chain("Abs", "Neg", "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     (lint,) = [lint for lint in document["lints"] if lint["code"] == "single-device"]
@@ -295,7 +293,7 @@ def test_single_device_lint_names_the_sufficient_device() -> None:
     assert "single-device" not in lint_codes(document)
 
 
-def test_lints_of_a_plan() -> None:
+def test_lints_of_a_plan():
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
     messages = {lint["code"]: lint["message"] for lint in document["lints"]}
@@ -306,7 +304,7 @@ def test_lints_of_a_plan() -> None:
     )
 
 
-def test_wide_wire_lint_for_a_widening_cast() -> None:
+def test_wide_wire_lint_for_a_widening_cast():
     half, single = TensorProto.FLOAT16, TensorProto.FLOAT
     model = chain("Abs", "Cast", "Neg", cast={"Cast1": single}, dtype=half)
     document = build_report(survey_of(model, {"ORT": ["Abs", "Cast"], "CPU": None}))
@@ -320,13 +318,13 @@ def test_wide_wire_lint_for_a_widening_cast() -> None:
     assert "wide-wire" in lint_codes(document)
 
 
-def test_double_wire_lint_for_crossing_doubles() -> None:
+def test_double_wire_lint_for_crossing_doubles():
     model = chain("Abs", "Neg", dtype=TensorProto.DOUBLE)
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     assert "double-wire" in lint_codes(document)
 
 
-def test_many_lints_of_one_code_are_counted() -> None:
+def test_many_lints_of_one_code_are_counted():
     model = chain(*["Abs", "Neg"] * 40, "Abs")
     document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
     assert Counter(lint_codes(document))["ping-pong"] == 13
@@ -339,7 +337,7 @@ def test_many_lints_of_one_code_are_counted() -> None:
     assert "and 38 more of ping-pong" in console.export_text()
 
 
-def test_lint_codes_are_in_schema_and_docstring() -> None:
+def test_lint_codes_are_in_schema_and_docstring():
     from hetero.report import lints
 
     assert lints.__doc__ is not None
@@ -347,7 +345,7 @@ def test_lint_codes_are_in_schema_and_docstring() -> None:
     assert sorted(documented_codes) == sorted(CODES)
 
 
-def test_strict_passes_clean_placements() -> None:
+def test_strict_passes_clean_placements():
     assert strict_problems(build_report(survey_of(chain("Abs"), {"CPU": None}))) == []
     problems = strict_problems(build_report(branches_survey()))
     assert {p["code"] for p in problems} == {"fallback", "unused-device"}
@@ -356,7 +354,7 @@ def test_strict_passes_clean_placements() -> None:
 # Annotated model and terminal output.
 
 
-def test_annotated_model_compiles_to_the_same_placement() -> None:
+def test_annotated_model_compiles_to_the_same_placement():
     survey = branches_survey()
     document = build_report(survey)
     model = annotated_model(survey.model, document)
@@ -387,7 +385,7 @@ def test_annotated_model_compiles_to_the_same_placement() -> None:
     assert annotated_twice.SerializeToString() == proto.SerializeToString()
 
 
-def test_terminal_report_has_every_part() -> None:
+def test_terminal_report_has_every_part():
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     document = build_report(branches_survey())
     console.print(report_table(document, nodes=True))
@@ -400,7 +398,7 @@ def test_terminal_report_has_every_part() -> None:
     assert "warning [ping-pong]" in text
 
 
-def test_sizes_and_times_have_units() -> None:
+def test_sizes_and_times_have_units():
     assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9, 1.5e12)] == [
         "?",
         "0 B",
@@ -426,9 +424,7 @@ def test_sizes_and_times_have_units() -> None:
 # The command line.
 
 
-def test_query_prints_json_and_writes_every_format(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_query_prints_json_and_writes_every_format(shell, model, tmp_path):
     files = {"--html": "r.html", "--annotate": "a.onnx"}
     paths = [part for option, name in files.items() for part in (option, tmp_path / name)]
     result = shell("query -d HETERO:ORT,CPU -a neg=CPU --json", model, *paths)
@@ -442,7 +438,7 @@ def test_query_prints_json_and_writes_every_format(
     assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
 
 
-def test_strict_prints_the_lint_and_fails(shell: Shell, model: Path) -> None:
+def test_strict_prints_the_lint_and_fails(shell, model):
     assert shell("query -d HETERO:CPU,ORT", model).code == 0
     result = shell("query -d HETERO:CPU,ORT --strict", model)
     assert result.code == 1
@@ -450,7 +446,7 @@ def test_strict_prints_the_lint_and_fails(shell: Shell, model: Path) -> None:
     assert shell("query -d CPU --strict", model).code == 0
 
 
-def test_unsupported_node_exits_with_one(shell: Shell, tmp_path: Path) -> None:
+def test_unsupported_node_exits_with_one(shell, tmp_path):
     path = tmp_path / "unknown.onnx"
     onnx.save(unknown_ops(), str(path))
     result = shell("query -d CPU --json", path)
@@ -460,13 +456,13 @@ def test_unsupported_node_exits_with_one(shell: Shell, tmp_path: Path) -> None:
     assert [n["refusals"]["CPU"]["code"] for n in document["nodes"][1:]] == ["no_kernel"] * 2
 
 
-def test_repeated_blocks_keep_their_nodes_in_the_document() -> None:
+def test_repeated_blocks_keep_their_nodes_in_the_document():
     document = build_report(survey_of(repeated(10), {"CPU": None}))
     assert len(document["nodes"]) == 42
 
 
 @pytest.mark.parametrize("maker", ["RandomNormal <shape = [2]> ()", "Bernoulli (k)"])
-def test_random_nodes_are_not_constant(maker: str) -> None:
+def test_random_nodes_are_not_constant(maker):
     model = read_model(
         onnx.parser.parse_model(
             f"""<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y)

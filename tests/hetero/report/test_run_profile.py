@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from importlib import resources
-from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 from onnx import numpy_helper
 
 import hetero
-from tests.support.command_line import Shell
 from tests.support.models import branches
 from tests.support.plans import replica_config
 
@@ -37,7 +35,7 @@ def model_with_fusion() -> onnx.ModelProto:
     return model
 
 
-def test_every_node_of_every_subgraph_is_timed(shell: Shell, model: Path) -> None:
+def test_every_node_of_every_subgraph_is_timed(shell, model):
     result = shell("run --profile --json", model, *SPLIT)
     profile = result.document["profile"]
     node_names = [name for row in profile["nodes"] for name in row["covers"]]
@@ -55,7 +53,7 @@ def test_every_node_of_every_subgraph_is_timed(shell: Shell, model: Path) -> Non
         assert row["predicted_s"] is None
 
 
-def test_fused_and_folded_nodes_are_named(shell: Shell, tmp_path: Path) -> None:
+def test_fused_and_folded_nodes_are_named(shell, tmp_path):
     path = tmp_path / "fusing.onnx"
     onnx.save_model(model_with_fusion(), path)
     rows = shell("run --profile --json -d ORT", path).document["profile"]["nodes"]
@@ -67,7 +65,7 @@ def test_fused_and_folded_nodes_are_named(shell: Shell, tmp_path: Path) -> None:
     assert "ORT: each node was timed once" in text
 
 
-def test_perf_count_off_gives_no_node_times(shell: Shell, model: Path) -> None:
+def test_perf_count_off_gives_no_node_times(shell, model):
     options = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
     profile = shell("run --profile --json", model, *options).document["profile"]
     is_timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
@@ -75,9 +73,7 @@ def test_perf_count_off_gives_no_node_times(shell: Shell, model: Path) -> None:
     assert [row["nodes_s"] is None for row in profile["stages"]] == [False, True, False]
 
 
-def test_profile_shows_predictions_of_a_cost_file(
-    shell: Shell, model: Path, tmp_path: Path
-) -> None:
+def test_profile_shows_predictions_of_a_cost_file(shell, model, tmp_path):
     with hetero.Core(executor="inprocess") as core:
         costs = replica_config(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})["COST_FILE"]
     page = tmp_path / "page.html"
@@ -103,7 +99,7 @@ def test_profile_shows_predictions_of_a_cost_file(
     }
 
 
-def test_html_and_costs_need_a_profile(shell: Shell, model: Path, tmp_path: Path) -> None:
+def test_html_and_costs_need_a_profile(shell, model, tmp_path):
     blob, page = tmp_path / "a.hetero", ("--html", tmp_path / "page.html")
     assert shell("compile", model, *SPLIT, "-o", blob).code == 0
     assert "--html needs --profile" in shell("run", model, *SPLIT, *page).err

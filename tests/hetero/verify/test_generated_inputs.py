@@ -25,7 +25,7 @@ def model() -> Model:
     )
 
 
-def test_a_symbol_has_one_size_and_different_symbols_differ() -> None:
+def test_a_symbol_has_one_size_and_different_symbols_differ():
     inputs = draw_inputs(model(), "typical", size_options(model())[0]).inputs
     rows, columns = inputs["x"].shape
     assert inputs["z"].shape == (columns, rows)
@@ -33,7 +33,7 @@ def test_a_symbol_has_one_size_and_different_symbols_differ() -> None:
     assert inputs["rows"].shape == (rows,)
 
 
-def test_sizes_whose_inputs_take_gigabytes_are_left_out() -> None:
+def test_sizes_whose_inputs_take_gigabytes_are_left_out():
     head = '<ir_version: 8, opset_import: ["": 17]> image'
     image, batch = (
         read_model(parse_model(f"{head} (float[{shape}] x) => (float[{shape}] y) {{ y = Neg(x) }}"))
@@ -44,14 +44,14 @@ def test_sizes_whose_inputs_take_gigabytes_are_left_out() -> None:
     assert size_options(image)[0] == size_options(batch)[0]
 
 
-def test_typical_integers_are_valid_indices_for_every_kind() -> None:
+def test_typical_integers_are_valid_indices_for_every_kind():
     for kind in KINDS:
         inputs = draw_inputs(model(), kind, (64,), typical_integers=True).inputs
         assert set(inputs["rows"].tolist()) == {0, 1}
         assert set(inputs["free"].tolist()) <= {0, 1}
 
 
-def test_extreme_inputs_contain_the_bounds_zeros_and_both_signs() -> None:
+def test_extreme_inputs_contain_the_bounds_zeros_and_both_signs():
     inputs = draw_inputs(model(), "extreme", (64,)).inputs
     info = np.iinfo(np.int32)
     assert {info.min, info.max} & set(inputs["free"].tolist())
@@ -59,13 +59,13 @@ def test_extreme_inputs_contain_the_bounds_zeros_and_both_signs() -> None:
     assert inputs["x"].min() < 0 < inputs["x"].max()
 
 
-def test_equal_arguments_give_equal_inputs() -> None:
+def test_equal_arguments_give_equal_inputs():
     first, second = (draw_inputs(model(), "wide", (3,)).inputs for _ in range(2))
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
 
 
-def test_indices_and_sizes_are_small_for_every_kind() -> None:
+def test_indices_and_sizes_are_small_for_every_kind():
     source = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["": 17]>
@@ -81,7 +81,7 @@ def test_indices_and_sizes_are_small_for_every_kind() -> None:
         assert 0 <= inputs["n"].min() <= inputs["n"].max() <= 8
 
 
-def test_floats_that_determine_a_size_are_typical_for_every_kind() -> None:
+def test_floats_that_determine_a_size_are_typical_for_every_kind():
     source = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["": 17]>

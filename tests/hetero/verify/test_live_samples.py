@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
 import hetero
 from hetero.devices.errors import ClusterError
@@ -41,9 +40,7 @@ def sample_lines(core: hetero.Core) -> list[str]:
         return [line for line in server.text().splitlines() if line.startswith("hetero_verify")]
 
 
-def test_difference_is_counted_with_its_node_and_refused_later(
-    core: hetero.Core, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_difference_is_counted_with_its_node_and_refused_later(core, caplog):
     config = {"VERIFY": "NO", "VERIFY_SAMPLE": 1, "FAULT": "relu_lets_negatives_pass"}
     with (
         caplog.at_level(logging.WARNING, "hetero"),
@@ -72,7 +69,7 @@ EXCLUDING: dict[str, Any] = {
 }
 
 
-def test_wrong_device_is_excluded_from_the_running_model(core: hetero.Core) -> None:
+def test_wrong_device_is_excluded_from_the_running_model(core):
     model = small()
     model.graph.name = "excluding"
     with core.compile_model(model, "HETERO:VENDOR,CPU", EXCLUDING) as compiled:
@@ -93,7 +90,7 @@ def test_wrong_device_is_excluded_from_the_running_model(core: hetero.Core) -> N
         )
 
 
-def test_only_device_stays(core: hetero.Core, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_device_stays(core, caplog):
     model = small()
     model.graph.name = "staying"
     with (
@@ -106,7 +103,7 @@ def test_only_device_stays(core: hetero.Core, caplog: pytest.LogCaptureFixture) 
         assert compiled.get_property("EXECUTION_DEVICES") == ["VENDOR"]
 
 
-def test_only_vendor_is_excluded_without_a_located_fault(core: hetero.Core) -> None:
+def test_only_vendor_is_excluded_without_a_located_fault(core):
     """A device may be wrong only in the process that runs the requests."""
     model = small()
     model.graph.name = "unlocated"
@@ -118,7 +115,7 @@ def test_only_vendor_is_excluded_without_a_located_fault(core: hetero.Core) -> N
         until(lambda: set(compiled.affinity.values()) == {"CPU"})
 
 
-def test_right_device_has_no_difference(core: hetero.Core) -> None:
+def test_right_device_has_no_difference(core):
     config = {"VERIFY": "NO", "VERIFY_SAMPLE": 1}
     model = small()
     model.graph.name = "right"
@@ -128,7 +125,7 @@ def test_right_device_has_no_difference(core: hetero.Core) -> None:
     assert not [line for line in sample_lines(core) if 'device="VENDOR",model="right"' in line]
 
 
-def test_nothing_is_sampled_by_default(core: hetero.Core) -> None:
+def test_nothing_is_sampled_by_default(core):
     with core.compile_model(small(), "VENDOR", {"VERIFY": "NO"}) as compiled:
         assert compiled.target.sampler is None
 
@@ -146,7 +143,7 @@ class Future:
         Future.callbacks += 1
 
 
-def test_share_of_requests_is_sampled() -> None:
+def test_share_of_requests_is_sampled():
     sampler = LiveSampler("m", 0.25, lambda inputs, outputs: [], lambda: True, LiveCounts())
     for _ in range(400):
         request: Any = SimpleNamespace(future=Future())
@@ -154,7 +151,7 @@ def test_share_of_requests_is_sampled() -> None:
     assert 70 <= Future.callbacks <= 130
 
 
-def test_sample_is_a_copy() -> None:
+def test_sample_is_a_copy():
     compared: list[float] = []
     is_idle = False
 
@@ -171,7 +168,7 @@ def test_sample_is_a_copy() -> None:
     assert compared == [1.0, 1.0]
 
 
-def test_samples_are_dropped_while_others_wait() -> None:
+def test_samples_are_dropped_while_others_wait():
     is_idle = False
     counts = LiveCounts()
     sampler = LiveSampler("m", 1.0, lambda inputs, outputs: [], lambda: is_idle, counts)
@@ -183,7 +180,7 @@ def test_samples_are_dropped_while_others_wait() -> None:
     assert counts.samples["m"] <= 5
 
 
-def test_sampling_continues_after_a_fault_of_the_check(caplog: pytest.LogCaptureFixture) -> None:
+def test_sampling_continues_after_a_fault_of_the_check(caplog):
     faults = [RuntimeError("broken check")]
 
     def check(inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> list[PartVerdict]:
@@ -200,8 +197,8 @@ def test_sampling_continues_after_a_fault_of_the_check(caplog: pytest.LogCapture
 
 
 def test_sampling_ends_without_an_error_when_the_core_is_closed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     def is_idle() -> bool:
         raise ClusterError("this Core is closed")
 

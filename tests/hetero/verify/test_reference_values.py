@@ -14,7 +14,7 @@ from hetero.verify.generated_inputs import KINDS
 from hetero.verify.reference_values import ReferenceValues
 
 
-def test_sizes_that_the_reference_rejects_are_tried_once() -> None:
+def test_sizes_that_the_reference_rejects_are_tried_once():
     model = read_model(
         parse_model(
             '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) {y = Relu(x)}'

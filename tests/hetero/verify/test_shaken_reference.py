@@ -10,7 +10,7 @@ from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.verify.shaken_reference import UNIT, ShakenReference, Shaker
 
 
-def test_shaker_moves_fractions_by_a_unit_and_leaves_counts() -> None:
+def test_shaker_moves_fractions_by_a_unit_and_leaves_counts():
     values = np.array([0.3, 7.0, 1e9, 0.0, -2.6], np.float32)
     shaken = Shaker(2.0**-23)(values)
     changes = np.abs(shaken / np.where(values == 0, 1, values) - 1)
@@ -18,7 +18,7 @@ def test_shaker_moves_fractions_by_a_unit_and_leaves_counts() -> None:
     assert changes[[0, 2, 4]].max() <= 2.0**-22
 
 
-def test_shaken_reference_tells_equal_channels_apart() -> None:
+def test_shaken_reference_tells_equal_channels_apart():
     """Equal weights give equal sums, whose order a vendor's rounding decides."""
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
@@ -34,7 +34,7 @@ def test_shaken_reference_tells_equal_channels_apart() -> None:
     np.testing.assert_allclose(shaken, plain, rtol=1e-5)
 
 
-def test_ties_of_quantisation_round_to_either_side() -> None:
+def test_ties_of_quantisation_round_to_either_side():
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         ties (float[4] x) => (uint8[4] y) <float s = {2}, uint8 z = {0}> {

@@ -22,24 +22,24 @@ def is_noise(
     return not beyond_noise("v", expected, shaken, actual, unit=unit, rounds=rounds)
 
 
-def test_rounding_is_noise_and_a_percent_is_not() -> None:
+def test_rounding_is_noise_and_a_percent_is_not():
     assert is_noise(VALUES, VALUES * np.float32(1 + 1e-6))
     assert not is_noise(VALUES, VALUES * np.float32(1.02))
 
 
-def test_noise_of_the_model_widens_the_tolerance() -> None:
+def test_noise_of_the_model_widens_the_tolerance():
     wrong = VALUES + np.float32(1)
     assert not is_noise(VALUES, wrong)
     assert is_noise(VALUES, wrong, VALUES + np.float32(0.1))
 
 
-def test_nan_is_wrong_only_where_the_reference_is_finite() -> None:
+def test_nan_is_wrong_only_where_the_reference_is_finite():
     with_nan = np.where(VALUES < 0, np.float32(np.nan), VALUES)
     assert not is_noise(VALUES, with_nan)
     assert is_noise(with_nan, VALUES)
 
 
-def test_lower_precision_is_judged_by_its_unit() -> None:
+def test_lower_precision_is_judged_by_its_unit():
     half = VALUES.astype(np.float16).astype(np.float32) * np.float32(1.003)
     assert not is_noise(VALUES, half)
     assert is_noise(VALUES, half, unit=2.0**-10)
@@ -57,19 +57,17 @@ def test_lower_precision_is_judged_by_its_unit() -> None:
         (np.int32, True, 3, False),
     ],
 )
-def test_few_integers_next_to_a_tie_are_noise(
-    dtype: type, rounds: bool, number: int, expected: bool
-) -> None:
+def test_few_integers_next_to_a_tie_are_noise(dtype, rounds, number, expected):
     values = np.arange(100, dtype=dtype)
     off = values.copy()
     off[:number] += 1
     assert is_noise(values, off, rounds=rounds) == expected
 
 
-def test_another_shape_is_wrong_unless_noise_changes_it() -> None:
+def test_another_shape_is_wrong_unless_noise_changes_it():
     assert not is_noise(VALUES, VALUES[:2])
     assert is_noise(VALUES, VALUES[:2], VALUES[:3])
 
 
-def test_another_type_is_wrong() -> None:
+def test_another_type_is_wrong():
     assert not is_noise(VALUES, VALUES.astype(np.float64))

@@ -27,9 +27,7 @@ SMALLEST = np.iinfo(np.int32).min
         ("RNN<hidden_size = 1>(a, a, a, , b)", "int32", ([1, 1], [1, 2]), None),
     ],
 )
-def test_undefined_result_has_a_reason(
-    node: str, kind: str, values: tuple[list[float], list[float]], reason: str | None
-) -> None:
+def test_undefined_result_has_a_reason(node, kind, values, reason):
     output = "int8" if "Cast" in node else kind
     model = read_model(
         parse_model(
@@ -47,9 +45,7 @@ def test_undefined_result_has_a_reason(
 
 
 @pytest.mark.parametrize(("edges", "is_defined"), [((0.0, 8.0), True), ((3.0, 9.0), False)])
-def test_mel_weights_beyond_the_spectrum_are_undefined(
-    edges: tuple[float, float], is_defined: bool
-) -> None:
+def test_mel_weights_beyond_the_spectrum_are_undefined(edges, is_defined):
     model = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["": 17]>

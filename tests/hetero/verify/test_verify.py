@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -28,7 +27,6 @@ from tests.hetero.verify.faulty_vendor import (
     SecondVendor,
     small,
 )
-from tests.support.command_line import Shell
 from tests.support.core_fixtures import core_fixture
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
@@ -137,7 +135,7 @@ new_core = core_fixture(plugins=[FaultyVendor, SecondVendor, AgreeingVendor])
 
 
 @pytest.fixture(scope="module")
-def right() -> list[np.ndarray]:
+def right():
     session = onnxruntime.InferenceSession(
         net().SerializeToString(), providers=["CPUExecutionProvider"]
     )
@@ -155,9 +153,7 @@ def wrong_nodes(compiled: hetero.CompiledModel) -> list[set[str]]:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_wrong_kernel_is_refused_and_the_result_is_right(
-    core: hetero.Core, right: list[np.ndarray], fault: str
-) -> None:
+def test_wrong_kernel_is_refused_and_the_result_is_right(core, right, fault):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with core.compile_model(net(), "HETERO:VENDOR,CPU", config) as compiled:
         refused_nodes = wrong_nodes(compiled)
@@ -179,7 +175,7 @@ PATIENCE_S = 120.0
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-def test_right_device_agrees(core: hetero.Core) -> None:
+def test_right_device_agrees(core):
     with core.compile_model(
         net(), "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
     ) as compiled:
@@ -187,7 +183,7 @@ def test_right_device_agrees(core: hetero.Core) -> None:
         assert set(compiled.affinity.values()) == {"VENDOR"}
 
 
-def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
+def test_nothing_is_verified_by_request(core):
     config = {"VERIFY": "NO", "FAULT": "tanh_nan"}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
         assert compiled.verification.verdicts == ()
@@ -197,7 +193,7 @@ def test_nothing_is_verified_by_request(core: hetero.Core) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAILURES)
-def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
+def test_run_that_fails_is_refused(core, fault):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
         assert wrong_nodes(compiled) == [{"middle"}]
@@ -211,9 +207,7 @@ def test_run_that_fails_is_refused(core: hetero.Core, fault: str) -> None:
 @pytest.mark.parametrize(
     ("device", "pins"), [("VENDOR", None), ("HETERO:VENDOR,CPU", {"middle": "VENDOR"})]
 )
-def test_node_that_ends_the_process_never_runs(
-    core: hetero.Core, device: str, pins: dict[str, str] | None
-) -> None:
+def test_node_that_ends_the_process_never_runs(core, device, pins):
     """Other wrong nodes without an alternative stay, with a warning."""
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "crash_of_fifth_run"}
     with pytest.raises(hetero.VerificationError, match="SIGSEGV") as caught:
@@ -222,7 +216,7 @@ def test_node_that_ends_the_process_never_runs(
 
 
 @pytest.mark.slow
-def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
+def test_strict_verification_raises_with_the_nodes(core):
     config = {"VERIFY": "STRICT", "FAULT": "softmax_axis"}
     core.compile_model(
         net(), "HETERO:VENDOR,CPU", {**config, "VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
@@ -238,11 +232,11 @@ def test_strict_verification_raises_with_the_nodes(core: hetero.Core) -> None:
     ("device", "pins"), [("VENDOR", None), ("HETERO:VENDOR,CPU", {"shares": "VENDOR"})]
 )
 def test_wrong_node_without_alternative_stays_with_warning(
-    core: hetero.Core,
-    caplog: pytest.LogCaptureFixture,
-    device: str,
-    pins: dict[str, str] | None,
-) -> None:
+    core,
+    caplog,
+    device,
+    pins,
+):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "softmax_one_short"}
     with (
         caplog.at_level(logging.WARNING, "hetero"),
@@ -257,7 +251,7 @@ def test_wrong_node_without_alternative_stays_with_warning(
         core.compile_model(net(), device, {**config, "VERIFY": "STRICT"}, affinity=pins)
 
 
-def test_third_device_confirms_the_reference(new_core: hetero.Core) -> None:
+def test_third_device_confirms_the_reference(new_core):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "gemm_without_bias"}
     with new_core.compile_model(net(), "HETERO:VENDOR,SECOND,CPU", config) as compiled:
         refusals = [v for v in compiled.verification.verdicts if v.status == "refused"]
@@ -266,9 +260,7 @@ def test_third_device_confirms_the_reference(new_core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("fault", ["softmax_one_short", "sub_swapped"])
-def test_third_device_confirms_the_vendor(
-    new_core: hetero.Core, caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
+def test_third_device_confirms_the_vendor(new_core, caplog, fault):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": fault}
     with (
         caplog.at_level(logging.WARNING, "hetero"),
@@ -283,9 +275,7 @@ def test_third_device_confirms_the_vendor(
     assert "the reference is outvoted" in caplog.text
 
 
-def test_verdicts_are_known_after_the_first_compilation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_are_known_after_the_first_compilation(tmp_path, monkeypatch):
     config = {
         "VERIFY": "YES",
         "VERIFY_SECONDS": PATIENCE_S,
@@ -318,7 +308,7 @@ def test_verdicts_are_known_after_the_first_compilation(
         assert row["verification"] == survey.verification["VENDOR"]
 
 
-def test_imported_model_is_verified_only_if_its_verdicts_are_known(core: hetero.Core) -> None:
+def test_imported_model_is_verified_only_if_its_verdicts_are_known(core):
     compiled = core.compile_model(
         small(), "HETERO:VENDOR,CPU", {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
     )
@@ -331,7 +321,7 @@ def test_imported_model_is_verified_only_if_its_verdicts_are_known(core: hetero.
         assert other.import_model(blob, config={"VERIFY": "NO"}).verification.verdicts == ()
 
 
-def test_random_operators_are_not_verified(core: hetero.Core) -> None:
+def test_random_operators_are_not_verified(core):
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         noisy (float[N, 3] x) => (float[N, 3] y) {
@@ -347,7 +337,7 @@ def test_random_operators_are_not_verified(core: hetero.Core) -> None:
         assert verdict.reason == "RandomNormalLike 'noise' draws random numbers"
 
 
-def test_noise_of_a_rounding_part_is_measured_in_several_runs() -> None:
+def test_noise_of_a_rounding_part_is_measured_in_several_runs():
     """A value next to a tie changes in some runs with noise only."""
     model = read_model(
         parse_model(
@@ -369,7 +359,7 @@ def test_noise_of_a_rounding_part_is_measured_in_several_runs() -> None:
     assert not check.is_noise({"x": x}, {"y": expected}, {"y": other + np.float32(99)})
 
 
-def test_number_of_iterations_is_small(core: hetero.Core) -> None:
+def test_number_of_iterations_is_small(core):
     """A loop of as many iterations as the largest integer would exhaust the bounds of the check."""
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
@@ -387,7 +377,7 @@ def test_number_of_iterations_is_small(core: hetero.Core) -> None:
         assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
 
 
-def test_model_beyond_the_bound_is_not_verified(core: hetero.Core) -> None:
+def test_model_beyond_the_bound_is_not_verified(core):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": 1e-9}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
         (verdict,) = compiled.verification.verdicts
@@ -396,7 +386,7 @@ def test_model_beyond_the_bound_is_not_verified(core: hetero.Core) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
+def test_wrong_kernel_is_refused_on_ray(local_ray):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "FAULT": "tanh_nan"}
     plugin = f"{FaultyVendor.__module__}:{FaultyVendor.__qualname__}"
     with (
@@ -408,7 +398,7 @@ def test_wrong_kernel_is_refused_on_ray(local_ray: None) -> None:
         np.testing.assert_allclose(compiled(X)["y"], -np.tanh(np.maximum(X, 0)), rtol=1e-6)
 
 
-def test_cache_lists_and_checks_verdicts(core: hetero.Core, tmp_path: Path, shell: Shell) -> None:
+def test_cache_lists_and_checks_verdicts(core, tmp_path, shell):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "CACHE_DIR": str(tmp_path)}
     # Verdicts that are known from a compilation without a cache are written as well.
     core.compile_model(

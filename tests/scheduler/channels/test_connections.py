@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from queue import Empty
@@ -76,9 +75,7 @@ class SlowLink:
 
 
 @pytest.fixture
-def slow_link(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str]]:
+def slow_link(make_endpoint, monkeypatch):
     """Two endpoints on separate nodes, and the second one's address through a slow link."""
     first, second = (
         make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2)
@@ -92,8 +89,8 @@ def slow_link(
 
 @pytest.mark.slow
 def test_slow_link_loses_no_message_and_suspects_no_peer(
-    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
-) -> None:
+    slow_link,
+):
     first, second, _, address = slow_link
     count = 2_500_000  # 10 MB take two seconds, forty heartbeats
     first.channel.watch(address)
@@ -106,8 +103,8 @@ def test_slow_link_loses_no_message_and_suspects_no_peer(
 
 
 def test_broken_connection_is_reported_and_replaced(
-    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
-) -> None:
+    slow_link,
+):
     first, second, link, address = slow_link
     first.channel.send(address, values(1, 5_000_000))
     wait_for(lambda: link.nbytes > 1_000_000)
@@ -119,8 +116,8 @@ def test_broken_connection_is_reported_and_replaced(
 
 
 def test_unstable_link_delivers_at_most_once_and_reports_losses(
-    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
-) -> None:
+    slow_link,
+):
     first, second, link, address = slow_link
     sizes = (4, 1_000, 40_000)
     came: list[int] = []
@@ -149,9 +146,9 @@ def test_unstable_link_delivers_at_most_once_and_reports_losses(
 
 
 def test_loss_between_endpoints_is_reported_to_an_observer(
-    slow_link: tuple[ChannelEndpoint, ChannelEndpoint, SlowLink, str],
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    slow_link,
+    make_endpoint,
+):
     first, second, link, address = slow_link
     client = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05)
     client.channel.watch(first.address)
@@ -170,9 +167,7 @@ def test_loss_between_endpoints_is_reported_to_an_observer(
     assert client.losses.empty()
 
 
-def test_control_messages_continue_during_a_tensor_transfer(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_messages_continue_during_a_tensor_transfer(make_endpoint, monkeypatch):
     options = {"host": "127.0.0.1", "heartbeat_s": 0.02, "timeout_s": 2 * LONG_S}
     first, second, third = (make_endpoint(**options) for _ in range(3))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
@@ -203,11 +198,11 @@ def test_control_messages_continue_during_a_tensor_transfer(
 @pytest.mark.parametrize("number", [12_000])
 @pytest.mark.parametrize("far", [False, True])
 def test_every_dropped_request_arrives(
-    make_endpoint: Callable[..., ChannelEndpoint],
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    far: bool,
-) -> None:
+    make_endpoint,
+    monkeypatch,
+    number,
+    far,
+):
     first, second = make_endpoint(host="127.0.0.1"), make_endpoint(host="127.0.0.1")
     if far:
         monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
@@ -219,9 +214,7 @@ def test_every_dropped_request_arrives(
     ]
 
 
-def test_client_with_another_key_is_refused(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_with_another_key_is_refused(make_endpoint, monkeypatch):
     secret = zmq.curve_keypair()[1]
     one, friend = (make_endpoint(host="127.0.0.1", secret=secret) for _ in range(2))
     stranger = make_endpoint(host="127.0.0.1", secret=zmq.curve_keypair()[1])
@@ -237,9 +230,7 @@ def test_client_with_another_key_is_refused(
     assert one.channel.is_suspected(stranger.address)
 
 
-def test_oversized_frame_is_refused_and_the_next_arrives(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_frame_is_refused_and_the_next_arrives(make_endpoint, monkeypatch):
     monkeypatch.setattr("hetero.scheduler.channels.sockets.MAX_FRAME_NBYTES", 10_000)
     one, two = (make_endpoint(host="127.0.0.1", heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
@@ -257,7 +248,7 @@ def test_oversized_frame_is_refused_and_the_next_arrives(
 
 
 @pytest.mark.slow
-def test_thousands_of_endpoints_are_observed(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_thousands_of_endpoints_are_observed(make_endpoint):
     one = make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=1.0, timeout_s=3.0)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(1100):  # more than libzmq's sockets by default
@@ -308,9 +299,7 @@ class OneWayLink:
 
 
 @pytest.mark.parametrize("is_deaf", [True, False])
-def test_endpoint_cut_off_in_one_direction_is_suspected(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch, is_deaf: bool
-) -> None:
+def test_endpoint_cut_off_in_one_direction_is_suspected(make_endpoint, monkeypatch, is_deaf):
     one, other = (
         make_endpoint(host="127.0.0.1", heartbeat_s=0.05, timeout_s=1.0) for _ in range(2)
     )
@@ -328,9 +317,7 @@ def test_endpoint_cut_off_in_one_direction_is_suspected(
     link.close()
 
 
-def test_closed_channel_is_reported_to_other_nodes(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closed_channel_is_reported_to_other_nodes(make_endpoint, monkeypatch):
     one, other = (make_endpoint(host="127.0.0.1") for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(other.address)
@@ -344,7 +331,7 @@ def test_closed_channel_is_reported_to_other_nodes(
     wait_for(lambda: other.address not in one.channel._peers.by_address)
 
 
-def test_suspended_endpoint_suspects_no_peer(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_suspended_endpoint_suspects_no_peer(make_endpoint):
     one, two = make_endpoint(heartbeat_s=LONG_S, timeout_s=3 * LONG_S), make_endpoint()
     one.channel.watch(two.address)
     (peer,) = one.channel._peers
@@ -360,9 +347,7 @@ def test_suspended_endpoint_suspects_no_peer(make_endpoint: Callable[..., Channe
     assert one.suspected.empty()
 
 
-def test_endpoint_whose_port_was_taken_over_has_ended(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endpoint_whose_port_was_taken_over_has_ended(make_endpoint, monkeypatch):
     one, new = (make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     old = to_address(to_endpoint(new.address)._replace(identity=b"formerly"))
@@ -373,9 +358,7 @@ def test_endpoint_whose_port_was_taken_over_has_ended(
     assert not one.channel.is_suspected(new.address)
 
 
-def test_endpoint_is_suspected_if_another_uses_its_port(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endpoint_is_suspected_if_another_uses_its_port(make_endpoint, monkeypatch):
     one, old = (make_endpoint(host="127.0.0.1", curve=False, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     one.channel.watch(old.address)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from queue import Queue
@@ -36,10 +35,10 @@ from tests.scheduler.endpoints import (
 
 @pytest.fixture(params=["ipc", "tcp", "tcp with CURVE"])
 def pair(
-    request: pytest.FixtureRequest,
-    make_endpoint: Callable[..., ChannelEndpoint],
-    monkeypatch: pytest.MonkeyPatch,
-) -> tuple[ChannelEndpoint, ChannelEndpoint]:
+    request,
+    make_endpoint,
+    monkeypatch,
+):
     """Two endpoints on one node, or on two simulated nodes."""
     if request.param == "ipc":
         return make_endpoint(), make_endpoint()
@@ -50,9 +49,7 @@ def pair(
 
 @pytest.mark.parametrize("size", [4, 10_000, 1_000_000])
 @pytest.mark.parametrize("count", [1, 15])
-def test_messages_and_replies_arrive_once(
-    pair: tuple[ChannelEndpoint, ChannelEndpoint], size: int, count: int
-) -> None:
+def test_messages_and_replies_arrive_once(pair, size, count):
     first, second = pair
     for number in range(count):
         first.channel.send(second.address, values(number, size))
@@ -64,8 +61,8 @@ def test_messages_and_replies_arrive_once(
 
 
 def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(), make_endpoint()
     count = 2000  # more than the buffers of any kernel
     for number in range(count):
@@ -74,8 +71,8 @@ def test_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
 
 
 def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(shared_nbytes=None), make_endpoint()
     sizes = (4, 1_000_000, 40_000, 200_000)
     for number in range(20):
@@ -86,8 +83,8 @@ def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
 
 
 def test_corked_messages_are_sent_together_others_at_once(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second, third = (
         make_endpoint(heartbeat_s=LONG_S, timeout_s=3 * LONG_S),
         make_endpoint(),
@@ -117,8 +114,8 @@ def test_corked_messages_are_sent_together_others_at_once(
 
 
 def test_corked_messages_without_room_are_sent_whole(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(), make_endpoint()
     first.channel.cork()
     for number in range(3):
@@ -130,8 +127,8 @@ def test_corked_messages_without_room_are_sent_whole(
 
 
 def test_messages_corked_by_a_stuck_thread_follow_a_heartbeat(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(), make_endpoint()
     first.channel.cork()
     first.channel.send(second.address, values(1))
@@ -139,8 +136,8 @@ def test_messages_corked_by_a_stuck_thread_follow_a_heartbeat(
 
 
 def test_corked_messages_beyond_kernel_buffers_wait(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(), make_endpoint()
     for number in range(0, 2000, 2):
         first.channel.cork()
@@ -150,9 +147,7 @@ def test_corked_messages_beyond_kernel_buffers_wait(
     assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
 
 
-def test_local_and_remote_messages_do_not_starve_each_other(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_and_remote_messages_do_not_starve_each_other(make_endpoint, monkeypatch):
     local, remote, receiver = (make_endpoint(host="127.0.0.1", curve=False) for _ in range(3))
     local.channel.send(receiver.address, values(0))  # local messages never end
     check(receiver.next(), 0)
@@ -171,7 +166,7 @@ def test_local_and_remote_messages_do_not_starve_each_other(
             receiver.next()
 
 
-def test_process_that_ends_without_close_leaves_no_files(folder: Path) -> None:
+def test_process_that_ends_without_close_leaves_no_files(folder):
     code = (
         "import sys; from pathlib import Path\n"
         "from hetero.scheduler.channels.direct import DirectChannel\n"
@@ -186,15 +181,13 @@ def test_process_that_ends_without_close_leaves_no_files(folder: Path) -> None:
     assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
 
 
-def test_drop_notice_arrives_without_a_pump(pair: tuple[ChannelEndpoint, ChannelEndpoint]) -> None:
+def test_drop_notice_arrives_without_a_pump(pair):
     first, second = pair
     first.channel.send(second.address, Dropped(TASK.request))
     assert second.messages.get(timeout=LONG_S) == Dropped(TASK.request)
 
 
-def test_observed_endpoint_reports_status_and_clock(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_observed_endpoint_reports_status_and_clock(make_endpoint, monkeypatch):
     numbers = count()
     first = make_endpoint(host="127.0.0.1", heartbeat_s=0.01)
     second = make_endpoint(host="127.0.0.1", status=lambda: {"queued": 3, "asked": next(numbers)})
@@ -211,7 +204,7 @@ def test_observed_endpoint_reports_status_and_clock(
     assert first.channel.silent_s(second.address) == 0.0
 
 
-def test_oversized_status_is_empty(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_oversized_status_is_empty(make_endpoint):
     first = make_endpoint()
     second = make_endpoint(status=lambda: {f"{i}" * 1000: 1.0 for i in range(64)})
     first.channel.watch(second.address)
@@ -219,7 +212,7 @@ def test_oversized_status_is_empty(make_endpoint: Callable[..., ChannelEndpoint]
     assert first.channel.status_of(second.address) == {}
 
 
-def test_pump_returns_after_wake_or_close(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_pump_returns_after_wake_or_close(make_endpoint):
     one = make_endpoint()
     one.channel.wake()
     assert one.channel.pump(LONG_S) == 0
@@ -240,8 +233,8 @@ def test_pump_returns_after_wake_or_close(make_endpoint: Callable[..., ChannelEn
 
 
 def test_concurrent_pumps_deliver_each_message_once(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     first, second = make_endpoint(), make_endpoint()
     count = 200
 
@@ -262,9 +255,7 @@ def test_concurrent_pumps_deliver_each_message_once(
 
 
 @pytest.fixture
-def other(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
-) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
+def other(folder, make_endpoint):
     """A local endpoint, and one in another process that returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
     with echo_process(folder, one.address) as (process, address):
@@ -272,9 +263,7 @@ def other(
 
 
 @pytest.mark.slow
-def test_suspended_process_is_suspected_then_live_and_loses_messages(
-    other: tuple[ChannelEndpoint, Any, str], make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_suspended_process_is_suspected_then_live_and_loses_messages(other, make_endpoint):
     one, process, address = other
     one.channel.send(address, values(1))
     check(one.next(), 1)
@@ -301,10 +290,10 @@ def test_suspended_process_is_suspected_then_live_and_loses_messages(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_suspended_process_is_suspected_and_ended_one_reported(
-    other: tuple[ChannelEndpoint, Any, str],
-    make_endpoint: Callable[..., ChannelEndpoint],
-    number: signal.Signals,
-) -> None:
+    other,
+    make_endpoint,
+    number,
+):
     one, (_, process, address) = make_endpoint(), other
     one.channel.watch(address)
     wait_for(lambda: one.channel.clock_offset_s(address) is not None)
@@ -337,9 +326,7 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stall_allowance_s", ["any", "0.2"])
-def test_process_that_holds_the_gil_is_suspected_later(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint], stall_allowance_s: str
-) -> None:
+def test_process_that_holds_the_gil_is_suspected_later(folder, make_endpoint, stall_allowance_s):
     one = make_endpoint(heartbeat_s=0.05, timeout_s=0.4)
     command = [sys.executable, "-c", BUSY, str(folder), one.address, stall_allowance_s]
     with subprocess.Popen(
@@ -361,9 +348,7 @@ def test_process_that_holds_the_gil_is_suspected_later(
         left.unlink(missing_ok=True)
 
 
-def test_ended_local_process_is_reported_and_its_files_removed(
-    other: tuple[ChannelEndpoint, Any, str], folder: Path
-) -> None:
+def test_ended_local_process_is_reported_and_its_files_removed(other, folder):
     one, process, address = other
     one.channel.watch(address)
     one.channel.send(address, values(1))
@@ -375,10 +360,10 @@ def test_ended_local_process_is_reported_and_its_files_removed(
 
 
 def test_sockets_of_killed_process_are_removed_by_the_next(
-    folder: Path,
-    other: tuple[ChannelEndpoint, Any, str],
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    folder,
+    other,
+    make_endpoint,
+):
     _, process, _ = other
     process.kill()
     process.wait()
@@ -388,25 +373,19 @@ def test_sockets_of_killed_process_are_removed_by_the_next(
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero2:", "hetero2:!!", "hetero2:kwECAw=="])
-def test_invalid_address_is_refused(
-    address: str, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_invalid_address_is_refused(address, make_endpoint):
     with pytest.raises(BlobError, match="address"):
         make_endpoint().channel.send(address, values(1))
 
 
-def test_local_endpoint_is_unreachable_from_other_nodes(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_endpoint_is_unreachable_from_other_nodes(make_endpoint, monkeypatch):
     one, two = make_endpoint(), make_endpoint()
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     with pytest.raises(ClusterError, match="network address"):
         one.channel.watch(two.address)
 
 
-def test_wrong_key_reaches_no_endpoint(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_key_reaches_no_endpoint(make_endpoint, monkeypatch):
     one, two = make_endpoint(host="127.0.0.1"), make_endpoint(host="127.0.0.1")
     endpoint = to_endpoint(two.address)
     wrong = to_address(endpoint._replace(identity=b"somebody", key=zmq.curve_keypair()[0]))
@@ -417,7 +396,7 @@ def test_wrong_key_reaches_no_endpoint(
     assert two.channel.pump(0.2) == 0
 
 
-def test_folder_open_to_other_users_is_refused(folder: Path) -> None:
+def test_folder_open_to_other_users_is_refused(folder):
     folder.chmod(0o755)
     with pytest.raises(ClusterError, match="chmod 700"):
         ChannelEndpoint(folder)
@@ -428,18 +407,18 @@ def test_folder_open_to_other_users_is_refused(folder: Path) -> None:
         ChannelEndpoint(folder / "file")
 
 
-def test_new_folder_is_private(folder: Path) -> None:
+def test_new_folder_is_private(folder):
     one = ChannelEndpoint(folder / "new")
     assert (folder / "new").stat().st_mode & 0o777 == 0o700
     one.channel.close()
 
 
-def test_address_with_another_nodes_host_is_refused(folder: Path) -> None:
+def test_address_with_another_nodes_host_is_refused(folder):
     with pytest.raises(ClusterError, match="listen"):
         ChannelEndpoint(folder, host="192.0.2.1")
 
 
-def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
+def test_channels_leave_no_descriptors_and_no_threads(folder):
     def count() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
@@ -457,7 +436,7 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
     wait_for(lambda: count() <= before)
 
 
-def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
+def test_close_does_not_wait_for_heartbeats(folder):
     began_s = time.monotonic()
     for _ in range(10):
         first, second = (
@@ -470,7 +449,7 @@ def test_close_does_not_wait_for_heartbeats(folder: Path) -> None:
     assert time.monotonic() - began_s < LONG_S
 
 
-def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
+def test_close_does_not_wait_for_ended_threads(folder):
     channel = ChannelEndpoint(folder).channel
     control = channel._control
     control._closed = True  # the thread may notice the close before it is woken
@@ -481,9 +460,7 @@ def test_close_does_not_wait_for_ended_threads(folder: Path) -> None:
     assert not closing.is_alive()
 
 
-def test_raising_callbacks_do_not_end_the_control_thread(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_raising_callbacks_do_not_end_the_control_thread(folder, make_endpoint):
     reports: Queue[str] = Queue()
 
     def fails(*arguments: Any) -> Any:
@@ -522,9 +499,7 @@ input()
 """
 
 
-def test_short_lived_clients_leave_no_descriptors(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_short_lived_clients_leave_no_descriptors(folder, make_endpoint):
     one = make_endpoint(heartbeat_s=0.02, timeout_s=0.2)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with subprocess.Popen(

@@ -73,7 +73,7 @@ def check_tensors(actual: Any, expected_value: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Values, Outputs])
-def test_values_of_every_kind_survive(kind: type) -> None:
+def test_values_of_every_kind_survive(kind):
     tensors = {
         "x": np.arange(6, dtype=np.float32).reshape(2, 3),
         "y": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
@@ -90,14 +90,14 @@ def test_values_of_every_kind_survive(kind: type) -> None:
 
 @pytest.mark.parametrize("size", [1, INLINE_NBYTES])
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_tensors_of_every_element_type_survive(dtype: np.dtype, size: int) -> None:
+def test_tensors_of_every_element_type_survive(dtype, size):
     array = (np.arange(2 * size) % 2).astype(dtype).reshape(2, size)
     for case in (array, array.T, array[:, ::-1], array[:0], array[0, 0]):
         message = Values(TASK, {"x": case})
         check_tensors(arrived(message), message)
 
 
-def test_numpy_numbers_in_requests_and_timings_survive() -> None:
+def test_numpy_numbers_in_requests_and_timings_survive():
     request = Request(np.float64(2), id=np.int64(5), deployment="d")  # type: ignore[arg-type]
     run = StageTiming(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
     actual = arrived(Values(Task(request, 0), {}, (run,)))
@@ -123,13 +123,13 @@ def test_numpy_numbers_in_requests_and_timings_survive() -> None:
         FreeTensors(("key/1", "key/2")),
     ],
 )
-def test_messages_without_tensors_survive(message: Message) -> None:
+def test_messages_without_tensors_survive(message):
     actual = arrived(message)
     assert type(actual) is type(message)
     assert actual == message
 
 
-def test_request_with_resident_outputs_survives() -> None:
+def test_request_with_resident_outputs_survives():
     request = REQUEST._replace(resident_outputs=("y", "z"))
     assert {request: 1}[arrived(Dropped(request)).request] == 1
 
@@ -145,7 +145,7 @@ def test_request_with_resident_outputs_survives() -> None:
     ],
     ids=["priority", "runs", "id", "stage", "no task"],
 )
-def test_ill_typed_message_fails_its_task_if_identified(message: Message, is_whole: bool) -> None:
+def test_ill_typed_message_fails_its_task_if_identified(message, is_whole):
     parts = envelope.to_frames(message)
     with pytest.raises(BlobError) as raised:
         envelope.from_frames(parts)
@@ -154,7 +154,7 @@ def test_ill_typed_message_fails_its_task_if_identified(message: Message, is_who
     assert failure == (expected if is_whole else None)
 
 
-def test_damaged_message_fails_no_task() -> None:
+def test_damaged_message_fails_no_task():
     parts = envelope.to_frames(Values(Task(Request(deployment="d", id=3), 1), {}))
     parts[0] = parts[0][:-1]
     with pytest.raises(BlobError) as raised:
@@ -162,14 +162,14 @@ def test_damaged_message_fails_no_task() -> None:
     assert envelope.unreadable_task(parts, raised.value) is None
 
 
-def test_resident_tensors_survive() -> None:
+def test_resident_tensors_survive():
     message = StoreTensors(
         TASK, "client", "key", {"x": np.arange(6.0), "y": np.zeros(INLINE_NBYTES)}
     )
     check_tensors(arrived(message), message)
 
 
-def test_large_tensors_are_frames_without_a_copy() -> None:
+def test_large_tensors_are_frames_without_a_copy():
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
     parts = to_frames(Values(TASK, {"x": array}))
     assert np.shares_memory(np.frombuffer(parts[1], np.int32), array)
@@ -180,7 +180,7 @@ def test_large_tensors_are_frames_without_a_copy() -> None:
     assert not actual.tensors["x"].flags.writeable
 
 
-def test_unaligned_tensors_become_aligned() -> None:
+def test_unaligned_tensors_become_aligned():
     array = np.arange(INLINE_NBYTES, dtype=np.int32)
     head, segment = to_frames(Values(TASK, {"x": array}))
     unaligned = memoryview(b"x" + bytes(segment))[1:]
@@ -190,7 +190,7 @@ def test_unaligned_tensors_become_aligned() -> None:
     np.testing.assert_array_equal(actual.tensors["x"], array)
 
 
-def test_tensors_in_a_store_are_found() -> None:
+def test_tensors_in_a_store_are_found():
     store: list[np.ndarray] = []
 
     def put(flat: np.ndarray) -> Sequence[int] | None:
@@ -209,12 +209,12 @@ def test_tensors_in_a_store_are_found() -> None:
     check_tensors(actual, Values(TASK, tensors))
 
 
-def test_unserializable_values_are_refused() -> None:
+def test_unserializable_values_are_refused():
     with pytest.raises(TypeError, match="not an ONNX value"):
         to_frames(Values(TASK, {"x": object()}))
 
 
-def test_error_keeps_class_message_data_and_cause() -> None:
+def test_error_keeps_class_message_data_and_cause():
     error = DeviceLostError("gone", device="ORT.0", node="n", attempt=2, shape=(1, 2))
     error.__cause__ = TensorShapeError("wrong", port="x")
     actual = arrived(Failure(TASK, error)).error
@@ -236,18 +236,18 @@ class OwnError(TensorShapeError):
         (SystemExit(3), InferenceError),
     ],
 )
-def test_foreign_errors_become_the_nearest_known_class(error: Any, kind: type) -> None:
+def test_foreign_errors_become_the_nearest_known_class(error, kind):
     actual = arrived(Failure(TASK, error)).error
     assert type(actual) is kind
     assert str(error) in str(actual)
 
 
-def test_unserializable_error_data_become_text() -> None:
+def test_unserializable_error_data_become_text():
     actual = arrived(Failure(TASK, HeteroError("x", what=slice(1)))).error
     assert actual.what == "slice(None, 1, None)"
 
 
-def test_long_chain_of_causes_is_truncated() -> None:
+def test_long_chain_of_causes_is_truncated():
     error = HeteroError("0")
     for i in range(1, 2000):
         outer = HeteroError(str(i))
@@ -256,7 +256,7 @@ def test_long_chain_of_causes_is_truncated() -> None:
     assert str(arrived(Failure(TASK, error)).error.__cause__) == "1998"
 
 
-def test_message_of_another_version_is_refused_by_name() -> None:
+def test_message_of_another_version_is_refused_by_name():
     head = bytearray(to_frames(Dropped(REQUEST))[0])
     head[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}"):
@@ -316,7 +316,7 @@ def deep() -> Any:
         lambda tree: tree.append(0),
     ],
 )
-def test_damaged_fields_are_refused(change: Any) -> None:
+def test_damaged_fields_are_refused(change):
     with pytest.raises(BlobError):
         envelope.from_frames([rewritten(change)])
 
@@ -332,13 +332,13 @@ def test_damaged_fields_are_refused(change: Any) -> None:
         b"HTE" + bytes([VERSION, 8]) + b"\x90",
     ],
 )
-def test_other_bytes_are_refused(head: bytes) -> None:
+def test_other_bytes_are_refused(head):
     with pytest.raises(BlobError):
         envelope.from_frames([head])
 
 
 @pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xc6", b"\xdb"])
-def test_claimed_sizes_allocate_no_memory(claim: bytes) -> None:
+def test_claimed_sizes_allocate_no_memory(claim):
     head = to_frames(Values(TASK, {}))[0]
     assert head.endswith(b"\x80\x90")  # no tensors, no runs
     tracemalloc.start()
@@ -351,7 +351,7 @@ def test_claimed_sizes_allocate_no_memory(claim: bytes) -> None:
         tracemalloc.stop()
 
 
-def test_frame_of_another_length_is_refused() -> None:
+def test_frame_of_another_length_is_refused():
     head, segment = to_frames(Values(TASK, {"x": np.zeros(INLINE_NBYTES)}))
     for parts in ([head], [head, segment[:-8]], [head, bytes(segment) + b"x"]):
         with pytest.raises(BlobError):
@@ -381,7 +381,7 @@ SAMPLES = [
     st.sampled_from(SAMPLES),
     st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=4)), min_size=1, max_size=4),
 )
-def test_mutated_bytes_are_read_or_refused(head: bytes, changes: list[tuple[int, bytes]]) -> None:
+def test_mutated_bytes_are_read_or_refused(head, changes):
     data = bytearray(head)
     for position, replacement in changes:
         at = 4 + position % (len(data) - 4)
@@ -393,7 +393,7 @@ def test_mutated_bytes_are_read_or_refused(head: bytes, changes: list[tuple[int,
     assert isinstance(message, Message)
 
 
-def test_loopback_channel_delivers_parsed_copies() -> None:
+def test_loopback_channel_delivers_parsed_copies():
     came: list[Message] = []
     parties = Switchboard(LoopbackChannel)
     parties.connect("b", came.append)

@@ -35,7 +35,7 @@ def message(tensors: list[Any], head: LaneHead = HEAD, timings: Any = TIMINGS) -
 
 @pytest.mark.parametrize("dtype", BUILTIN, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 5), (2, 3), (1,) * 8], ids=str)
-def test_tensors_survive_packing(dtype: np.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_survive_packing(dtype, shape):
     count = int(np.prod(shape))
     tensors = [np.arange(count).astype(dtype).reshape(shape), np.ones(shape, dtype)]
     data = message(tensors)
@@ -50,7 +50,7 @@ def test_tensors_survive_packing(dtype: np.dtype, shape: tuple[int, ...]) -> Non
         assert not one.flags.writeable
 
 
-def test_timings_can_be_appended_without_reading() -> None:
+def test_timings_can_be_appended_without_reading():
     data = message([], timings=TIMINGS[:1])
     packed = lane.slice_timings(data, lane.read_head(data, 32))
     assert lane.read_timings(packed + lane.pack_timing(TIMINGS[1]), DEVICES) == TIMINGS
@@ -71,16 +71,16 @@ def test_timings_can_be_appended_without_reading() -> None:
     ],
     ids=["strided", "big-endian", "bfloat16", "text", "large", "rank 9", "sequence", "nothing"],
 )
-def test_unsupported_values_are_not_packed(value: Any) -> None:
+def test_unsupported_values_are_not_packed(value):
     assert lane.pack_message(HEAD, b"", [np.ones(1, np.float32), value]) is None
 
 
 @pytest.mark.parametrize("field", ["attempt", "stage", "route"])
-def test_numbers_beyond_their_field_are_not_packed(field: str) -> None:
+def test_numbers_beyond_their_field_are_not_packed(field):
     assert lane.pack_message(HEAD._replace(**{field: 2**16}), b"", []) is None
 
 
-def test_input_mask_has_64_bits() -> None:
+def test_input_mask_has_64_bits():
     assert lane.input_mask([0, 2, 63]) == 1 << 63 | 0b101
     assert lane.input_mask([0, 64]) == 0
     assert lane.input_mask([1, 0]) == 0  # a mask has no order
@@ -96,7 +96,7 @@ def read(data: bytes, start: int = 32) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.booleans())
-def test_random_bytes_are_read_or_rejected(noise: bytes, has_magic: bool) -> None:
+def test_random_bytes_are_read_or_rejected(noise, has_magic):
     data = (lane.MAGIC if has_magic else b"") + noise
     with suppress(BlobError):
         read(data, 0)
@@ -104,7 +104,7 @@ def test_random_bytes_are_read_or_rejected(noise: bytes, has_magic: bool) -> Non
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_damaged_message_is_read_or_rejected(data: st.DataObject) -> None:
+def test_damaged_message_is_read_or_rejected(data):
     whole = bytearray(message([np.ones((2, 3), np.float32), np.arange(5)]))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(32, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -113,7 +113,7 @@ def test_damaged_message_is_read_or_rejected(data: st.DataObject) -> None:
         read(bytes(whole[:cut] if data.draw(st.booleans()) else whole))
 
 
-def test_truncated_or_extended_message_is_rejected() -> None:
+def test_truncated_or_extended_message_is_rejected():
     whole = message([np.ones((2, 3), np.float32)])
     read(whole)
     for size in range(32, len(whole)):
@@ -125,7 +125,7 @@ def test_truncated_or_extended_message_is_rejected() -> None:
         read(whole.replace(lane.MAGIC, b"HTL\0"))
 
 
-def test_invalid_timings_are_rejected() -> None:
+def test_invalid_timings_are_rejected():
     packed = lane.pack_timing(TIMINGS[0]._replace(stage=2))
     with pytest.raises(BlobError, match="stage 2"):
         lane.read_timings(packed, DEVICES)

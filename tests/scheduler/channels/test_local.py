@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,27 +50,27 @@ class Listening:
 
 
 @pytest.fixture
-def path() -> Iterator[str]:
+def path():
     with tempfile.TemporaryDirectory(prefix="het") as folder:
         yield str(Path(folder) / "local")
 
 
 @pytest.fixture
-def listening(path: str) -> Iterator[Listening]:
+def listening(path):
     links_made = Listening(path)
     yield links_made
     links_made.close()
 
 
 @pytest.fixture
-def links() -> Iterator[LocalLinks]:
+def links():
     links_made = LocalLinks()
     yield links_made
     links_made.close()
 
 
 @pytest.fixture
-def link(path: str, listening: Listening, links: LocalLinks) -> Iterator[Callable[[], LocalLink]]:
+def link(path, listening, links):
     links_made: list[LocalLink] = []
 
     def make(first: bytes = hello(RECEIVER, SENDER), ends: list[str] | None = None) -> LocalLink:
@@ -94,7 +93,7 @@ def contents(arrival: Arrival) -> tuple[bytes, list[bytes]]:
         st.lists(st.integers(0, 3 * local.MAX_PACKET_NBYTES), min_size=1, max_size=4), max_size=4
     )
 )
-def test_messages_of_all_sizes_arrive_in_order(sizes: list[list[int]]) -> None:
+def test_messages_of_all_sizes_arrive_in_order(sizes):
     with tempfile.TemporaryDirectory(prefix="het") as folder:
         path = str(Path(folder) / "local")
         listening, links = Listening(path), LocalLinks()
@@ -112,16 +111,12 @@ def test_messages_of_all_sizes_arrive_in_order(sizes: list[list[int]]) -> None:
         listening.close()
 
 
-def test_small_messages_are_sent_together(
-    link: Callable[..., LocalLink], listening: Listening
-) -> None:
+def test_small_messages_are_sent_together(link, listening):
     link().send_together([b"one", b"two"])
     assert list(map(contents, listening.receive())) == [(SENDER, [b"one"]), (SENDER, [b"two"])]
 
 
-def test_urgent_message_is_not_sent_while_others_wait(
-    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
-) -> None:
+def test_urgent_message_is_not_sent_while_others_wait(link, listening, links):
     one = link()
     count = 0
     while one.try_send([b"number", b"%d" % count]):
@@ -139,9 +134,7 @@ def test_urgent_message_is_not_sent_while_others_wait(
     assert one.try_send([b"in time"])
 
 
-def test_receiver_end_is_reported_once_and_drops_later_messages(
-    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
-) -> None:
+def test_receiver_end_is_reported_once_and_drops_later_messages(link, listening, links):
     ends: list[str] = []
     one = link(ends=ends)
     one.send([b"unread"])
@@ -158,9 +151,7 @@ def test_receiver_end_is_reported_once_and_drops_later_messages(
     assert ends == ["ended"]
 
 
-def test_end_noticed_by_a_sender_is_reported_once(
-    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks
-) -> None:
+def test_end_noticed_by_a_sender_is_reported_once(link, listening, links):
     ends: list[str] = []
     one = link(ends=ends)
     listening.close()
@@ -170,9 +161,7 @@ def test_end_noticed_by_a_sender_is_reported_once(
     assert ends == ["ended"]
 
 
-def test_end_noticed_by_queued_packets_is_reported_once(
-    link: Callable[..., LocalLink], listening: Listening
-) -> None:
+def test_end_noticed_by_queued_packets_is_reported_once(link, listening):
     ends: list[str] = []
     senders = [link(ends=ends) for _ in range(2)]
     for one in senders:
@@ -186,8 +175,8 @@ def test_end_noticed_by_queued_packets_is_reported_once(
 
 
 def test_receiver_that_ends_before_the_first_packet_is_reported(
-    path: str, links: LocalLinks, listening: Listening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    path, links, listening, monkeypatch
+):
     add = links.add
 
     def end_receiver(*arguments: Any) -> None:
@@ -202,7 +191,7 @@ def test_receiver_that_ends_before_the_first_packet_is_reported(
 
 
 @pytest.mark.parametrize("is_left", [True, False])
-def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_left: bool) -> None:
+def test_missing_listener_is_reported_at_once(path, links, is_left):
     if is_left:  # of a killed process
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
             left.bind(path)
@@ -211,9 +200,7 @@ def test_missing_listener_is_reported_at_once(path: str, links: LocalLinks, is_l
     assert ends == ["ended"]
 
 
-def test_reused_descriptor_does_not_end_a_link(
-    link: Callable[..., LocalLink], listening: Listening
-) -> None:
+def test_reused_descriptor_does_not_end_a_link(link, listening):
     ends: list[str] = []
     one = link(ends=ends)
     one.end()
@@ -222,9 +209,7 @@ def test_reused_descriptor_does_not_end_a_link(
     assert len(listening.receive()) == 1
 
 
-def test_connection_before_accept_is_made_later(
-    path: str, links: LocalLinks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_before_accept_is_made_later(path, links, monkeypatch):
     monkeypatch.setattr(local, "_BACKLOG", 0)  # the kernel accepts one of them
     listening = Listening(path)
     links_made = [LocalLink(path, hello(RECEIVER, SENDER), links, lambda: None) for _ in range(5)]
@@ -245,9 +230,7 @@ def test_connection_before_accept_is_made_later(
 @pytest.mark.parametrize(
     "first", [b"", b"HTS\xff", hello(b"somebody", SENDER), hello(RECEIVER, b"")]
 )
-def test_connection_with_another_greeting_is_closed(
-    link: Callable[..., LocalLink], listening: Listening, links: LocalLinks, first: bytes
-) -> None:
+def test_connection_with_another_greeting_is_closed(link, listening, links, first):
     ends: list[str] = []
     one = link(first, ends)
     one.send([b"x"])
@@ -256,9 +239,7 @@ def test_connection_with_another_greeting_is_closed(
     assert ends == ["ended"]
 
 
-def test_interrupted_large_message_is_reported_and_next_arrives(
-    link: Callable[..., LocalLink], listening: Listening
-) -> None:
+def test_interrupted_large_message_is_reported_and_next_arrives(link, listening):
     one = link()
     packets = local._split_message([b"x" * 2 * local.MAX_PACKET_NBYTES])
     for packet in packets[:2]:
@@ -268,9 +249,7 @@ def test_interrupted_large_message_is_reported_and_next_arrives(
         listening.receive()
 
 
-def test_duplicate_packet_damages_its_message_alone(
-    link: Callable[..., LocalLink], listening: Listening
-) -> None:
+def test_duplicate_packet_damages_its_message_alone(link, listening):
     one = link()
     head, *parts = local._split_message([b"x" * local.MAX_PACKET_NBYTES * 2])
     for packet in (head, parts[0], parts[0]):  # as after Ctrl-C

@@ -12,7 +12,7 @@ from hetero.scheduler.types.messages import Dropped, Message, Outputs, Task, Val
 TASK = Task(Request(id=1, attempt=1), 0)
 
 
-def test_values_are_passed_by_reference_and_read_only() -> None:
+def test_values_are_passed_by_reference_and_read_only():
     switchboard = Switchboard()
     came: list[Message] = []
     switchboard.connect("device", came.append)
@@ -32,7 +32,7 @@ def test_values_are_passed_by_reference_and_read_only() -> None:
     assert came[1].tensors["y"] is x
 
 
-def test_message_to_an_unknown_address_is_dropped() -> None:
+def test_message_to_an_unknown_address_is_dropped():
     switchboard = Switchboard()
     came: list[Message] = []
     device = switchboard.connect("device", came.append)

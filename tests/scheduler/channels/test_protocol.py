@@ -6,9 +6,7 @@ import base64
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
@@ -71,8 +69,8 @@ class Foreign:
 
 @pytest.fixture
 def foreign(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> Iterator[tuple[ChannelEndpoint, Foreign]]:
+    make_endpoint,
+):
     one = make_endpoint(host="127.0.0.1", curve=False)
     sender = Foreign(one)
     yield one, sender
@@ -80,8 +78,8 @@ def foreign(
 
 
 def test_damaged_or_foreign_frames_are_skipped_and_reported(
-    foreign: tuple[ChannelEndpoint, Foreign],
-) -> None:
+    foreign,
+):
     one, sender = foreign
     first = sender.frame(values(1))
     bad = [
@@ -147,9 +145,7 @@ SAID = [
 
 
 @given(st.sampled_from(SAID), st.integers(0, 400), st.binary(max_size=3))
-def test_mutated_control_messages_are_read_or_refused(
-    logged_text: protocol.ControlMessage, position: int, replacement: bytes
-) -> None:
+def test_mutated_control_messages_are_read_or_refused(logged_text, position, replacement):
     data = bytearray(protocol.pack_control(logged_text, b"receiver", b"a sender"))
     assert protocol.read_control(bytes(data)) == (b"receiver", b"a sender", logged_text)
     at = position % len(data)
@@ -173,13 +169,13 @@ def test_mutated_control_messages_are_read_or_refused(
         (["receiver", b"a sender", [3]], "Expected `bytes`"),
     ],
 )
-def test_control_messages_of_another_form_are_refused(tree: Any, why: str) -> None:
+def test_control_messages_of_another_form_are_refused(tree, why):
     start = protocol.pack_control(protocol.Leave(), b"receiver", b"a sender")[:4]
     with pytest.raises(BlobError, match=why):
         protocol.read_control(start + msgpack.packb(tree))
 
 
-def test_control_message_of_another_version_is_refused_by_name() -> None:
+def test_control_message_of_another_version_is_refused_by_name():
     data = bytearray(protocol.pack_control(protocol.Leave(), b"receiver", b"a sender"))
     data[3] = VERSION + 1
     with pytest.raises(BlobError, match=f"version {VERSION + 1}; expected version {VERSION}"):
@@ -187,13 +183,13 @@ def test_control_message_of_another_version_is_refused_by_name() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_addresses_of_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_addresses_of_any_bytes_are_read_or_refused(data):
     address = "hetero2:" + base64.urlsafe_b64encode(data).decode()
     with contextlib.suppress(BlobError):
         str(to_endpoint(address))
 
 
-def test_noise_on_every_socket_changes_nothing(foreign: tuple[ChannelEndpoint, Foreign]) -> None:
+def test_noise_on_every_socket_changes_nothing(foreign):
     one, sender = foreign
     rng = np.random.default_rng(0)
     good = sender.frame(values(1))
@@ -217,8 +213,8 @@ def test_noise_on_every_socket_changes_nothing(foreign: tuple[ChannelEndpoint, F
 
 
 def test_unsolicited_message_in_anothers_name_is_ignored(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     one, two = make_endpoint(host="127.0.0.1", curve=False), make_endpoint()
     one.channel.watch(two.address)
     wait_for(lambda: one.channel.clock_offset_s(two.address) is not None)
@@ -235,9 +231,7 @@ def test_unsolicited_message_in_anothers_name_is_ignored(
 
 
 @pytest.mark.parametrize("curve", [True, False])
-def test_strangers_at_network_ports_change_nothing(
-    make_endpoint: Callable[..., ChannelEndpoint], monkeypatch: pytest.MonkeyPatch, curve: bool
-) -> None:
+def test_strangers_at_network_ports_change_nothing(make_endpoint, monkeypatch, curve):
     one, friend = (make_endpoint(host="127.0.0.1", curve=curve, heartbeat_s=0.05) for _ in range(2))
     monkeypatch.setattr(addresses, "this_node", lambda: "elsewhere")
     friend.channel.send(one.address, values(1))
@@ -269,9 +263,7 @@ def test_strangers_at_network_ports_change_nothing(
     assert one.losses.empty()
 
 
-def test_oversized_control_message_closes_its_connection(
-    make_endpoint: Callable[..., ChannelEndpoint], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_oversized_control_message_closes_its_connection(make_endpoint, caplog):
     one = make_endpoint(host="127.0.0.1", curve=False)
     endpoint = to_endpoint(one.address)
     sender = Foreign(one)

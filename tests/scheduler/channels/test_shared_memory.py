@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ LARGE = 500_000
 
 
 @pytest.fixture
-def pool() -> Iterator[SlotPool]:
+def pool():
     pool = SlotPool()
     yield pool
     pool.close()
@@ -35,7 +34,7 @@ def pool() -> Iterator[SlotPool]:
 
 
 @pytest.fixture
-def reader() -> SlotReader:
+def reader():
     return SlotReader()
 
 
@@ -49,7 +48,7 @@ def contents(nbytes: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 4097, 1_000_000, 10_000_000])
-def test_slot_is_read_without_a_copy(pool: SlotPool, reader: SlotReader, nbytes: int) -> None:
+def test_slot_is_read_without_a_copy(pool, reader, nbytes):
     data = contents(nbytes)
     slot = pool.fill(data, READER)
     assert slot is not None
@@ -60,7 +59,7 @@ def test_slot_is_read_without_a_copy(pool: SlotPool, reader: SlotReader, nbytes:
     assert slot.data.nbytes <= max(PAGE, 1.25 * nbytes + PAGE)
 
 
-def test_views_of_a_slot_are_read_only(pool: SlotPool, reader: SlotReader) -> None:
+def test_views_of_a_slot_are_read_only(pool, reader):
     slot = pool.fill(contents(100), READER)
     assert slot is not None
     actual = reader.view(list(slot.place), 100)
@@ -78,9 +77,7 @@ def test_views_of_a_slot_are_read_only(pool: SlotPool, reader: SlotReader) -> No
         lambda flat: np.lib.stride_tricks.as_strided(flat, (3, 3), (2, 1)),
     ],
 )
-def test_slot_is_free_after_its_last_view(
-    pool: SlotPool, reader: SlotReader, derive: Callable[[np.ndarray], Any]
-) -> None:
+def test_slot_is_free_after_its_last_view(pool, reader, derive):
     slot = pool.fill(contents(100), READER)
     assert slot is not None
     view = derive(reader.view(list(slot.place), 100))
@@ -91,7 +88,7 @@ def test_slot_is_free_after_its_last_view(
     assert slot.is_free
 
 
-def test_freed_slots_are_reused(pool: SlotPool, reader: SlotReader) -> None:
+def test_freed_slots_are_reused(pool, reader):
     for seed in range(300):
         data = contents(100_000, seed)
         slot = pool.fill(data, READER)
@@ -100,7 +97,7 @@ def test_freed_slots_are_reused(pool: SlotPool, reader: SlotReader) -> None:
     assert len(files()) == 1
 
 
-def test_slot_with_a_view_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
+def test_slot_with_a_view_is_never_overwritten(pool, reader):
     views = []
     for seed in range(200):
         slot = pool.fill(contents(60_000, seed), READER)
@@ -112,7 +109,7 @@ def test_slot_with_a_view_is_never_overwritten(pool: SlotPool, reader: SlotReade
         np.testing.assert_array_equal(view, contents(60_000, seed))
 
 
-def test_full_pool_declines_until_slots_are_freed(reader: SlotReader) -> None:
+def test_full_pool_declines_until_slots_are_freed(reader):
     pool = SlotPool(nbytes=20_000_000)
     slots = [pool.fill(contents(8_000_000), READER) for _ in range(3)]
     assert slots[0] is not None
@@ -128,7 +125,7 @@ def test_full_pool_declines_until_slots_are_freed(reader: SlotReader) -> None:
     assert files() == set()
 
 
-def test_full_disk_makes_the_pool_decline(pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_makes_the_pool_decline(pool, monkeypatch):
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -137,9 +134,7 @@ def test_full_disk_makes_the_pool_decline(pool: SlotPool, monkeypatch: pytest.Mo
     assert files() == set()
 
 
-def test_half_of_the_file_system_stays_free(
-    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_of_the_file_system_stays_free(pool, monkeypatch):
     status = os.statvfs(FOLDER)
     fields = [*status[:2], 1000, 600, 510, *status[5:]]  # blocks: all, free, free for users
     fields[1] = 4096
@@ -148,9 +143,7 @@ def test_half_of_the_file_system_stays_free(
     assert files() == set()
 
 
-def test_slots_of_closed_channels_and_ended_processes_are_free(
-    pool: SlotPool, reader: SlotReader
-) -> None:
+def test_slots_of_closed_channels_and_ended_processes_are_free(pool, reader):
     slots = []
     for owner, channel in (
         (Process(1, "1"), b"another"),
@@ -174,7 +167,7 @@ def test_slots_of_closed_channels_and_ended_processes_are_free(
     assert slots[0].is_free
 
 
-def test_closed_reader_takes_no_slot(pool: SlotPool, reader: SlotReader) -> None:
+def test_closed_reader_takes_no_slot(pool, reader):
     slot = pool.fill(contents(100), READER, b"closed")
     assert slot is not None
     reader.view(list(slot.place), 100)  # after mapping it
@@ -187,9 +180,7 @@ def test_closed_reader_takes_no_slot(pool: SlotPool, reader: SlotReader) -> None
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_slot_filled_during_frees_keeps_its_reader(
-    pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, is_closed: bool
-) -> None:
+def test_slot_filled_during_frees_keeps_its_reader(pool, reader, monkeypatch, is_closed):
     dead = Process(1, "1")
     given_back, kept_view = (pool.fill(contents(100), dead, b"closed") for _ in range(2))
     assert given_back is not None
@@ -237,9 +228,7 @@ def test_slot_filled_during_frees_keeps_its_reader(
         (4, 1.5),
     ],
 )
-def test_invalid_slot_position_is_refused(
-    pool: SlotPool, reader: SlotReader, position: int, value: Any
-) -> None:
+def test_invalid_slot_position_is_refused(pool, reader, position, value):
     slot = pool.fill(contents(100), READER)
     assert slot is not None
     place: list[Any] = list(slot.place)
@@ -249,7 +238,7 @@ def test_invalid_slot_position_is_refused(
             reader.view(bad, 100)
 
 
-def test_file_of_another_format_is_refused(reader: SlotReader) -> None:
+def test_file_of_another_format_is_refused(reader):
     owner = "1-1-1-1"
     path = FOLDER / f"hetero-{owner}.1"
     path.symlink_to("/etc/passwd")
@@ -264,7 +253,7 @@ def test_file_of_another_format_is_refused(reader: SlotReader) -> None:
         path.unlink()
 
 
-def test_reader_closes_deleted_files(pool: SlotPool, reader: SlotReader) -> None:
+def test_reader_closes_deleted_files(pool, reader):
     other = SlotPool()
     slot = other.fill(contents(100), READER)
     assert slot is not None
@@ -278,18 +267,14 @@ def test_reader_closes_deleted_files(pool: SlotPool, reader: SlotReader) -> None
 
 
 @pytest.fixture
-def relay(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
-) -> Iterator[tuple[ChannelEndpoint, Any, str]]:
+def relay(folder, make_endpoint):
     """A local endpoint, and one in another process that keeps and returns each message."""
     one = make_endpoint(timeout_s=2 * LONG_S)
     with echo_process(folder, one.address) as (process, address):
         yield one, process, address
 
 
-def test_large_tensors_survive_the_end_of_reader_and_owner(
-    relay: tuple[ChannelEndpoint, Any, str], folder: Path
-) -> None:
+def test_large_tensors_survive_the_end_of_reader_and_owner(relay, folder):
     one, process, address = relay
     one.channel.watch(address)
     came = []
@@ -312,7 +297,7 @@ def test_large_tensors_survive_the_end_of_reader_and_owner(
         left.unlink()
 
 
-def test_next_pool_removes_files_of_killed_owner(folder: Path) -> None:
+def test_next_pool_removes_files_of_killed_owner(folder):
     code = (
         "import numpy as np\n"
         "from hetero.scheduler.channels.shared_memory import SlotPool\n"
@@ -335,9 +320,7 @@ def test_next_pool_removes_files_of_killed_owner(folder: Path) -> None:
         assert files(owner.pid) == set()
 
 
-def test_close_frees_slots_of_unreceived_messages(
-    make_endpoint: Callable[..., ChannelEndpoint], folder: Path
-) -> None:
+def test_close_frees_slots_of_unreceived_messages(make_endpoint, folder):
     one, two = make_endpoint(timeout_s=2 * LONG_S), ChannelEndpoint(folder)
     one.channel.watch(two.address)
     for number in range(3):
@@ -353,7 +336,7 @@ def test_close_frees_slots_of_unreceived_messages(
     wait_for(lambda: busy[0].is_free)
 
 
-def test_tensors_beyond_the_pool_use_sockets(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_tensors_beyond_the_pool_use_sockets(make_endpoint):
     one, two = make_endpoint(pool_nbytes=0), make_endpoint(shared_nbytes=None)
     for first, second in ((one, two), (two, one)):
         first.channel.send(second.address, values(1, LARGE))
@@ -361,7 +344,7 @@ def test_tensors_beyond_the_pool_use_sockets(make_endpoint: Callable[..., Channe
     assert files() == set()
 
 
-def test_unsendable_message_takes_no_slot(make_endpoint: Callable[..., ChannelEndpoint]) -> None:
+def test_unsendable_message_takes_no_slot(make_endpoint):
     one, two = make_endpoint(), make_endpoint()
     message = values(1, LARGE)
     bad = message._replace(tensors={**message.tensors, "y": object()})
@@ -371,8 +354,8 @@ def test_unsendable_message_takes_no_slot(make_endpoint: Callable[..., ChannelEn
 
 
 def test_message_to_itself_is_passed_by_reference(
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    make_endpoint,
+):
     one = make_endpoint()
     message = values(1, LARGE)
     one.channel.send(one.address, message)
@@ -381,7 +364,7 @@ def test_message_to_itself_is_passed_by_reference(
     assert np.shares_memory(actual.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
 
 
-def test_memory_of_a_burst_is_returned(pool: SlotPool, reader: SlotReader) -> None:
+def test_memory_of_a_burst_is_returned(pool, reader):
     slots = [pool.fill(contents(2_000_000), READER) for _ in range(10)]
     views = slots[0]
     assert views is not None

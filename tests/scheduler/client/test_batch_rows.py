@@ -24,7 +24,7 @@ def array(*shape: int, dtype: Any = np.float32) -> np.ndarray:
         {"a": array(2, 3)},
     ],
 )
-def test_group_depends_on_each_property_except_rows(other: dict[str, np.ndarray]) -> None:
+def test_group_depends_on_each_property_except_rows(other):
     group, rows = rows_of({"a": array(2, 3), "b": array(2)})
     assert rows == 2
     assert rows_of({"b": array(5), "a": array(5, 3)}) == (group, 5)
@@ -41,11 +41,11 @@ def test_group_depends_on_each_property_except_rows(other: dict[str, np.ndarray]
         {},
     ],
 )
-def test_inputs_without_common_rows_have_no_group(inputs: dict[str, Any]) -> None:
+def test_inputs_without_common_rows_have_no_group(inputs):
     assert rows_of(inputs) == (None, 0)
 
 
-def test_joined_rows_are_split_in_order() -> None:
+def test_joined_rows_are_split_in_order():
     counts = (1, 3, 2)
     parts = [{"a": np.arange(n)[:, None] + 10 * n, "b": np.full(n, n)} for n in counts]
     joined = join_rows(parts)
@@ -61,6 +61,6 @@ def test_joined_rows_are_split_in_order() -> None:
 
 
 @pytest.mark.parametrize("wrong", [array(5), array(7), array(), array(1, 6), [array(6)]])
-def test_output_with_other_rows_raises(wrong: Any) -> None:
+def test_output_with_other_rows_raises(wrong):
     with pytest.raises(InferenceError, match=r"output 'b' of a batch has shape .*expected 6 rows"):
         split_rows({"a": array(6), "b": wrong}, (1, 3, 2))

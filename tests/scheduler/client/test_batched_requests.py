@@ -44,7 +44,7 @@ def results(instructions: list[ev.ClientInstruction]) -> dict[int, Any]:
     }
 
 
-def test_requests_wait_for_each_other_while_the_pipeline_is_busy() -> None:
+def test_requests_wait_for_each_other_while_the_pipeline_is_busy():
     m = machine()
     assert submit(m, 1) == [ev.StartAttempt(1, 1, 0)]  # nothing runs, so it does not wait
     assert submit(m, 2) == [ev.Admitted(2)]
@@ -57,7 +57,7 @@ def test_requests_wait_for_each_other_while_the_pipeline_is_busy() -> None:
     assert results(m.handle(part(2, 1, 2))) == {2: [0], 3: [1]}
 
 
-def test_free_pipeline_takes_the_oldest_group() -> None:
+def test_free_pipeline_takes_the_oldest_group():
     m = machine(size=4)
     submit(m, 1)
     for request_id, group in ((2, "g"), (3, "h"), (4, "g"), (5, "h")):
@@ -66,7 +66,7 @@ def test_free_pipeline_takes_the_oldest_group() -> None:
     assert m.handle(part(2, 1, 2))[2:] == [ev.StartAttempt(3, 1, 0, (3, 5))]
 
 
-def test_failed_batch_is_retried_one_by_one_on_other_routes() -> None:
+def test_failed_batch_is_retried_one_by_one_on_other_routes():
     m = machine()
     for request_id in (1, 2, 3):
         submit(m, request_id)  # 2 and 3 are joined, on route 1
@@ -81,7 +81,7 @@ def test_failed_batch_is_retried_one_by_one_on_other_routes() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_batch_of_a_lost_device_is_joined_again() -> None:
+def test_batch_of_a_lost_device_is_joined_again():
     m = machine()
     for request_id in (1, 2, 3):
         submit(m, request_id)
@@ -92,14 +92,14 @@ def test_batch_of_a_lost_device_is_joined_again() -> None:
     assert only.attempt == 1
 
 
-def test_batch_on_the_only_route_is_tried_there_again() -> None:
+def test_batch_on_the_only_route_is_tried_there_again():
     m = machine(route("A"))
     submit(m, 1)
     assert m.handle(ev.DeviceLost(0.5, "A", "n", "killed")) == [ev.DropAttempt(1, 1, 0)]
     assert m.handle(ev.DeviceReturned(0.6, "A")) == [ev.StartAttempt(1, 2, 0)]
 
 
-def test_large_request_is_a_batch_by_itself() -> None:
+def test_large_request_is_a_batch_by_itself():
     m = machine(size=4)
     submit(m, 1)
     submit(m, 2, rows=3)
@@ -107,7 +107,7 @@ def test_large_request_is_a_batch_by_itself() -> None:
     assert submit(m, 4, rows=9) == [ev.StartAttempt(3, 1, 0), ev.StartAttempt(4, 1, 1)]
 
 
-def test_limit_in_flight_is_by_row_of_a_batch() -> None:
+def test_limit_in_flight_is_by_row_of_a_batch():
     m = machine(size=4, requests=2, waiting=0)
     assert [len(submit(m, i)) for i in range(8)] == [1] * 8
     (refused,) = submit(m, 8)
@@ -116,7 +116,7 @@ def test_limit_in_flight_is_by_row_of_a_batch() -> None:
 
 
 @pytest.fixture
-def batch() -> tuple[Batcher, list[RequestRecord]]:
+def batch():
     """Return a batcher, and its batch of three requests with 1, 2 and 1 rows."""
     batcher = Batcher(Batching(4, 1.0))
     records = [
@@ -132,8 +132,8 @@ def whole_at(num_runs: int) -> Any:
 
 
 def test_result_of_a_batch_is_split_for_waiting_requests(
-    batch: tuple[Batcher, list[RequestRecord]],
-) -> None:
+    batch,
+):
     batcher, records = batch
     assert not batcher.withdraw(records[0])
     shared = batcher.split_event(part(5, 2, 4), whole_at(2))
@@ -149,7 +149,7 @@ def test_result_of_a_batch_is_split_for_waiting_requests(
     assert [record.is_first for record in records[1:]] == [True, False]
 
 
-def test_parts_of_a_batch_are_collected(batch: tuple[Batcher, list[RequestRecord]]) -> None:
+def test_parts_of_a_batch_are_collected(batch):
     batcher, _ = batch
     assert batcher.split_event(part(5, 2, 4), whole_at(3)) == []
     more = ev.PartArrived(0.6, 5, 2, {}, (StageTiming(2, "B", output_nbytes=4),))
@@ -160,9 +160,7 @@ def test_parts_of_a_batch_are_collected(batch: tuple[Batcher, list[RequestRecord
 
 
 @pytest.mark.parametrize("fails", ["stage", "rows"])
-def test_each_request_of_a_failed_batch_has_its_own_error(
-    batch: tuple[Batcher, list[RequestRecord]], fails: str
-) -> None:
+def test_each_request_of_a_failed_batch_has_its_own_error(batch, fails):
     batcher, records = batch
     error = InferenceError("bad", stage=3, device="A", cause="x")
     event = ev.AttemptFailed(0.5, 5, 2, error) if fails == "stage" else part(5, 2, 3)
@@ -179,8 +177,8 @@ def test_each_request_of_a_failed_batch_has_its_own_error(
 
 
 def test_events_of_single_or_unknown_batches_are_not_shared(
-    batch: tuple[Batcher, list[RequestRecord]],
-) -> None:
+    batch,
+):
     batcher, records = batch
     assert batcher.split_event(ev.CancelRequested(0.5, 5), whole_at(2)) is None
     assert batcher.split_event(part(5, 1, 4), whole_at(2)) is None  # an earlier attempt
@@ -195,7 +193,7 @@ def test_events_of_single_or_unknown_batches_are_not_shared(
     assert batcher.in_flight == {}
 
 
-def test_wait_for_a_batch_begins_at_admission() -> None:
+def test_wait_for_a_batch_begins_at_admission():
     batcher = Batcher(Batching(4, 1.0))
     new, replayed = (
         RequestRecord(ev.Submitted(0.0, i, 4, 9.0, group="g"), i, 9.0, admitted_s=admitted_s)

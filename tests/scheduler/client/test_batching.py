@@ -69,26 +69,26 @@ def end(b: Batches, now_s: float = 0.0) -> list[tuple[int, ...]]:
     return b.fired(now_s)
 
 
-def test_idle_pipeline_receives_first_request_at_once() -> None:
+def test_idle_pipeline_receives_first_request_at_once():
     assert arrive(batcher(), 1) == [(1,)]
 
 
-def test_requests_gather_while_a_batch_runs() -> None:
+def test_requests_gather_while_a_batch_runs():
     b = batcher()
     assert arrive(b, 1, 2, 3) == [(1,)]
     assert end(b, 0.1) == [(2, 3)]
 
 
-def test_full_batch_starts_on_a_busy_pipeline() -> None:
+def test_full_batch_starts_on_a_busy_pipeline():
     b = batcher()
     assert arrive(b, 1, 2, 3, 4, 5, 6) == [(1,), (2, 3, 4, 5)]
 
 
-def test_pipeline_of_several_stages_accepts_a_second_batch() -> None:
+def test_pipeline_of_several_stages_accepts_a_second_batch():
     assert arrive(batcher(busy=2), 1, 2, 3) == [(1,), (2,)]
 
 
-def test_oldest_request_waits_the_timeout_at_most() -> None:
+def test_oldest_request_waits_the_timeout_at_most():
     b = batcher()
     arrive(b, 1)
     arrive(b, 2, now_s=0.5)
@@ -99,11 +99,11 @@ def test_oldest_request_waits_the_timeout_at_most() -> None:
     assert b.next_due_s is None
 
 
-def test_zero_timeout_joins_no_requests() -> None:
+def test_zero_timeout_joins_no_requests():
     assert arrive(batcher(timeout_s=0.0), 1, 2, 3) == [(1,), (2,), (3,)]
 
 
-def test_batch_exceeds_its_size_for_one_request_only() -> None:
+def test_batch_exceeds_its_size_for_one_request_only():
     b = batcher(size=4)
     arrive(b, 1)
     assert arrive(b, 2, rows=3) == []
@@ -111,7 +111,7 @@ def test_batch_exceeds_its_size_for_one_request_only() -> None:
     assert arrive(b, 4, rows=9) == [(3,), (4,)]
 
 
-def test_groups_are_separate_and_the_oldest_starts_first() -> None:
+def test_groups_are_separate_and_the_oldest_starts_first():
     b = batcher()
     arrive(b, 1)
     for request_id, group in ((2, "g"), (3, "h"), (4, "g")):
@@ -120,7 +120,7 @@ def test_groups_are_separate_and_the_oldest_starts_first() -> None:
     assert end(b) == [(3,)]
 
 
-def test_cancelled_request_is_in_no_batch() -> None:
+def test_cancelled_request_is_in_no_batch():
     b = batcher()
     arrive(b, 1, 2, 3)
     b.leave(2)
@@ -128,7 +128,7 @@ def test_cancelled_request_is_in_no_batch() -> None:
     assert end(b) == [(3,)]
 
 
-def test_batches_in_flight_are_limited() -> None:
+def test_batches_in_flight_are_limited():
     b = batcher(size=1, most=2)
     assert arrive(b, 1, 2, 3) == [(1,), (2,)]
     assert b.fired(9.0) == []
@@ -136,7 +136,7 @@ def test_batches_in_flight_are_limited() -> None:
     assert end(b, 9.0) == [(3,)]
 
 
-def test_request_without_a_group_runs_alone() -> None:
+def test_request_without_a_group_runs_alone():
     b = batcher()
     arrive(b, 1)
     for request_id in (2, 3):
@@ -153,9 +153,7 @@ Step = st.one_of(
 
 
 @given(st.lists(Step, max_size=60), st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
-def test_every_request_is_in_one_timely_batch(
-    steps: list[tuple[str, int, int]], size: int, busy: int, more: int
-) -> None:
+def test_every_request_is_in_one_timely_batch(steps, size, busy, more):
     timeout_s, now_s = 2.0, 0.0
     b = batcher(size, timeout_s, busy, busy + more)
     arrived: dict[int, tuple[int, int, float]] = {}
@@ -212,7 +210,7 @@ def test_every_request_is_in_one_timely_batch(
 
 
 @pytest.mark.parametrize("cancelled_number", [0, 1])
-def test_due_time_is_that_of_the_oldest_waiting_request(cancelled_number: int) -> None:
+def test_due_time_is_that_of_the_oldest_waiting_request(cancelled_number):
     b = batcher()
     arrive(b, 1)
     arrive(b, 2, now_s=0.25)

@@ -27,9 +27,7 @@ from hetero.scheduler.types.request_record import RequestRecord
         ([(0, 5)], 5),
     ],
 )
-def test_expected_outputs_of_sixteen_bytes(
-    sizes: list[tuple[int, int]], expected_nbytes: int
-) -> None:
+def test_expected_outputs_of_sixteen_bytes(sizes, expected_nbytes):
     expected = ExpectedBytes()
     for input_nbytes, output_nbytes in sizes:
         expected.record(input_nbytes, output_nbytes)
@@ -40,7 +38,7 @@ def record() -> RequestRecord:
     return RequestRecord(Submitted(0.0, 1, 0, 9.0), 1, 9.0)
 
 
-def test_decrease_calls_each_waiting_callback_once() -> None:
+def test_decrease_calls_each_waiting_callback_once():
     counter, calls = BytesInFlight(), list[str]()
     first, second = record(), record()
     counter.count(first, 10, 1)
@@ -56,7 +54,7 @@ def test_decrease_calls_each_waiting_callback_once() -> None:
     assert (counter.nbytes, counter.num_running) == (5, 1)
 
 
-def test_repeated_count_changes_nothing() -> None:
+def test_repeated_count_changes_nothing():
     counter, request = BytesInFlight(), record()
     for _ in range(2):
         counter.count(request, 10, 1)
@@ -66,7 +64,7 @@ def test_repeated_count_changes_nothing() -> None:
     assert (counter.nbytes, counter.num_running) == (0, 0)
 
 
-def test_callback_may_wait_again() -> None:
+def test_callback_may_wait_again():
     counter, calls = BytesInFlight(), list[int]()
     request = record()
 
@@ -81,7 +79,7 @@ def test_callback_may_wait_again() -> None:
     assert calls == [9, 7]
 
 
-def test_direct_run_is_counted_until_its_end() -> None:
+def test_direct_run_is_counted_until_its_end():
     counter, calls = BytesInFlight(), list[int]()
     run = DirectRun(Request(), 7, 0.0)
     run.nbytes = 9  # with the expected outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,7 @@ class Client:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client():
     client = Client()
     yield client
     client.deployment.close()
@@ -92,7 +92,7 @@ def timing(stage: int, device: str, started_s: float = 0.0, ended_s: float = 0.0
     return StageTiming(stage, device, 0.0, started_s, ended_s)
 
 
-def test_stages_that_need_no_other_get_a_message(client: Client) -> None:
+def test_stages_that_need_no_other_get_a_message(client):
     client.submit(priority=3)
     messages = dict(client.sent)
     assert {a: (m.task.stage, list(m.tensors)) for a, m in messages.items()} == {
@@ -106,7 +106,7 @@ def test_stages_that_need_no_other_get_a_message(client: Client) -> None:
     )
 
 
-def test_response_has_the_outputs_in_order(client: Client) -> None:
+def test_response_has_the_outputs_in_order(client):
     submission = client.submit()
     client.answer({"y": X + 1}, timing(0, "A"))
     assert not submission.future.done()
@@ -122,7 +122,7 @@ def test_response_has_the_outputs_in_order(client: Client) -> None:
     assert [run.stage for run in response.stage_timings] == [0, 1, 2]
 
 
-def test_failure_of_a_stage_ends_the_request(client: Client) -> None:
+def test_failure_of_a_stage_ends_the_request(client):
     submission = client.submit()
     task = client.sent[0][1].task
     client.board.connect("device", lambda m: None).send("client", Failure(task, ValueError("bad")))
@@ -130,14 +130,14 @@ def test_failure_of_a_stage_ends_the_request(client: Client) -> None:
     assert {(a, type(m)) for a, m in client.sent[2:]} == {(a, Dropped) for a in "abc"}
 
 
-def test_missing_devices_of_packed_timings_are_those_of_the_stages(client: Client) -> None:
+def test_missing_devices_of_packed_timings_are_those_of_the_stages(client):
     submission = client.submit()
     client.answer({"y": X, "z": X}, timing(0, ""), timing(1, "B'"), timing(2, ""))
     devices = [run.device for run in submission.future.result(0).stage_timings]
     assert devices == ["A", "B'", "C"]
 
 
-def test_device_times_are_those_of_the_clients_clock() -> None:
+def test_device_times_are_those_of_the_clients_clock():
     offsets = {"a": 100.0, "b": None, "c": -20.0}
     client = Client(clock_offset_s=offsets.__getitem__)
     submission = client.submit()
@@ -148,7 +148,7 @@ def test_device_times_are_those_of_the_clients_clock() -> None:
     client.deployment.close()
 
 
-def test_constant_stage_runs_once(client: Client) -> None:
+def test_constant_stage_runs_once(client):
     calls: list[int] = []
 
     def run() -> dict[str, Any]:
@@ -175,7 +175,7 @@ def test_constant_stage_runs_once(client: Client) -> None:
     assert (description.inputs, description.num_streams, description.level) == (("h",), 4, 1)
 
 
-def test_description_of_a_stage(client: Client) -> None:
+def test_description_of_a_stage(client):
     description = client.deployment.stage_description(0, 2)
     assert description == ev.StageOpened(
         "key",
@@ -195,7 +195,7 @@ def test_description_of_a_stage(client: Client) -> None:
     assert client.deployment.stage_description(1, 1).sends == {0: (ev.Send("c2", 2, ("c",), (1,)),)}
 
 
-def test_tensors_have_the_order_of_their_receivers_inputs() -> None:
+def test_tensors_have_the_order_of_their_receivers_inputs():
     lines: list[Line] = [*LINES[:2], ("Sub", "last", ["y", "h"], "z")]
     plan, _ = cut(build(lines, ["z"]), ("A", ["first", "too"]), ("C", ["last"]))
     assert (plan.stages[0].outputs, plan.stages[1].inputs) == (("h", "y"), ("y", "h"))
@@ -205,7 +205,7 @@ def test_tensors_have_the_order_of_their_receivers_inputs() -> None:
     client.deployment.close()
 
 
-def test_extended_placement_has_another_route(client: Client) -> None:
+def test_extended_placement_has_another_route(client):
     model = build(LINES, ["y", "z", "x", "w"], weights={"w": np.float32([2])})
     other, _ = cut(model, ("D", ["first", "too", "fixed", "last"]))
     client.board.connect("d", lambda message: client.sent.append(("d", message)))
@@ -221,7 +221,7 @@ def test_extended_placement_has_another_route(client: Client) -> None:
     assert client.deployment._runner.counts() == (0, 0)
 
 
-def test_request_that_waits_for_a_lost_tensor_fails(client: Client) -> None:
+def test_request_that_waits_for_a_lost_tensor_fails(client):
     memory = client.deployments.memory
     task = Task(Request(deployment="other", id=1, attempt=1), 0)
     tensor = memory.outputs("Z", "z", task, {"t": ("float", (4,))})["t"]
@@ -237,7 +237,7 @@ def test_request_that_waits_for_a_lost_tensor_fails(client: Client) -> None:
     assert not plain.future.done()
 
 
-def test_deployment_requires_its_constants_and_inputs(client: Client) -> None:
+def test_deployment_requires_its_constants_and_inputs(client):
     with pytest.raises(PlanError, match=r"no values for constant outputs \['w'\]"):
         Client(constants={})
     for inputs, missing, unknown in (({}, "['x']", "[]"), ({"x": X, "q": X}, "[]", "['q']")):
@@ -246,7 +246,7 @@ def test_deployment_requires_its_constants_and_inputs(client: Client) -> None:
         assert f"inputs missing {missing}, unknown {unknown}; it takes ['x']" in str(caught.value)
 
 
-def test_plan_without_stages_is_answered_at_once() -> None:
+def test_plan_without_stages_is_answered_at_once():
     model = build([], ["x"])
     plan, _ = cut(model)
     client = Client(single_placement(plan))
@@ -255,7 +255,7 @@ def test_plan_without_stages_is_answered_at_once() -> None:
     client.deployment.close()
 
 
-def test_closed_deployment_is_forgotten(client: Client) -> None:
+def test_closed_deployment_is_forgotten(client):
     submission = client.submit()
     assert (len(client.deployments), len(client.deployment.in_flight())) == (1, 1)
     assert client.deployment.in_flight()[0].record.id == submission.request_id
@@ -290,9 +290,7 @@ def test_closed_deployment_is_forgotten(client: Client) -> None:
         ([(0.0001, 0)] * 8, 0, True),
     ],
 )
-def test_requests_are_tiny_after_several_quick_ones(
-    client: Client, requests: list[tuple[float, int]], nbytes: int, is_tiny: bool
-) -> None:
+def test_requests_are_tiny_after_several_quick_ones(client, requests, nbytes, is_tiny):
     for took_s, size in requests:
         client.deployment._learn(took_s, size)
     assert (nbytes <= client.deployment._max_tiny_nbytes) == is_tiny
@@ -308,9 +306,7 @@ def test_requests_are_tiny_after_several_quick_ones(
         (0.0199, True, 599.0, False),  # callers observe a deadline that the user has set
     ],
 )
-def test_waiting_callers_run_quick_requests(
-    took_s: float, inline: bool | None, timeout_s: float, helps: bool
-) -> None:
+def test_waiting_callers_run_quick_requests(took_s, inline, timeout_s, helps):
     helped: list[int] = []
 
     def help_with(number: int, begin: Callable[[], None]) -> None:
@@ -327,7 +323,7 @@ def test_waiting_callers_run_quick_requests(
     client.deployment.close()
 
 
-def test_constants_of_several_routes() -> None:
+def test_constants_of_several_routes():
     model = build(LINES, ["y", "z"], weights={"w": np.float32([2])})
     plans = [
         cut(model, ("A", ["first", "too"]), (device, ["fixed"]), ("C", ["last"]))[0]
@@ -348,7 +344,7 @@ def test_constants_of_several_routes() -> None:
     assert sorted(constants.outputs) == [1]
 
 
-def test_constant_stage_is_deterministic() -> None:
+def test_constant_stage_is_deterministic():
     placement = single_placement(Client().plan)
     constants = ConstantStages()
     models = {

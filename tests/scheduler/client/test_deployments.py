@@ -61,9 +61,7 @@ class Observer:
         (ev.DeviceSteady(1.0, "A"), False, False, False),
     ],
 )
-def test_tensors_are_lost_with_their_device(
-    event: Any, is_observed: bool, lost_before: bool, lost_after: bool
-) -> None:
+def test_tensors_are_lost_with_their_device(event, is_observed, lost_before, lost_after):
     observers: list[Any] = [Observer(), Observer()]
     memory: Any = None
     deployments = Deployments[Deployment](observers, memory, ManualClock())
@@ -77,7 +75,7 @@ def test_tensors_are_lost_with_their_device(
     assert [deployment.lost for deployment in both] == [["A"] * (lost_before + lost_after)] * 2
 
 
-def test_registry_lists_open_deployments() -> None:
+def test_registry_lists_open_deployments():
     memory: Any = None
     deployments = Deployments[Deployment]([], memory, ManualClock())
     first, second = Deployment("a"), Deployment("b")
@@ -102,7 +100,7 @@ def record() -> RequestRecord:
 
 
 @pytest.mark.parametrize("kind", [DeviceLostError, ClusterError, DeadlineError, HeteroError])
-def test_errors_of_losses_carry_the_history(kind: type[HeteroError]) -> None:
+def test_errors_of_losses_carry_the_history(kind):
     error = kind("gone", number=3)
     error.__cause__ = cause = OSError("why")
     failure = failure_event(record(), error)
@@ -117,7 +115,7 @@ def test_errors_of_losses_carry_the_history(kind: type[HeteroError]) -> None:
         assert data == {"number": 3, "story": record().lines()}
 
 
-def test_errors_of_unavailable_devices_name_them() -> None:
+def test_errors_of_unavailable_devices_name_them():
     lost = lost_error(record(), ev.DeviceLost(1.0, "A", "node-1", "killed."))
     removed = lost_error(record(), ev.DeviceRemoved(1.0, "B", "node-2", "left"))
     assert [error.data for error in (lost, removed)] == [
@@ -132,7 +130,7 @@ def test_errors_of_unavailable_devices_name_them() -> None:
     assert gone.data["address"] == "here"
 
 
-def test_typed_errors_are_copied() -> None:
+def test_typed_errors_are_copied():
     error = HeteroError("bad", stage=1)
     error.__cause__ = OSError()
     copy: Any = copy_error(error)

@@ -49,7 +49,7 @@ TRANSITIONS = {
 
 @pytest.mark.parametrize("state", TRANSITIONS)
 @pytest.mark.parametrize("event", EVENTS)
-def test_each_event_in_each_state(state: str, event: str) -> None:
+def test_each_event_in_each_state(state, event):
     devices = DeploymentDevices()
     before, reach = STATES[state]
     reach(devices)
@@ -61,7 +61,7 @@ def test_each_event_in_each_state(state: str, event: str) -> None:
     assert ("D" in devices.excluded) == (after is EXCLUDED)
 
 
-def test_stale_device_returns_once_it_is_opened() -> None:
+def test_stale_device_returns_once_it_is_opened():
     devices = DeploymentDevices()
     missed_address(devices)
     assert not devices.mark_returned("D")
@@ -73,7 +73,7 @@ def test_stale_device_returns_once_it_is_opened() -> None:
     assert devices.state("D") is LOADED
 
 
-def test_move_during_open_needs_another_open() -> None:
+def test_move_during_open_needs_another_open():
     devices = DeploymentDevices()
     missed_address(devices)
     devices.mark_opening("D")
@@ -81,7 +81,7 @@ def test_move_during_open_needs_another_open() -> None:
     assert not devices.mark_returned("D")
 
 
-def test_moved_device_is_announced_to_available_devices() -> None:
+def test_moved_device_is_announced_to_available_devices():
     devices = DeploymentDevices()
     devices.mark_lost("B")
     devices.exclude(["C"])
@@ -89,7 +89,7 @@ def test_moved_device_is_announced_to_available_devices() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_loaded_device_lacks_an_address(seed: int) -> None:
+def test_no_loaded_device_lacks_an_address(seed):
     """Play a network: each device has the addresses of the others as of its last opening."""
     rng, names = random.Random(seed), ["A", "B", "C"]
     devices = DeploymentDevices()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -44,7 +43,7 @@ def submitted(m: ClientMachine, number: int, now_s: float, nbytes: int = 1) -> e
     return ev.Submitted(now_s, number, nbytes, m.limits.deadline_s(now_s, None))
 
 
-def test_direct_run_leaves_the_record_of_a_submission() -> None:
+def test_direct_run_leaves_the_record_of_a_submission():
     usual, direct = (ClientMachine(LIMITS, [route("A")]) for _ in range(2))
     usual.handle(submitted(usual, 1, 1.0))
     run = direct_run(direct, 1, 1.0)
@@ -58,7 +57,7 @@ def test_direct_run_leaves_the_record_of_a_submission() -> None:
     assert direct.num_in_flight == direct.nbytes_in_flight == 0
 
 
-def test_direct_run_is_refused_while_others_wait() -> None:
+def test_direct_run_is_refused_while_others_wait():
     m = ClientMachine(LIMITS, [route("A")])
     runs = [direct_run(m, number, 1.0) for number in (1, 2)]
     assert all(runs)
@@ -70,14 +69,14 @@ def test_direct_run_is_refused_while_others_wait() -> None:
     assert m.handle(ev.TimePassed(2.0)) == [ev.StartAttempt(3, 1)]
 
 
-def test_direct_run_beyond_byte_limit_is_refused() -> None:
+def test_direct_run_beyond_byte_limit_is_refused():
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0, nbytes=15)
     assert direct_run(m, 2, 1.0, nbytes=6) is None
     assert direct_run(m, 2, 1.0, nbytes=5)
 
 
-def test_direct_run_without_route_or_deployment_is_refused() -> None:
+def test_direct_run_without_route_or_deployment_is_refused():
     m = ClientMachine(LIMITS, [route("A")])
     m.handle(ev.DeviceLost(0.0, "A", "node", "pulled"))
     assert direct_run(m, 1, 1.0) is None
@@ -87,7 +86,7 @@ def test_direct_run_without_route_or_deployment_is_refused() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_direct_run_adopted_after_close_is_cancelled() -> None:
+def test_direct_run_adopted_after_close_is_cancelled():
     m = ClientMachine(LIMITS, [route("A")])
     run = direct_run(m, 1, 1.0)
     assert run is not None
@@ -100,7 +99,7 @@ def test_direct_run_adopted_after_close_is_cancelled() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_adopted_request_expires_at_its_own_deadline() -> None:
+def test_adopted_request_expires_at_its_own_deadline():
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0)
     assert m.handle(ev.TimePassed(200.0)) == []  # its thread cannot be notified
@@ -113,7 +112,7 @@ def test_adopted_request_expires_at_its_own_deadline() -> None:
 
 
 @pytest.mark.parametrize("kind", [ev.DeviceLost, ev.DeviceRemoved])
-def test_sent_run_is_adopted_by_its_own_events(kind: type[Any]) -> None:
+def test_sent_run_is_adopted_by_its_own_events(kind):
     m = ClientMachine(LIMITS, [route("A"), route("B")])
     runs = [direct_run(m, number, float(number), is_sent=True) for number in (1, 2)]
     assert [run and run.route for run in runs] == [0, 1]
@@ -130,7 +129,7 @@ def test_sent_run_is_adopted_by_its_own_events(kind: type[Any]) -> None:
     assert m.num_in_flight == 1
 
 
-def test_partial_result_does_not_end_a_sent_run() -> None:
+def test_partial_result_does_not_end_a_sent_run():
     m = ClientMachine(LIMITS, [route("A", "B")])
     assert direct_run(m, 1, 1.0, is_sent=True)
     assert not m.end_sent(1, 1, 2.0, 8, num_runs=1, num_outputs=0)
@@ -141,7 +140,7 @@ def test_partial_result_does_not_end_a_sent_run() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_lost_cluster_admits_no_direct_run() -> None:
+def test_lost_cluster_admits_no_direct_run():
     m = ClientMachine(LIMITS, [route("A")])
     assert direct_run(m, 1, 1.0, is_sent=True)
     assert m.handle(ev.ClusterLost(2.0, ClusterError("gone")))
@@ -149,7 +148,7 @@ def test_lost_cluster_admits_no_direct_run() -> None:
     assert direct_run(m, 2, 2.0, is_sent=True) is None
 
 
-def test_close_fails_adopted_and_other_requests_in_order() -> None:
+def test_close_fails_adopted_and_other_requests_in_order():
     m = ClientMachine(replace(LIMITS, requests=3), [route("A")])
     assert direct_run(m, 1, 1.0, is_sent=True)
     m.handle(submitted(m, 2, 1.0))

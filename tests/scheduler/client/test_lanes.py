@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -126,13 +126,13 @@ class Client:
 
 
 @pytest.fixture
-def client() -> Iterator[Client]:
+def client():
     submission = Client()
     yield submission
     submission.deployment.close()
 
 
-def test_plain_request_runs_without_a_record(client: Client) -> None:
+def test_plain_request_runs_without_a_record(client):
     submission = client.deployment.submit({"x": X})
     ((to, head, tensors),) = client.devices.packed
     assert (to, head.stage, head.input_mask, head.kind) == ("at A", 0, 1, lane.TO_STAGE)
@@ -150,7 +150,7 @@ def test_plain_request_runs_without_a_record(client: Client) -> None:
     assert client.holds_nothing
 
 
-def test_full_channel_falls_back_to_messages(client: Client) -> None:
+def test_full_channel_falls_back_to_messages(client):
     client.devices.has_room = False
     submission = client.deployment.submit({"x": X})
     ((to, values),) = client.devices.messages
@@ -163,13 +163,13 @@ def test_full_channel_falls_back_to_messages(client: Client) -> None:
 @pytest.mark.parametrize(
     "request_", [Request(priority=1), Request(resident_outputs=("t1",)), Request(profile=True)]
 )
-def test_request_with_options_uses_messages(client: Client, request_: Request) -> None:
+def test_request_with_options_uses_messages(client, request_):
     client.deployment.submit({"x": X}, request_)
     assert client.devices.packed == []
     assert client.devices.messages
 
 
-def test_request_with_own_deadline_has_record_and_uses_lanes(client: Client) -> None:
+def test_request_with_own_deadline_has_record_and_uses_lanes(client):
     submission = client.deployment.submit({"x": X}, Request(timeout_s=0.05))
     assert client.machine.state(submission.request_id) is RequestState.RUNNING
     assert len(client.devices.packed) == 1
@@ -177,7 +177,7 @@ def test_request_with_own_deadline_has_record_and_uses_lanes(client: Client) -> 
         submission.future.result(PATIENCE_S)
 
 
-def test_request_without_a_record_expires() -> None:
+def test_request_without_a_record_expires():
     client = Client(limits=Limits(timeout_s=0.05))
     submission = client.deployment.submit({"x": X})
     assert client.machine.state(submission.request_id) is RequestState.DIRECT
@@ -188,7 +188,7 @@ def test_request_without_a_record_expires() -> None:
     client.deployment.close()
 
 
-def test_duplicate_result_is_dropped(client: Client) -> None:
+def test_duplicate_result_is_dropped(client):
     submission = client.deployment.submit({"x": X})
     for value in (X, X + 1):
         client.answer(submission.request_id, [value])
@@ -198,7 +198,7 @@ def test_duplicate_result_is_dropped(client: Client) -> None:
     assert client.holds_nothing
 
 
-def test_lost_device_causes_a_replay(client: Client) -> None:
+def test_lost_device_causes_a_replay(client):
     submission = client.deployment.submit({"x": X})
     now_s = client.runner.now_s()
     client.runner.handle(events.DeviceLost(now_s, "B", "node", "pulled"))
@@ -213,7 +213,7 @@ def test_lost_device_causes_a_replay(client: Client) -> None:
     assert client.holds_nothing
 
 
-def test_cancelled_request_is_dropped_on_its_devices(client: Client) -> None:
+def test_cancelled_request_is_dropped_on_its_devices(client):
     submission = client.deployment.submit({"x": X})
     assert submission.cancel()
     with pytest.raises(RequestCancelledError):
@@ -225,7 +225,7 @@ def test_cancelled_request_is_dropped_on_its_devices(client: Client) -> None:
     assert client.holds_nothing
 
 
-def test_outputs_of_several_stages_form_one_result() -> None:
+def test_outputs_of_several_stages_form_one_result():
     model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
     client = Client(cut(model, ("A", ["a"]), ("B", ["b"]))[0])
     submission = client.deployment.submit({"x": X})
@@ -238,7 +238,7 @@ def test_outputs_of_several_stages_form_one_result() -> None:
 
 
 @pytest.mark.parametrize("damage", ["tensors", "stage", "timing", "bytes"])
-def test_damaged_result_raises_a_typed_error(client: Client, damage: str) -> None:
+def test_damaged_result_raises_a_typed_error(client, damage):
     submission = client.deployment.submit({"x": X})
     number = submission.request_id
     if damage == "tensors":
@@ -257,7 +257,7 @@ def test_damaged_result_raises_a_typed_error(client: Client, damage: str) -> Non
     assert client.holds_nothing
 
 
-def test_message_for_a_closed_deployment_is_dropped(client: Client) -> None:
+def test_message_for_a_closed_deployment_is_dropped(client):
     submission = client.deployment.submit({"x": X})
     client.deployment.close()
     client.answer(submission.request_id, [X])
@@ -267,7 +267,7 @@ def test_message_for_a_closed_deployment_is_dropped(client: Client) -> None:
         client.shared.receive_lane(b"noise", 0)
 
 
-def test_result_admits_a_waiting_request() -> None:
+def test_result_admits_a_waiting_request():
     client = Client(limits=Limits(requests=1))
     first = client.deployment.submit({"x": X})
     second = client.deployment.submit({"x": X}, Request(waits=None))
@@ -280,7 +280,7 @@ def test_result_admits_a_waiting_request() -> None:
     client.deployment.close()
 
 
-def test_observers_receive_requests_without_a_record(client: Client) -> None:
+def test_observers_receive_requests_without_a_record(client):
     client.deployments.observers.append(client.notes)  # type: ignore[attr-defined]  # a list
     submission = client.deployment.submit({"x": X})
     assert [request.record.state for request in client.deployment.in_flight()] == [
@@ -309,7 +309,7 @@ def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
     return profile
 
 
-def test_ctrl_c_during_submit_leaves_nothing_reserved(client: Client) -> None:
+def test_ctrl_c_during_submit_leaves_nothing_reserved(client):
     client.answer(client.deployment.submit({"x": X}).request_id, [X])
     before = sys.getprofile()
     for number in itertools.count(1):

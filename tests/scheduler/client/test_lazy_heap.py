@@ -9,7 +9,7 @@ from hetero.scheduler.client.lazy_heap import LazyHeap
 
 
 @given(st.lists(st.tuples(st.sampled_from(["push", "expire", "pop"]), st.integers(0, 200))))
-def test_first_is_the_least_current_entry(steps: list[tuple[str, int]]) -> None:
+def test_first_is_the_least_current_entry(steps):
     stale, current = set[int](), list[int]()
     heap = LazyHeap[tuple[int]](lambda entry: entry[0] not in stale)
     for kind, number in steps:
@@ -25,7 +25,7 @@ def test_first_is_the_least_current_entry(steps: list[tuple[str, int]]) -> None:
         assert heap.first() == ((min(current),) if current else None)
 
 
-def test_stale_entries_do_not_accumulate() -> None:
+def test_stale_entries_do_not_accumulate():
     current = set(range(50))
     heap = LazyHeap[tuple[int]](lambda entry: entry[0] in current)
     sizes = []

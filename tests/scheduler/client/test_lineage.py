@@ -44,7 +44,7 @@ class Forgetful:
 
 @pytest.mark.parametrize("made_by", CUTS)
 @pytest.mark.parametrize("again_by", CUTS)
-def test_expected_run_time_applies_to_another_plan(made_by: str, again_by: str) -> None:
+def test_expected_run_time_applies_to_another_plan(made_by, again_by):
     model = build(LINES, ["present"], inputs=["x", "past"])
     plans = {name: cut(model, *(("A", part) for part in parts))[0] for name, parts in CUTS.items()}
     took = enumerate(CUTS[made_by].values())
@@ -94,7 +94,7 @@ def steps_of(
     return [(step.lineage, set(step.names), step.stages) for step in found], dict(uses)
 
 
-def test_lost_state_is_recomputed_from_the_first_run() -> None:
+def test_lost_state_is_recomputed_from_the_first_run():
     first = run_node(np.zeros(1, np.float32))
     second = run_node(Origin(first, "present"))
     found, uses = steps_of(bundle_at("b", "present", second))
@@ -108,13 +108,13 @@ def test_lost_state_is_recomputed_from_the_first_run() -> None:
     assert constant == [(first, {"present"}, (1,))]
 
 
-def test_state_that_its_device_also_sent_is_computed_again() -> None:
+def test_state_that_its_device_also_sent_is_computed_again():
     node = run_node(np.zeros(1, np.float32))
     node.transfers["present"] = ResidentTensor(bundle_at("b2", "present"), "present")
     assert steps_of(bundle_at("b", "present", node))[0] == [(node, {"present"}, (1,))]
 
 
-def test_joined_states_are_recomputed_once_for_all_their_readers() -> None:
+def test_joined_states_are_recomputed_once_for_all_their_readers():
     runs = [run_node(np.zeros(1, np.float32)) for _ in range(2)]
     tensors = [ResidentTensor(bundle_at("b", "present", run), "present") for run in runs]
     rows = [(tensors[0], (0,)), (tensors[1], (0, 1)), (tensors[0], (2,))]
@@ -143,7 +143,7 @@ def test_joined_states_are_recomputed_once_for_all_their_readers() -> None:
     assert JoinNode.of({}) is None
 
 
-def test_recomputation_has_a_time_limit() -> None:
+def test_recomputation_has_a_time_limit():
     first = run_node(np.zeros(1, np.float32), (2.0, 1.0))
     lost_bundle = bundle_at("b", "present", run_node(Origin(first, "present"), (4.0, 0.5)))
     # B's stage twice, 1.0 + 0.5 s, and half a millisecond of messages each.
@@ -156,7 +156,7 @@ def test_recomputation_has_a_time_limit() -> None:
         steps_of(lost_bundle, lost="ab", most_s=7.5019)
 
 
-def test_state_without_lineage_or_producer_is_not_recomputed() -> None:
+def test_state_without_lineage_or_producer_is_not_recomputed():
     with pytest.raises(TensorLostError, match="no lineage") as caught:
         steps_of(bundle_at("b", "present"))
     assert caught.value.data["device"] == "B"
@@ -164,7 +164,7 @@ def test_state_without_lineage_or_producer_is_not_recomputed() -> None:
         steps_of(bundle_at("b", "other", run_node(np.zeros(1, np.float32))))
 
 
-def test_size_of_a_lineage_counts_each_ancestor_once() -> None:
+def test_size_of_a_lineage_counts_each_ancestor_once():
     # A run's record counts 2,048 bytes; x and a first past have 4 bytes each, h 4 more.
     first = run_node(np.zeros(1, np.float32))
     assert first.nbytes == 2048 + 4 + 4 + 4
@@ -187,7 +187,7 @@ def test_size_of_a_lineage_counts_each_ancestor_once() -> None:
     assert lineage_nbytes(inputs) is None
 
 
-def test_copies_of_inputs_are_deep_and_read_only() -> None:
+def test_copies_of_inputs_are_deep_and_read_only():
     array = np.arange(6.0).reshape(2, 3)[:, ::2]
     value = {"a": [array, (array, "text")], "n": 3}
     copy: Any = copy_value(value)

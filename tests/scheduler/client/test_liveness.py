@@ -31,7 +31,7 @@ def live(**options: Any) -> Liveness:
     return liveness
 
 
-def test_suspected_device_is_lost_until_it_responds() -> None:
+def test_suspected_device_is_lost_until_it_responds():
     m = live()
     loss = DeviceLost(
         1.0, "A", "n1", "it cannot be reached, and last could 1.8 s ago", may_live=True
@@ -48,14 +48,14 @@ def test_suspected_device_is_lost_until_it_responds() -> None:
     assert m.tick(50.0) == []
 
 
-def test_probation_has_a_maximum_duration() -> None:
+def test_probation_has_a_maximum_duration():
     m = live(device_timeout_s=500.0)
     m.observe_silence(1.0, "a0", 2.0)
     m.observe_answer(100.0, "a0")
     assert m.tick(110.0) == [DeviceSteady(110.0, "A")]
 
 
-def test_device_suspected_on_probation_is_excluded() -> None:
+def test_device_suspected_on_probation_is_excluded():
     m = live()
     m.observe_silence(2.0, "a0", 2.0)
     m.observe_answer(3.0, "a0")
@@ -71,7 +71,7 @@ def test_device_suspected_on_probation_is_excluded() -> None:
     assert [type(order) for order in orders] == [DeviceLost]
 
 
-def test_device_that_remains_suspected_is_restarted() -> None:
+def test_device_that_remains_suspected_is_restarted():
     m = live(device_timeout_s=2.0)
     m.observe_silence(1.0, "a0", 2.0)
     assert m.next_time_s == 3.0
@@ -85,7 +85,7 @@ def test_device_that_remains_suspected_is_restarted() -> None:
     assert m.state("A") is DeviceState.LIVE
 
 
-def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
+def test_cut_off_device_is_excluded_and_restarted_when_reachable():
     m = live(device_timeout_s=2.0)
     assert m.cut_off(0.5, "a0") == []  # it responds nevertheless
     m.observe_silence(1.0, "a0", 2.0)
@@ -97,7 +97,7 @@ def test_cut_off_device_is_excluded_and_restarted_when_reachable() -> None:
     assert [type(order) for order in m.tick(5.9)] == [DeviceEnded, Restart]
 
 
-def test_cut_off_device_returns_when_it_responds() -> None:
+def test_cut_off_device_returns_when_it_responds():
     m = live()
     m.observe_silence(1.0, "a0", 2.0)
     m.cut_off(2.0, "a0")
@@ -105,14 +105,14 @@ def test_cut_off_device_returns_when_it_responds() -> None:
     assert m.tick(50.0) == [DeviceSteady(50.0, "A")]
 
 
-def test_observations_of_an_earlier_address_are_ignored() -> None:
+def test_observations_of_an_earlier_address_are_ignored():
     m = live()
     assert m.observe_start(1.0, "A", "n1", "a1") == []
     assert m.observe_end(2.0, "a0", "killed") == []
     assert m.observe_silence(2.0, "a0", 2.0) == []
 
 
-def test_lost_messages_lose_and_return_their_device() -> None:
+def test_lost_messages_lose_and_return_their_device():
     assert live().messages_lost(1.0, "a0") == [
         DeviceLost(1.0, "A", "n1", "messages were lost on their way", on_the_way=True),
         DeviceReturned(1.0, "A"),
@@ -124,7 +124,7 @@ def test_lost_messages_lose_and_return_their_device() -> None:
     assert liveness.messages_lost(3.5, "a0")[1] == DeviceReturned(3.5, "A", is_steady=False)
 
 
-def test_ended_process_is_restarted_with_growing_pauses() -> None:
+def test_ended_process_is_restarted_with_growing_pauses():
     m = live()
     orders = m.observe_end(1.0, "a0", "killed")
     assert orders == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
@@ -141,7 +141,7 @@ def test_ended_process_is_restarted_with_growing_pauses() -> None:
     assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had run for a long time
 
 
-def test_process_with_a_hanging_stage_is_restarted() -> None:
+def test_process_with_a_hanging_stage_is_restarted():
     m = live()
     loss, restart = m.observe_overdue_run(5.2, "a0", 5.1)
     assert isinstance(loss, DeviceLost)
@@ -150,7 +150,7 @@ def test_process_with_a_hanging_stage_is_restarted() -> None:
     assert m.observe_overdue_run(5.4, "a0", 5.3) == []
 
 
-def test_slowly_restarting_device_is_excluded_once() -> None:
+def test_slowly_restarting_device_is_excluded_once():
     m = live()
     m.observe_end(1.0, "a0", "killed")
     assert m.tick(4.9) == []
@@ -160,7 +160,7 @@ def test_slowly_restarting_device_is_excluded_once() -> None:
     assert m.observe_start(9.5, "A", "n1", "a1") == [DeviceReturned(9.5, "A")]
 
 
-def test_device_of_a_removed_node_returns_after_restart() -> None:
+def test_device_of_a_removed_node_returns_after_restart():
     m = live()
     m.observe_end(1.0, "a0", "killed")
     assert m.observe_removal(3.0, "A", "left") == [DeviceRemoved(3.0, "A", "n1", "left")]
@@ -177,8 +177,8 @@ sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floa
 
 @given(sights)
 def test_each_loss_is_reported_once_and_ends(
-    life: list[tuple[str, str, bool, float]],
-) -> None:
+    life,
+):
     m = live()
     number, now_s = count(1), 0.0
     present = {"A": "a0", "B": "b0"}
@@ -248,7 +248,7 @@ def test_each_loss_is_reported_once_and_ends(
                 assert back.is_steady or m.next_time_s < inf
 
 
-def test_device_that_unloaded_stages_reloads_them() -> None:
+def test_device_that_unloaded_stages_reloads_them():
     liveness = live()
     cause = "it could not reach this client for long"
     assert liveness.observe_unloading(50.0, "a0") == [
@@ -262,7 +262,7 @@ def test_device_that_unloaded_stages_reloads_them() -> None:
     ]
 
 
-def test_process_that_cannot_load_its_stages_is_replaced() -> None:
+def test_process_that_cannot_load_its_stages_is_replaced():
     liveness = live()
     liveness.observe_unloading(50.0, "a0")
     assert liveness.start_failed(51.0, "A") == []
@@ -270,7 +270,7 @@ def test_process_that_cannot_load_its_stages_is_replaced() -> None:
     assert restart == Restart("A", "a0", "it could not reach this client for long", keep=False)
 
 
-def test_client_of_pool_excludes_suspected_device_without_restart() -> None:
+def test_client_of_pool_excludes_suspected_device_without_restart():
     m = live(of_pool=True, restarts=False)
     assert [type(order) for order in m.observe_silence(1.0, "a0", 2.0)] == [DeviceLost]
     assert m.tick(6.9) == []
@@ -282,7 +282,7 @@ def test_client_of_pool_excludes_suspected_device_without_restart() -> None:
     assert [type(order) for order in m.tick(3000.0)] == [DeviceSteady]
 
 
-def test_stage_timeout_on_pool_device_has_a_minimum() -> None:
+def test_stage_timeout_on_pool_device_has_a_minimum():
     m = live(of_pool=True)
     assert m.observe_overdue_run(1.0, "a0", 0.1) == []
     assert isinstance(m.observe_overdue_run(11.0, "a0", 10.1)[-1], Restart)

@@ -13,7 +13,7 @@ from hetero.scheduler.client.outbox import Outbox
 _WAIT_S = 30.0
 
 
-def test_order_waits_for_an_earlier_order_of_another_thread() -> None:
+def test_order_waits_for_an_earlier_order_of_another_thread():
     outbox, done = Outbox(lambda order: None), []
     began, goes_on = threading.Event(), threading.Event()
 
@@ -34,7 +34,7 @@ def test_order_waits_for_an_earlier_order_of_another_thread() -> None:
     assert done == [1, 2]
 
 
-def test_order_ends_before_orders_that_it_creates() -> None:
+def test_order_ends_before_orders_that_it_creates():
     outbox, done = Outbox(lambda order: None), []
 
     def first() -> None:
@@ -47,7 +47,7 @@ def test_order_ends_before_orders_that_it_creates() -> None:
     assert done == ["first", "second"]
 
 
-def test_raising_or_interrupted_order_does_not_block_others() -> None:
+def test_raising_or_interrupted_order_does_not_block_others():
     left: SimpleQueue[Any] = SimpleQueue()
     outbox, done = Outbox(left.put), []
     interrupts = iter([KeyboardInterrupt()])
@@ -69,7 +69,7 @@ def test_raising_or_interrupted_order_does_not_block_others() -> None:
     assert done == ["again", "last"]
 
 
-def test_orders_of_many_threads_run_once_each() -> None:
+def test_orders_of_many_threads_run_once_each():
     outbox, done, lock = Outbox(lambda order: None), [], threading.Lock()
     results: list[int] = []
 

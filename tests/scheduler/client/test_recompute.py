@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -124,7 +123,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster():
     cluster = Cluster()
     yield cluster
     cluster.deployment.close()
@@ -136,7 +135,7 @@ def value(state: Any) -> float:
     return float(number)
 
 
-def test_states_stay_on_their_device(cluster: Cluster) -> None:
+def test_states_stay_on_their_device(cluster):
     _, *states = cluster.states(1, 2, 3)
     assert [state.bundle.device for state in states] == ["B"] * 3
     assert [value(state) for state in states] == [99, 97, 94]
@@ -155,9 +154,7 @@ def test_states_stay_on_their_device(cluster: Cluster) -> None:
         ("BC", {"A": 1, "B": 3 + 1, "C": 1}),
     ],
 )
-def test_lost_stages_alone_run_again(
-    cluster: Cluster, devices: str, expected: dict[str, int]
-) -> None:
+def test_lost_stages_alone_run_again(cluster, devices, expected):
     states = cluster.states(1, 2, 3)
     cluster.lose(*devices)
     response = cluster.run(4, states[-1])
@@ -172,7 +169,7 @@ def test_lost_stages_alone_run_again(
     assert cluster.runs["A"] == 1 + runs * ("A" in devices)
 
 
-def test_state_is_recomputed_although_a_later_one_was(cluster: Cluster) -> None:
+def test_state_is_recomputed_although_a_later_one_was(cluster):
     states = cluster.states(1, 2)
     cluster.lose("B")
     assert value(states[2]) == 97  # without a request
@@ -183,7 +180,7 @@ def test_state_is_recomputed_although_a_later_one_was(cluster: Cluster) -> None:
     assert cluster.runs == {"B": 3}
 
 
-def test_joined_states_are_joined_again(cluster: Cluster) -> None:
+def test_joined_states_are_joined_again(cluster):
     first, second = cluster.states(1)[1], cluster.states(5)[1]
     memory = cluster.deployments.memory
     joins: Any = {"past": ([(second.tensor, [0]), (first.tensor, [0])], RowLayout(0))}
@@ -195,7 +192,7 @@ def test_joined_states_are_joined_again(cluster: Cluster) -> None:
     assert cluster.runs == {"A": 1, "B": 2 + 1 + 1, "C": 1}
 
 
-def test_copies_of_inputs_replace_later_changes(cluster: Cluster) -> None:
+def test_copies_of_inputs_replace_later_changes(cluster):
     past, x = np.float32([100]), np.float32([1])
     state = cluster.deployment.submit({"x": x, "past": past}, KEEP).future.result(0).outputs["sum"]
     past[:], x[:] = -7, -7  # the caller's own
@@ -203,7 +200,7 @@ def test_copies_of_inputs_replace_later_changes(cluster: Cluster) -> None:
     assert value(state) == 99
 
 
-def test_states_without_lineage_are_lost(cluster: Cluster) -> None:
+def test_states_without_lineage_are_lost(cluster):
     state = cluster.run(1, np.float32([100]), KEEP._replace(restore_s=0.0)).outputs["sum"]
     cluster.lose("B")
     with pytest.raises(TensorLostError, match="lost with device B") as caught:
@@ -213,9 +210,7 @@ def test_states_without_lineage_are_lost(cluster: Cluster) -> None:
         value(state)
 
 
-def test_recomputation_has_the_requests_time_limit(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputation_has_the_requests_time_limit(cluster, monkeypatch):
     states = cluster.states(1, 2, 3)
     monkeypatch.setattr(RunNode, "took_s", lambda self, plan, stages: 20.0 * len(stages))
     cluster.lose("B")
@@ -224,7 +219,7 @@ def test_recomputation_has_the_requests_time_limit(
     assert value(states[2]) == 97  # two runs take 40 s
 
 
-def test_large_lineage_is_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_lineage_is_not_kept(cluster, monkeypatch):
     # Each run counts 2,048 bytes, 4 of x, and 4 that A sent; the first has 4 bytes of past.
     states = cluster.states(1, 2)
     nbytes = states[2].bundle.lineage.nbytes
@@ -237,7 +232,7 @@ def test_large_lineage_is_not_kept(cluster: Cluster, monkeypatch: pytest.MonkeyP
     assert fourth.bundle.lineage is not None
 
 
-def test_device_lost_during_recomputation_is_tried_again(cluster: Cluster) -> None:
+def test_device_lost_during_recomputation_is_tried_again(cluster):
     states = cluster.states(1, 2)
     cluster.lose("B")
     restorer, calls = cluster.deployment._restorer, []
@@ -264,7 +259,7 @@ def test_device_lost_during_recomputation_is_tried_again(cluster: Cluster) -> No
     assert caught.value.data["device"] == "B"
 
 
-def test_closed_deployment_recomputes_no_idle_states(cluster: Cluster) -> None:
+def test_closed_deployment_recomputes_no_idle_states(cluster):
     states = cluster.states(1)
     cluster.lose("B")
     runner = cluster.deployment._runner
@@ -281,7 +276,7 @@ def test_closed_deployment_recomputes_no_idle_states(cluster: Cluster) -> None:
     runner.handle(events.DeviceReturned(0.0, "B"))
 
 
-def test_tensors_of_ended_lineages_are_freed(cluster: Cluster) -> None:
+def test_tensors_of_ended_lineages_are_freed(cluster):
     states = cluster.states(1, 2, 3)
     cluster.lose("B")
     response = cluster.run(4, states[-1])
@@ -297,7 +292,7 @@ def test_tensors_of_ended_lineages_are_freed(cluster: Cluster) -> None:
     assert cluster.deployment._restorer._active_requests == set()
 
 
-def test_device_that_dies_during_recomputation_ends_its_run(cluster: Cluster) -> None:
+def test_device_that_dies_during_recomputation_ends_its_run(cluster):
     states = cluster.states(1, 2)
     cluster.lose("B")
     loop = cluster.loops["B"]
@@ -316,7 +311,7 @@ def test_device_that_dies_during_recomputation_ends_its_run(cluster: Cluster) ->
     assert cause.data == {"device": "B", "node": "", "attempt": 0}
 
 
-def test_interruption_concerns_the_devices_of_a_run(cluster: Cluster) -> None:
+def test_interruption_concerns_the_devices_of_a_run(cluster):
     restorer = cluster.deployment._restorer
     promises = {1: Promise[Any](), 2: Promise[Any]()}
     restorer._awaited.update({1: (promises[1], {"A", "B"}), 2: (promises[2], {"B"})})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,17 +97,17 @@ class Devices:
 
 
 @pytest.fixture
-def devices() -> Devices:
+def devices():
     return Devices()
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock()
 
 
 @pytest.fixture
-def memory(devices: Devices, clock: ManualClock) -> Iterator[RemoteMemory]:
+def memory(devices, clock):
     memory = RemoteMemory("me", devices.connect, clock, devices.lost.__contains__)
     yield memory
     gc.collect()
@@ -118,7 +118,7 @@ def put(memory: RemoteMemory, array: Any, device: str = "A") -> DeviceTensor:
     return memory.context(device, device.lower).from_host(np.asarray(array))
 
 
-def test_tensor_is_a_copy_in_both_directions(memory: RemoteMemory, devices: Devices) -> None:
+def test_tensor_is_a_copy_in_both_directions(memory, devices):
     assert not memory.is_used
     array = X.copy()
     tensor = put(memory, array)
@@ -137,9 +137,7 @@ def test_tensor_is_a_copy_in_both_directions(memory: RemoteMemory, devices: Devi
     assert (tensor.device, repr(tensor)) == ("A", "<DeviceTensor float32[3, 2] on A>")
 
 
-def test_context_creates_zeros_at_the_present_address(
-    memory: RemoteMemory, devices: Devices
-) -> None:
+def test_context_creates_zeros_at_the_present_address(memory, devices):
     addresses = iter("ab")
     context = memory.context("X", lambda: next(addresses))
     first, second = context.create_tensor("i64", (2, 3)), context.create_tensor(np.float16, [1], {})
@@ -154,7 +152,7 @@ def test_context_creates_zeros_at_the_present_address(
     assert repr(context) == "<DeviceContext X>"
 
 
-def test_device_errors_are_raised(memory: RemoteMemory, devices: Devices) -> None:
+def test_device_errors_are_raised(memory, devices):
     with pytest.raises(DeviceMemoryError, match="208 more exceed its limit of 200"):
         put(memory, np.zeros(26))
     assert (devices.nbytes, memory.pending) == ((0, 0), {})
@@ -165,9 +163,7 @@ def test_device_errors_are_raised(memory: RemoteMemory, devices: Devices) -> Non
 
 
 @pytest.mark.parametrize("nbytes", [0, 10**9])
-def test_silent_device_has_time_for_its_bytes(
-    memory: RemoteMemory, devices: Devices, clock: ManualClock, nbytes: int
-) -> None:
+def test_silent_device_has_time_for_its_bytes(memory, devices, clock, nbytes):
     """A minute, and 0.1 microseconds per byte: 100 s for 1 GB."""
     devices.is_silent = True
     ask = memory._ask  # no test stores 1 GB
@@ -179,7 +175,7 @@ def test_silent_device_has_time_for_its_bytes(
     assert memory.pending == {}
 
 
-def test_lost_device_ends_the_wait_for_its_response(memory: RemoteMemory, devices: Devices) -> None:
+def test_lost_device_ends_the_wait_for_its_response(memory, devices):
     tensor = put(memory, X)
     devices.lost.add("a")
     with pytest.raises(DeviceLostError, match="device A was lost with its tensors") as caught:
@@ -188,7 +184,7 @@ def test_lost_device_ends_the_wait_for_its_response(memory: RemoteMemory, device
     assert memory.pending == {}
 
 
-def test_late_or_foreign_messages_are_ignored(memory: RemoteMemory, devices: Devices) -> None:
+def test_late_or_foreign_messages_are_ignored(memory, devices):
     devices.is_silent = True
     with pytest.raises(DeadlineError):
         put(memory, X)
@@ -198,9 +194,7 @@ def test_late_or_foreign_messages_are_ignored(memory: RemoteMemory, devices: Dev
     assert put(memory, X).to_host().tolist() == X.tolist()
 
 
-def test_unreferenced_tensors_are_freed_together(
-    memory: RemoteMemory, devices: Devices, clock: ManualClock
-) -> None:
+def test_unreferenced_tensors_are_freed_together(memory, devices, clock):
     tensors = [put(memory, X), put(memory, X), put(memory, X, "B")]
     devices.kinds()
     tensors[0].close()
@@ -217,8 +211,8 @@ def test_unreferenced_tensors_are_freed_together(
 
 @pytest.mark.parametrize(("away_s", "is_freed"), [(0.2, True), (30, True), (59, True), (62, False)])
 def test_tensors_of_an_unreachable_device_are_freed_within_a_minute(
-    memory: RemoteMemory, devices: Devices, clock: ManualClock, away_s: float, is_freed: bool
-) -> None:
+    memory, devices, clock, away_s, is_freed
+):
     tensors = [put(memory, X), put(memory, X[:1])]
     devices.lost.add("a")
     tensors.pop()
@@ -233,7 +227,7 @@ def test_tensors_of_an_unreachable_device_are_freed_within_a_minute(
     assert set(devices.kinds()) == ({("a", "FreeTensors")} if is_freed else set())
 
 
-def test_rows_are_joined_on_their_device(memory: RemoteMemory, devices: Devices) -> None:
+def test_rows_are_joined_on_their_device(memory, devices):
     first, second = put(memory, X), put(memory, X[:1] + 10)
     other = put(memory, [[1], [2]])
     devices.kinds()
@@ -254,9 +248,7 @@ def test_rows_are_joined_on_their_device(memory: RemoteMemory, devices: Devices)
     assert tensors["t"].to_host().tolist() == [[0, 0, 2], [0, 0, 1]]
 
 
-def test_rows_of_several_devices_are_joined_on_the_host(
-    memory: RemoteMemory, devices: Devices
-) -> None:
+def test_rows_of_several_devices_are_joined_on_the_host(memory, devices):
     tensors = [put(memory, X), put(memory, X + 10, "B"), put(memory, X + 20, "B")]
     values: Any = memory.join(
         {
@@ -273,7 +265,7 @@ def test_rows_of_several_devices_are_joined_on_the_host(
     assert kinds == [("b", "ConcatTensors"), ("a", "ConcatTensors")]
 
 
-def test_joined_rows_have_the_lineage_of_their_sources(memory: RemoteMemory) -> None:
+def test_joined_rows_have_the_lineage_of_their_sources(memory):
     tensors = [put(memory, X), put(memory, X + 10)]
     nodes = [LineageNode([], 5, lambda bundles: None) for _ in tensors]
     for tensor, node in zip(tensors, nodes, strict=True):
@@ -297,7 +289,7 @@ def given(
     return left, devices.sent
 
 
-def test_devices_send_resident_inputs_to_the_stage(memory: RemoteMemory, devices: Devices) -> None:
+def test_devices_send_resident_inputs_to_the_stage(memory, devices):
     a, same, b = put(memory, X), put(memory, X + 1), put(memory, X + 2, "B")
     left, sent = given(memory, devices, h=X, a=a, twice=a, same=same, b=b)
     assert list(left) == ["h"]
@@ -328,9 +320,7 @@ def test_devices_send_resident_inputs_to_the_stage(memory: RemoteMemory, devices
     assert memory.send_resident_inputs(devices, TASK, "stage", host) is host  # type: ignore[arg-type]
 
 
-def test_request_for_inputs_carries_the_bundles_to_free(
-    memory: RemoteMemory, devices: Devices, clock: ManualClock
-) -> None:
+def test_request_for_inputs_carries_the_bundles_to_free(memory, devices, clock):
     kept = put(memory, X)
     for device in "AAB":
         put(memory, X, device).close()
@@ -347,7 +337,7 @@ def test_request_for_inputs_carries_the_bundles_to_free(
     assert devices.kinds() == []  # nothing is freed twice
 
 
-def test_awaited_outputs_make_their_device_wait(memory: RemoteMemory, devices: Devices) -> None:
+def test_awaited_outputs_make_their_device_wait(memory, devices):
     pending: Any = memory.pending_outputs("A", "a", TASK, ["y", "z"], 40)
     assert (pending["y"].bundle, pending["z"].name) == (pending["z"].bundle, "z")
     assert (pending["y"].bundle.is_awaited, pending["y"].bundle.lineage_nbytes) == (True, 40)
@@ -382,7 +372,7 @@ class HostTensor(RemoteTensor):
         raise NotImplementedError
 
 
-def test_unusable_inputs_raise(memory: RemoteMemory, devices: Devices) -> None:
+def test_unusable_inputs_raise(memory, devices):
     closed, own = put(memory, X), put(memory, X, "B")
     closed.close()
     other = put(RemoteMemory("me", Devices().connect, ManualClock()), X)
@@ -421,9 +411,7 @@ def recomputing(
     return restore
 
 
-def test_lost_tensor_is_recomputed_before_it_is_read(
-    memory: RemoteMemory, devices: Devices
-) -> None:
+def test_lost_tensor_is_recomputed_before_it_is_read(memory, devices):
     calls: list[Sequence[DeviceBundle]] = []
     tensors = [put(memory, X) for _ in range(3)]
     restore = recomputing(memory, devices, calls)
@@ -444,9 +432,7 @@ def test_lost_tensor_is_recomputed_before_it_is_read(
 
 
 @pytest.mark.parametrize("num_failures", [2, 3])
-def test_device_may_be_lost_twice_while_a_tensor_is_read(
-    memory: RemoteMemory, devices: Devices, num_failures: int
-) -> None:
+def test_device_may_be_lost_twice_while_a_tensor_is_read(memory, devices, num_failures):
     tensor, tries = put(memory, X), list[int]()
     tensor.kept.bundle.lineage = LineageNode([], 0, lambda bundles: None)
 
@@ -469,7 +455,7 @@ def test_device_may_be_lost_twice_while_a_tensor_is_read(
     assert len(tries) == 1
 
 
-def test_copy_from_replaces_the_contents(memory: RemoteMemory, devices: Devices) -> None:
+def test_copy_from_replaces_the_contents(memory, devices):
     target, source = put(memory, X), put(memory, X + 1, "B")
     target.copy_from(memoryview(X + 2))
     assert (target.to_host().tolist(), target.device) == ((X + 2).tolist(), "A")
@@ -496,7 +482,7 @@ def test_copy_from_replaces_the_contents(memory: RemoteMemory, devices: Devices)
         target.__reduce__()
 
 
-def test_closed_memory_raises_in_present_and_later_calls(devices: Devices) -> None:
+def test_closed_memory_raises_in_present_and_later_calls(devices):
     clock = ManualClock()
     memory = RemoteMemory("me", devices.connect, clock, expect=lambda: memory.close())
     with pytest.raises(ClusterError, match="the Core and its remote tensors are closed"):
@@ -509,7 +495,7 @@ def test_closed_memory_raises_in_present_and_later_calls(devices: Devices) -> No
     assert never_used.pending == {}
 
 
-def test_resident_outputs_are_named_by_position() -> None:
+def test_resident_outputs_are_named_by_position():
     run = StageTiming(0, "A", resident=(("float", (2,), (0, 2)), ("int64", (), (1,))))
     assert kept_specs(("x", "y", "z"), run) == {
         "x": ("float", (2,)),

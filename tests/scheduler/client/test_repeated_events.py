@@ -30,7 +30,7 @@ def part(attempt: int, outputs: dict[str, Any], *runs: tuple[int, str]) -> ev.Pa
     return ev.PartArrived(1.0, 1, attempt, outputs, timings)
 
 
-def test_runs_and_outputs_of_a_lost_route_leave_the_result() -> None:
+def test_runs_and_outputs_of_a_lost_route_leave_the_result():
     m = machine(route("A", "B", "B"), route("C", "D", "D"))
     assert m.handle(part(1, {"y": "old", "w": "only old"}, (0, "A"), (1, "B"))) == []
     assert m.handle(ev.DeviceLost(2.0, "B", "n", "killed")) == [
@@ -45,7 +45,7 @@ def test_runs_and_outputs_of_a_lost_route_leave_the_result() -> None:
     assert [(run.stage, run.device) for run in result.runs] == [(0, "C"), (1, "D"), (2, "D")]
 
 
-def test_runs_of_two_lost_routes_leave_the_result() -> None:
+def test_runs_of_two_lost_routes_leave_the_result():
     m = machine(route("A", "B"), route("C", "D"))
     for attempt, device in ((1, "A"), (2, "C")):
         assert m.handle(part(attempt, {"w": attempt}, (0, device))) == []
@@ -56,7 +56,7 @@ def test_runs_of_two_lost_routes_leave_the_result() -> None:
     assert (result.outputs, [r.device for r in result.runs]) == ({"y": 3}, ["A", "B"])
 
 
-def test_runs_of_a_longer_lost_route_leave_the_result() -> None:
+def test_runs_of_a_longer_lost_route_leave_the_result():
     m = machine(route("A", "B", "B"), route("C", "C"))
     m.handle(part(1, {"w": "old"}, (1, "B"), (2, "B")))
     m.handle(ev.DeviceLost(2.0, "B", "n", "killed"))
@@ -66,7 +66,7 @@ def test_runs_of_a_longer_lost_route_leave_the_result() -> None:
     assert [(run.stage, run.device) for run in result.runs] == [(0, "C"), (1, "C")]
 
 
-def test_repeated_part_counts_once() -> None:
+def test_repeated_part_counts_once():
     m = machine(route("A", "B"))
     for _ in range(3):
         assert m.handle(part(1, {"y": 1}, (0, "A"))) == []
@@ -75,7 +75,7 @@ def test_repeated_part_counts_once() -> None:
     assert [run.stage for run in result.runs] == [0, 1]
 
 
-def test_device_that_is_lost_twice_returns_once() -> None:
+def test_device_that_is_lost_twice_returns_once():
     m = machine(route("A"))
     loss = ev.DeviceLost(1.0, "A", "n", "killed")
     assert m.handle(loss) == [ev.DropAttempt(1, 1)]
@@ -84,7 +84,7 @@ def test_device_that_is_lost_twice_returns_once() -> None:
     assert m.handle(ev.DeviceReturned(2.5, "A")) == []
 
 
-def test_second_failure_of_an_ended_attempt_is_dropped() -> None:
+def test_second_failure_of_an_ended_attempt_is_dropped():
     m = machine(route("A"), route("B"))
     failure = ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x"))
     assert m.handle(failure) == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2, 1)]

@@ -46,14 +46,14 @@ STARTS = Request(inline=None)
 
 
 @pytest.fixture(autouse=True)
-def all_requests_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_requests_are_short(monkeypatch):
     """Classify every request that has run once as short, independent of the load."""
     monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
     monkeypatch.setattr(deployment_module, "_TINY_S", PATIENCE_S)
 
 
 @pytest.fixture
-def executor() -> Iterator[InProcessExecutor]:
+def executor():
     executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
     yield executor
     executor.close()
@@ -91,9 +91,7 @@ def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
 
 
 @pytest.mark.parametrize("request_", [WAITS, STARTS])
-def test_short_request_runs_on_its_callers_thread(
-    executor: InProcessExecutor, request_: Request
-) -> None:
+def test_short_request_runs_on_its_callers_thread(executor, request_):
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
     submission = deployment.submit({"x": X}, request_)
     assert isinstance(submission, CompletedSubmission)
@@ -120,7 +118,7 @@ def test_short_request_runs_on_its_callers_thread(
     ],
     ids=["its caller goes on", "own deadline", "profile", "kept output"],
 )
-def test_request_with_options_is_submitted(executor: InProcessExecutor, request_: Request) -> None:
+def test_request_with_options_is_submitted(executor, request_):
     deployment = warm(executor.deploy(*chain("TOY.0")))
     submission = deployment.submit({"x": X}, request_)
     assert isinstance(submission, Submission)
@@ -130,16 +128,14 @@ def test_request_with_options_is_submitted(executor: InProcessExecutor, request_
 @pytest.mark.parametrize(
     "limits", [Limits(in_order=True), Limits(timeout_s=300)], ids=["in order", "model's time-out"]
 )
-def test_deployment_with_special_limits_has_no_program(
-    executor: InProcessExecutor, limits: Limits
-) -> None:
+def test_deployment_with_special_limits_has_no_program(executor, limits):
     deployment = warm(executor.deploy(*chain("TOY.0"), limits=limits))
     assert isinstance(deployment.submit({"x": X}, WAITS), Submission)
 
 
 def test_deployment_with_passthrough_or_constant_output_has_no_program(
-    executor: InProcessExecutor,
-) -> None:
+    executor,
+):
     model = build(
         [("Neg", "a", ["x"], "y")], ["y", "x", "c"], weights={"c": np.ones(1, np.float32)}
     )
@@ -151,8 +147,8 @@ def test_deployment_with_passthrough_or_constant_output_has_no_program(
 
 
 def test_request_with_other_values_or_names_is_submitted(
-    executor: InProcessExecutor,
-) -> None:
+    executor,
+):
     deployment = warm(executor.deploy(*chain("TOY.0")))
     text = np.array(["a"], dtype=object)
     assert isinstance(deployment.submit({"x": text}, WAITS), Submission)
@@ -162,9 +158,7 @@ def test_request_with_other_values_or_names_is_submitted(
     assert held_nothing(executor, deployment)
 
 
-def test_started_request_is_submitted_if_workers_are_busy(
-    executor: InProcessExecutor, gate: threading.Event
-) -> None:
+def test_started_request_is_submitted_if_workers_are_busy(executor, gate):
     gate.set()
     deployment = warm(executor.deploy(*chain("TOY.0")))
     other = executor.deploy(*chain("TOY.1"))
@@ -181,7 +175,7 @@ def test_started_request_is_submitted_if_workers_are_busy(
     assert waits.future.result(PATIENCE_S)
 
 
-def test_observers_receive_requests_run_by_callers() -> None:
+def test_observers_receive_requests_run_by_callers():
     notes = Notes()
     observed = create_executor(
         "inprocess", devices={"TOY": 1}, plugins=(ToyPlugin,), observers=[notes]
@@ -198,9 +192,7 @@ def test_observers_receive_requests_run_by_callers() -> None:
     observed.close()
 
 
-def test_inputs_are_read_only_and_outputs_are_writable(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_are_read_only_and_outputs_are_writable(executor, monkeypatch):
     model = build([("Neg", "a", ["x"], "y"), ("Neg", "b", ["y"], "z")], ["y", "z"])
     deployment = warm(executor.deploy(*cut(model, ("TOY.0", ["a"]), ("TOY.1", ["b"]))))
     run, writeable = ToyProgram.run, []
@@ -218,7 +210,7 @@ def test_inputs_are_read_only_and_outputs_are_writable(
     assert all(submission.outputs[name].flags.writeable for name in "yz")
 
 
-def test_routes_take_turns(executor: InProcessExecutor) -> None:
+def test_routes_take_turns(executor):
     plan, sources = chain("TOY.0", "TOY.1")
     placed = replicate(plan, {0: {"TOY.0": 2.0, "TOY.2": 1.0}})
     deployment = warm(executor.deploy(placed, [*sources, sources[0]]))
@@ -235,7 +227,7 @@ def test_routes_take_turns(executor: InProcessExecutor) -> None:
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def gate(monkeypatch):
     """Event for which runs on devices wait."""
     gate_opened = threading.Event()
     run = ToyProgram.run
@@ -249,9 +241,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.mark.parametrize("busy", ["TOY.0", "TOY.1", "TOY.2"])
-def test_request_at_a_busy_device_is_adopted(
-    executor: InProcessExecutor, busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_at_a_busy_device_is_adopted(executor, busy, monkeypatch):
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
     other = executor.deploy(*chain(busy, name="meet_other_"))
     run_started, gate_opened = threading.Event(), threading.Event()
@@ -280,9 +270,7 @@ def test_request_at_a_busy_device_is_adopted(
     assert held_nothing(executor, deployment)
 
 
-def test_waiting_task_runs_once_the_caller_frees_its_stream(
-    executor: InProcessExecutor, gate: threading.Event
-) -> None:
+def test_waiting_task_runs_once_the_caller_frees_its_stream(executor, gate):
     gate.set()
     deployment = warm(executor.deploy(*chain("TOY.0")))
     gate.clear()
@@ -300,9 +288,7 @@ def test_waiting_task_runs_once_the_caller_frees_its_stream(
     assert held_nothing(executor, deployment)
 
 
-def test_waiting_request_is_admitted_once_the_caller_leaves(
-    executor: InProcessExecutor, gate: threading.Event
-) -> None:
+def test_waiting_request_is_admitted_once_the_caller_leaves(executor, gate):
     gate.set()
     deployment = warm(executor.deploy(*chain("TOY.0"), limits=Limits(requests=1)))
     gate.clear()
@@ -319,9 +305,7 @@ def test_waiting_request_is_admitted_once_the_caller_leaves(
 
 
 @pytest.mark.parametrize("kind", ["fail", "full", "refuse", "exit", "odd"])
-def test_raising_stage_gives_the_error_of_a_submission(
-    executor: InProcessExecutor, kind: str
-) -> None:
+def test_raising_stage_gives_the_error_of_a_submission(executor, kind):
     stories = []
     for request in (Request(), WAITS):
         deployment = executor.deploy(*chain("TOY.0", "TOY.1", names=["a", f"{kind}_b"]))
@@ -339,7 +323,7 @@ def test_raising_stage_gives_the_error_of_a_submission(
     assert stories[0] == stories[1]
 
 
-def test_stage_without_memory_runs_on_another_route(executor: InProcessExecutor) -> None:
+def test_stage_without_memory_runs_on_another_route(executor):
     (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
     deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
     learn_that_it_is_short(deployment)
@@ -355,7 +339,7 @@ def test_stage_without_memory_runs_on_another_route(executor: InProcessExecutor)
         alone.submit({"x": X}, WAITS).future.result(PATIENCE_S)
 
 
-def test_error_keeps_no_inputs_alive(executor: InProcessExecutor) -> None:
+def test_error_keeps_no_inputs_alive(executor):
     deployment = executor.deploy(*chain("TOY.0", name="refuse"))
     learn_that_it_is_short(deployment)
     mine = X.copy()
@@ -367,7 +351,7 @@ def test_error_keeps_no_inputs_alive(executor: InProcessExecutor) -> None:
     assert reference() is None
 
 
-def test_close_cancels_a_run_in_its_callers_thread(executor: InProcessExecutor) -> None:
+def test_close_cancels_a_run_in_its_callers_thread(executor):
     deployment = executor.deploy(*chain("TOY.0", name="sleep_60_"))
     learn_that_it_is_short(deployment)
     errors: list[BaseException | None] = []
@@ -409,9 +393,7 @@ def ways_to_run(executor: InProcessExecutor) -> Iterator[InProcessDeployment]:
 
 
 @pytest.mark.parametrize("number_of_way", [0, 1])
-def test_ctrl_c_during_a_run_leaves_nothing_reserved(
-    executor: InProcessExecutor, number_of_way: int
-) -> None:
+def test_ctrl_c_during_a_run_leaves_nothing_reserved(executor, number_of_way):
     deployment = warm([*ways_to_run(executor)][number_of_way])
     before = sys.getprofile()
     for number in itertools.count(1):
@@ -430,9 +412,7 @@ def test_ctrl_c_during_a_run_leaves_nothing_reserved(
 
 @pytest.mark.parametrize("number_of_way", [0, 1])
 @pytest.mark.parametrize("request_", [Request(), Request(timeout_s=300)], ids=["plain", "timed"])
-def test_ctrl_c_during_a_submission_leaves_nothing_reserved(
-    executor: InProcessExecutor, number_of_way: int, request_: Request
-) -> None:
+def test_ctrl_c_during_a_submission_leaves_nothing_reserved(executor, number_of_way, request_):
     deployment = warm([*ways_to_run(executor)][number_of_way])
     before = sys.getprofile()
     for number in itertools.count(1):
@@ -533,7 +513,7 @@ def lives(seed: int, path: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_direct_and_submitted_requests_have_equal_records(seed: int) -> None:
+def test_direct_and_submitted_requests_have_equal_records(seed):
     usual, sent, direct = ([*lives(seed, path)] for path in ("record", "sent", "program"))
     kinds = [one.pop("kind") for one in direct if isinstance(one, dict)]
     submitted = {one.pop("kind") for one in [*usual, *sent] if isinstance(one, dict)}
@@ -543,18 +523,14 @@ def test_direct_and_submitted_requests_have_equal_records(seed: int) -> None:
     assert usual == sent
 
 
-def test_forked_process_is_refused(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_process_is_refused(executor, monkeypatch):
     deployment = warm(executor.deploy(*chain("TOY.0")))
     monkeypatch.setattr(deployment._runner.home_process, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match="fork"):
         deployment.submit({"x": X}, WAITS)
 
 
-def test_starts_run_directly_after_many_short_requests(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starts_run_directly_after_many_short_requests(executor, monkeypatch):
     monkeypatch.setattr(deployment_module, "_TINY_S", 0.5)
     deployment = executor.deploy(*chain("TOY.0"))
 

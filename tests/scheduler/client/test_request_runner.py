@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -52,7 +52,7 @@ class _Nowhere:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
+def clock():
     value = Clock("test")
     yield value
     value.close()
@@ -80,8 +80,8 @@ class _Failing(_Nowhere):
 
 
 def test_error_of_failed_start_keeps_no_inputs_alive(
-    clock: Clock,
-) -> None:
+    clock,
+):
     runner = _runner(clock)
     runner.attempts = _Failing()
     array = np.zeros(1)
@@ -106,7 +106,7 @@ class _Answered(_Nowhere):
 
 
 @pytest.mark.parametrize("is_soon", [True, False])
-def test_finished_request_awaits_no_more_outputs(clock: Clock, is_soon: bool) -> None:
+def test_finished_request_awaits_no_more_outputs(clock, is_soon):
     """Its device may have freed the output, so a wait for it would never end."""
     runner = _runner(clock)
     runner.attempts = _Answered(runner, is_soon)
@@ -126,9 +126,7 @@ def _run(runner: RequestRunner, clock: Clock) -> None:
         assert came_by.wait(_WAIT_S)
 
 
-def test_later_requests_do_not_wake_the_clock(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_requests_do_not_wake_the_clock(clock, monkeypatch):
     sets: list[float] = []
     real = clock.set
     monkeypatch.setattr(clock, "set", lambda timer, due_s: (sets.append(due_s), real(timer, due_s)))
@@ -139,7 +137,7 @@ def test_later_requests_do_not_wake_the_clock(
     runner.close()
 
 
-def test_later_request_ends_at_its_earlier_deadline(clock: Clock) -> None:
+def test_later_request_ends_at_its_earlier_deadline(clock):
     runner = _runner(clock)
     _run(runner, clock)
     early = runner.submit({}, Request(timeout_s=0.02))
@@ -148,7 +146,7 @@ def test_later_request_ends_at_its_earlier_deadline(clock: Clock) -> None:
     runner.close()
 
 
-def test_deadlines_hold_after_a_raising_callback_or_order(clock: Clock) -> None:
+def test_deadlines_hold_after_a_raising_callback_or_order(clock):
     def fail(_: object = None) -> None:
         raise RuntimeError("of whoever embeds it")
 
@@ -165,9 +163,9 @@ def test_deadlines_hold_after_a_raising_callback_or_order(clock: Clock) -> None:
 
 
 def test_bytes_freed_by_a_deployment_admit_anothers_request(
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    clock,
+    monkeypatch,
+):
     monkeypatch.setattr(runner_module, "WAIT_SLICE_S", _WAIT_S)  # nothing else checks the queue
     shared = BytesInFlight()
     limits = Limits(nbytes=100)
@@ -186,7 +184,7 @@ def test_bytes_freed_by_a_deployment_admit_anothers_request(
         runner.close()
 
 
-def test_attempt_dropped_at_its_start_is_not_awaited(clock: Clock) -> None:
+def test_attempt_dropped_at_its_start_is_not_awaited(clock):
     runner = _runner(clock)
     real = runner.attempts.start
 
@@ -203,7 +201,7 @@ def test_attempt_dropped_at_its_start_is_not_awaited(clock: Clock) -> None:
     runner.close()
 
 
-def test_interrupt_during_completion_leaves_no_caller_waiting(clock: Clock) -> None:
+def test_interrupt_during_completion_leaves_no_caller_waiting(clock):
     runner = _runner(clock)
     others = [runner.submit({}, Request(timeout_s=_WAIT_S)) for _ in range(3)]
 
@@ -233,7 +231,7 @@ def _interrupt_after(number: int) -> Callable[[FrameType, str, Any], None]:
     return profile
 
 
-def test_ctrl_c_during_a_submission_leaves_nothing_counted(clock: Clock) -> None:
+def test_ctrl_c_during_a_submission_leaves_nothing_counted(clock):
     in_flight = BytesInFlight()
     runner = _runner(clock, in_flight=in_flight)
     before = sys.getprofile()
@@ -256,7 +254,7 @@ def test_ctrl_c_during_a_submission_leaves_nothing_counted(clock: Clock) -> None
     runner.close()
 
 
-def test_unbuildable_result_fails_its_request(clock: Clock) -> None:
+def test_unbuildable_result_fails_its_request(clock):
     runner = _runner(clock)
 
     def answer(*of: Any) -> Response:
@@ -285,7 +283,7 @@ class _Recorded(_Nowhere):
 
 
 @pytest.fixture
-def manual() -> tuple[RequestRunner, ManualClock, _Recorded]:
+def manual():
     """Return a runner of one request at a time, its clock and its attempts."""
     clock, attempts = ManualClock(100.0), _Recorded()
     runner = _runner(clock, Limits(requests=1, waiting=1, timeout_s=50.0))
@@ -301,7 +299,7 @@ def _finish(runner: RequestRunner, number: int) -> None:
     runner.handle(PartArrived(runner.now_s(), number, 1, {"y": number}, [StageTiming(0, "A")]))
 
 
-def test_record_has_the_options_of_the_request(manual: Any) -> None:
+def test_record_has_the_options_of_the_request(manual):
     runner, _, attempts = manual
     request = Request(timeout_s=7.0, priority=3, trace="00-1", waits=None, profile=True)
     runner.submit({"x": np.zeros(3)}, request, frozenset("A"))
@@ -323,7 +321,7 @@ def test_record_has_the_options_of_the_request(manual: Any) -> None:
     assert runner.running_attempts() == []
 
 
-def test_caller_waits_until_its_deadline(manual: Any) -> None:
+def test_caller_waits_until_its_deadline(manual):
     runner, clock, _ = manual
     runner.submit({}, DEFAULT_REQUEST)
     with pytest.raises(DeadlineError, match="request 2: no answer after") as caught:
@@ -335,7 +333,7 @@ def test_caller_waits_until_its_deadline(manual: Any) -> None:
     assert runner.counts() == (0, 1)
 
 
-def test_caller_is_admitted_as_another_request_ends(manual: Any) -> None:
+def test_caller_is_admitted_as_another_request_ends(manual):
     runner, clock, attempts = manual
     first = runner.submit({}, DEFAULT_REQUEST)
     timer = clock.timer(lambda: _finish(runner, first.request_id))
@@ -347,7 +345,7 @@ def test_caller_is_admitted_as_another_request_ends(manual: Any) -> None:
     assert second.story()[0].event.startswith("submitted")
 
 
-def test_full_queue_refuses_callers_by_the_name_of_the_model(manual: Any) -> None:
+def test_full_queue_refuses_callers_by_the_name_of_the_model(manual):
     runner, _, attempts = manual
     runner.submit({}, DEFAULT_REQUEST)
     with pytest.raises(OverloadedError, match="m: 1 of 1 requests"):
@@ -361,7 +359,7 @@ def test_full_queue_refuses_callers_by_the_name_of_the_model(manual: Any) -> Non
     assert [request.id for request in attempts.started] == [1, later.request_id]
 
 
-def test_cancelled_request_is_dropped_on_its_devices(manual: Any) -> None:
+def test_cancelled_request_is_dropped_on_its_devices(manual):
     runner, clock, attempts = manual
     submission = runner.submit({}, DEFAULT_REQUEST)
     clock.pass_s(2.0)
@@ -376,7 +374,7 @@ def test_cancelled_request_is_dropped_on_its_devices(manual: Any) -> None:
     assert (submission.story()[-2].time_s, submission.story()[-2].event) == (102.0, "cancelled")
 
 
-def test_deadline_passes_without_a_caller(manual: Any) -> None:
+def test_deadline_passes_without_a_caller(manual):
     runner, clock, attempts = manual
     submission = runner.submit({}, Request(timeout_s=3.0))
     clock.pass_s(2.9)
@@ -391,9 +389,7 @@ def test_deadline_passes_without_a_caller(manual: Any) -> None:
         runner.submit({}, DEFAULT_REQUEST)
 
 
-def test_forked_process_is_refused_by_the_name_of_the_model(
-    manual: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_process_is_refused_by_the_name_of_the_model(manual, monkeypatch):
     runner, _, _ = manual
     monkeypatch.setattr(runner.home_process, "is_current", False)
     with pytest.raises(UnsupportedOperationError, match=r"^m: made in process"):

@@ -48,11 +48,11 @@ def removed(device: str) -> ev.DeviceRemoved:
         ((0.5, 0.5, 0.5), "ABCABCAB"),
     ],
 )
-def test_idle_routes_take_turns_by_share(shares: tuple[float, ...], expected_choices: str) -> None:
+def test_idle_routes_take_turns_by_share(shares, expected_choices):
     assert choices(routes_with_shares(*shares), 8) == expected_choices
 
 
-def test_route_with_a_backlog_is_skipped_until_it_ends() -> None:
+def test_route_with_a_backlog_is_skipped_until_it_ends():
     routes = routes_with_shares(1, 1)
     for _ in range(3):
         routes.begin(0)
@@ -64,7 +64,7 @@ def test_route_with_a_backlog_is_skipped_until_it_ends() -> None:
     assert choices(routes, 6) == "AABABA"
 
 
-def test_request_that_lasts_delays_its_route_by_one_turn() -> None:
+def test_request_that_lasts_delays_its_route_by_one_turn():
     routes = routes_with_shares(1, 1)
     assert routes.choose() == 0
     routes.begin(0)
@@ -72,7 +72,7 @@ def test_request_that_lasts_delays_its_route_by_one_turn() -> None:
     assert choices(routes, 3) == "BBA"
 
 
-def test_routes_near_the_inputs_come_before_turns() -> None:
+def test_routes_near_the_inputs_come_before_turns():
     routes = Routes([route("A", "B"), route("A"), route("B"), route("A")])
     devices = frozenset
     assert [routes.choose(preferred_devices=devices("A")) for _ in range(4)] == [
@@ -87,7 +87,7 @@ def test_routes_near_the_inputs_come_before_turns() -> None:
     assert routes.choose([0, 1, 2, 3], devices("A")) is None
 
 
-def test_excluded_routes_keep_their_turn() -> None:
+def test_excluded_routes_keep_their_turn():
     routes = routes_with_shares(1, 1, 1)
     assert routes.choose([0]) == 1
     # A and C are due at 1, B at 2; then all at 2, in order.
@@ -96,7 +96,7 @@ def test_excluded_routes_keep_their_turn() -> None:
     assert Routes([route("A")]).choose([0]) is None
 
 
-def test_lost_devices_leave_other_routes_until_they_return() -> None:
+def test_lost_devices_leave_other_routes_until_they_return():
     routes = Routes([route("A", "B"), route("B", "C"), route("C")])
     routes.mark_lost(lost("B"))
     assert set(routes.live) == {2}
@@ -120,7 +120,7 @@ def test_lost_devices_leave_other_routes_until_they_return() -> None:
     assert (routes.is_any_live([0, 1]), routes.is_any_live([0, 1, 2])) == (True, False)
 
 
-def test_unsteady_devices_are_used_if_no_other_route_is_live() -> None:
+def test_unsteady_devices_are_used_if_no_other_route_is_live():
     routes = Routes([route("A"), route("B")])
     routes.mark_lost(lost("A"))
     routes.mark_available("A", is_steady=False)
@@ -138,7 +138,7 @@ def test_unsteady_devices_are_used_if_no_other_route_is_live() -> None:
     assert set(routes.live) == {0, 1}
 
 
-def test_attempt_is_whole_with_all_runs_and_outputs() -> None:
+def test_attempt_is_whole_with_all_runs_and_outputs():
     spec = TensorSpec("y", "tensor(float)", ())
     stages = (Stage(0, "A", (), ("h",), ()), Stage(1, "B", ("h",), ("y", "z"), ()))
     outputs = tuple(TensorSpec(name, spec.type, ()) for name in ("y", "z", "y"))
@@ -151,7 +151,7 @@ def test_attempt_is_whole_with_all_runs_and_outputs() -> None:
     assert (routes.uses(0, "B"), routes.uses(0, "C")) == (True, False)
 
 
-def test_added_routes_start_at_the_present_time() -> None:
+def test_added_routes_start_at_the_present_time():
     routes = routes_with_shares(1, 1)
     assert choices(routes, 20) == "AB" * 10
     routes.add([route("C")])
@@ -224,9 +224,7 @@ _SHARES = st.sampled_from([0.5, 1.0, 2.0, 3.0])
         max_size=40,
     ),
 )
-def test_choices_equal_those_of_the_exact_policy(
-    first: list[tuple[frozenset[str], float]], steps: list[tuple[object, ...]]
-) -> None:
+def test_choices_equal_those_of_the_exact_policy(first, steps):
     exact, routes = ExactRoutes(), Routes([route(*sorted(d), share=share) for d, share in first])
     for devices, share in first:
         exact.add(devices, share)

@@ -43,7 +43,7 @@ def failure(instruction: ev.ClientInstruction) -> BaseException:
     return instruction.error
 
 
-def test_request_starts_and_finishes() -> None:
+def test_request_starts_and_finishes():
     m = machine()
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
     assert m.handle(answered(1.0, 1, 1, "y")) == [delivered(1, "y")]
@@ -52,7 +52,7 @@ def test_request_starts_and_finishes() -> None:
     assert [line.attempt for line in m.story(1)] == [0, 1, 1]
 
 
-def test_record_of_a_request_keeps_no_error() -> None:
+def test_record_of_a_request_keeps_no_error():
     """The error's traceback would keep its callers' variables alive, also resident tensors."""
     m = machine()
     m.handle(submitted(1))
@@ -62,7 +62,7 @@ def test_record_of_a_request_keeps_no_error() -> None:
     assert record.error is None
 
 
-def test_requests_beyond_the_limit_wait_in_order() -> None:
+def test_requests_beyond_the_limit_wait_in_order():
     m = machine(requests=1)
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
     assert m.handle(submitted(2)) == []
@@ -72,14 +72,14 @@ def test_requests_beyond_the_limit_wait_in_order() -> None:
     assert m.handle(answer) == [delivered(1, "y"), ev.StartAttempt(2, 1)]
 
 
-def test_request_beyond_byte_limit_waits_unless_alone() -> None:
+def test_request_beyond_byte_limit_waits_unless_alone():
     m = machine(nbytes=10)
     assert m.handle(submitted(1, nbytes=25)) == [ev.StartAttempt(1, 1)]
     assert m.handle(submitted(2, nbytes=1)) == []
     assert m.handle(ev.CancelRequested(1.0, 1))[-1] == ev.StartAttempt(2, 1)
 
 
-def test_earlier_output_sizes_count_for_later_requests() -> None:
+def test_earlier_output_sizes_count_for_later_requests():
     m = machine(nbytes=100)
     m.handle(submitted(1))
     m.handle(answered(1.0, 1, 1, "y", 60))
@@ -93,14 +93,14 @@ def answer(m: ClientMachine, request_id: int, made_nbytes: int, *, nbytes: int =
     m.handle(answered(1.0, request_id, 1, "y", made_nbytes))
 
 
-def test_request_with_large_outputs_does_not_delay_smaller_ones() -> None:
+def test_request_with_large_outputs_does_not_delay_smaller_ones():
     m = machine(nbytes=1000)
     answer(m, 1, 10)
     answer(m, 2, 900, nbytes=64)
     assert [len(m.handle(submitted(3 + i))) for i in range(32)] == [1] * 32
 
 
-def test_single_large_output_size_is_forgotten() -> None:
+def test_single_large_output_size_is_forgotten():
     m = machine(nbytes=1000)
     answer(m, 1, 900)
     for request_id in range(2, 40):
@@ -108,7 +108,7 @@ def test_single_large_output_size_is_forgotten() -> None:
     assert [len(m.handle(submitted(40 + i))) for i in range(32)] == [1] * 32
 
 
-def test_unknown_input_size_uses_next_smaller_output_size() -> None:
+def test_unknown_input_size_uses_next_smaller_output_size():
     m = machine(nbytes=1000)
     answer(m, 1, 10)
     answer(m, 2, 500, nbytes=16)
@@ -117,7 +117,7 @@ def test_unknown_input_size_uses_next_smaller_output_size() -> None:
     assert m.handle(submitted(4, nbytes=100)) == []
 
 
-def test_state_machines_share_bytes_without_starvation() -> None:
+def test_state_machines_share_bytes_without_starvation():
     shared = BytesInFlight()
     one, other = (
         ClientMachine(Limits(nbytes=100), (route("A"),), in_flight=shared) for _ in range(2)
@@ -133,14 +133,14 @@ def test_state_machines_share_bytes_without_starvation() -> None:
     assert shared.nbytes == 0
 
 
-def test_small_request_does_not_overtake_a_large_one() -> None:
+def test_small_request_does_not_overtake_a_large_one():
     m = machine(nbytes=10)
     m.handle(submitted(1, nbytes=6))
     assert m.handle(submitted(2, nbytes=9)) == []
     assert m.handle(submitted(3, nbytes=1)) == []
 
 
-def test_too_many_waiting_callers_are_refused() -> None:
+def test_too_many_waiting_callers_are_refused():
     m = machine(requests=1, waiting=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -149,14 +149,14 @@ def test_too_many_waiting_callers_are_refused() -> None:
     assert "1 of 1 requests" in str(error)
 
 
-def test_nonwaiting_request_without_room_is_refused() -> None:
+def test_nonwaiting_request_without_room_is_refused():
     m = machine(requests=1)
     assert m.handle(ev.Submitted(0.0, 1, 1, 9.0, waits=False)) == [ev.StartAttempt(1, 1)]
     refusals = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
     assert isinstance(failure(refusals[0]), OverloadedError)
 
 
-def test_expired_request_never_starts() -> None:
+def test_expired_request_never_starts():
     m = machine()
     for request_id, deadline_s in ((1, 0.0), (2, -1.0)):
         (fail,) = m.handle(submitted(request_id, deadline_s=deadline_s))
@@ -165,7 +165,7 @@ def test_expired_request_never_starts() -> None:
     assert m.handle(submitted(3)) == [ev.StartAttempt(3, 1)]
 
 
-def test_deadlines_end_waiting_and_running_requests() -> None:
+def test_deadlines_end_waiting_and_running_requests():
     m = machine(requests=1)
     m.handle(submitted(1, deadline_s=3.0))
     m.handle(submitted(2, deadline_s=2.0))
@@ -178,13 +178,13 @@ def test_deadlines_end_waiting_and_running_requests() -> None:
     assert m.next_deadline_s is None
 
 
-def test_early_clock_event_ends_no_request() -> None:
+def test_early_clock_event_ends_no_request():
     m = machine()
     m.handle(submitted(1, deadline_s=3.0))
     assert m.handle(ev.TimePassed(2.9)) == []
 
 
-def test_cancellation_drops_the_attempt_and_admits_the_next() -> None:
+def test_cancellation_drops_the_attempt_and_admits_the_next():
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -194,7 +194,7 @@ def test_cancellation_drops_the_attempt_and_admits_the_next() -> None:
     assert m.handle(ev.CancelRequested(2.0, 1)) == []
 
 
-def test_results_of_ended_requests_are_dropped_and_reported() -> None:
+def test_results_of_ended_requests_are_dropped_and_reported():
     m = machine()
     m.handle(submitted(1))
     m.handle(ev.CancelRequested(1.0, 1))
@@ -202,7 +202,7 @@ def test_results_of_ended_requests_are_dropped_and_reported() -> None:
     assert "came late" in m.story(1)[-1].event
 
 
-def test_retry_starts_an_attempt_and_drops_earlier_results() -> None:
+def test_retry_starts_an_attempt_and_drops_earlier_results():
     m = machine(route("A"), route("B"))
     m.handle(submitted(1))
     again = m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x")))
@@ -219,7 +219,7 @@ GONE = ev.DeviceRemoved(2.0, "A", "node-7", "unplugged")
 BACK = ev.DeviceReturned(3.0, "A")
 
 
-def test_requests_of_lost_device_are_replayed_after_its_return() -> None:
+def test_requests_of_lost_device_are_replayed_after_its_return():
     m = machine(requests=2)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -244,7 +244,7 @@ def test_requests_of_lost_device_are_replayed_after_its_return() -> None:
     ]
 
 
-def test_request_waits_for_its_lost_device() -> None:
+def test_request_waits_for_its_lost_device():
     m = machine()
     m.handle(LOST)
     assert m.handle(submitted(1)) == []
@@ -255,7 +255,7 @@ def test_request_waits_for_its_lost_device() -> None:
     assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
 
 
-def test_removed_device_ends_its_waiting_requests() -> None:
+def test_removed_device_ends_its_waiting_requests():
     m = machine(requests=1)
     for request_id in (1, 2):
         m.handle(submitted(request_id))
@@ -270,7 +270,7 @@ def test_removed_device_ends_its_waiting_requests() -> None:
     assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
 
 
-def test_loss_on_one_route_moves_its_requests_only() -> None:
+def test_loss_on_one_route_moves_its_requests_only():
     m = machine(route("A", "C"), route("B", "C"))
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1, 0)]
     assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1, 1)]
@@ -283,7 +283,7 @@ def test_loss_on_one_route_moves_its_requests_only() -> None:
     assert back == [ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1), ev.StartAttempt(1, 3, 1)]
 
 
-def test_added_routes_take_parked_requests() -> None:
+def test_added_routes_take_parked_requests():
     m = machine()
     m.handle(submitted(1))
     m.handle(LOST)
@@ -291,7 +291,7 @@ def test_added_routes_take_parked_requests() -> None:
     assert m.handle(GONE) == []
 
 
-def test_request_with_too_many_attempts_raises_with_its_story() -> None:
+def test_request_with_too_many_attempts_raises_with_its_story():
     m = machine(attempts=2)
     m.handle(submitted(1))
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_request_with_too_many_attempts_raises_with_its_story() -> None:
 
 
 @pytest.mark.parametrize("is_silent_first", [False, True])
-def test_poison_request_fails_alone(is_silent_first: bool) -> None:
+def test_poison_request_fails_alone(is_silent_first):
     m = machine(attempts=2)
     running = {i for i in range(8) if m.handle(submitted(i))}
     poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
@@ -344,7 +344,7 @@ def test_poison_request_fails_alone(is_silent_first: bool) -> None:
     assert num_lost == 4  # twice with others, which costs no attempt, and twice alone
 
 
-def test_quarantined_requests_run_one_by_one_despite_other_routes() -> None:
+def test_quarantined_requests_run_one_by_one_despite_other_routes():
     m = machine(route("A"), route("B"))
     for i in range(4):
         m.handle(submitted(i))
@@ -364,7 +364,7 @@ def test_quarantined_requests_run_one_by_one_despite_other_routes() -> None:
         assert sum(record.num_failed for record in records) == num_lost + 1
 
 
-def test_repeatedly_silent_device_costs_no_attempt() -> None:
+def test_repeatedly_silent_device_costs_no_attempt():
     m = machine(attempts=2)
     for i in (1, 2):
         m.handle(submitted(i))
@@ -377,7 +377,7 @@ def test_repeatedly_silent_device_costs_no_attempt() -> None:
     assert (record.num_failed, record.num_lost, record.is_quarantined) == (0, 0, False)
 
 
-def test_lost_messages_cost_attempts_without_suspicion() -> None:
+def test_lost_messages_cost_attempts_without_suspicion():
     m = machine(attempts=2)
     loss = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
     for i in (1, 2):
@@ -387,7 +387,7 @@ def test_lost_messages_cost_attempts_without_suspicion() -> None:
     assert [type(o) for o in m.handle(loss)] == [ev.DropAttempt, ev.Fail] * 2
 
 
-def test_messages_lost_by_a_live_device_are_resent() -> None:
+def test_messages_lost_by_a_live_device_are_resent():
     m = machine()
     m.handle(submitted(1))
     assert m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x"))) == [ev.DropAttempt(1, 1)]
@@ -397,7 +397,7 @@ def test_messages_lost_by_a_live_device_are_resent() -> None:
     assert m.handle(ev.TimePassed(resume_s)) == [ev.StartAttempt(1, 2)]
 
 
-def test_memory_error_is_retried_on_another_route() -> None:
+def test_memory_error_is_retried_on_another_route():
     m = machine(route("A"), route("B"))
     m.handle(submitted(1))
     full = MemoryError("full")
@@ -409,7 +409,7 @@ def test_memory_error_is_retried_on_another_route() -> None:
     assert failure(m.handle(ev.AttemptFailed(3.0, 2, 1, HeteroError("bad")))[-1]).args == ("bad",)
 
 
-def test_parked_requests_end_by_deadline_cancellation_or_close() -> None:
+def test_parked_requests_end_by_deadline_cancellation_or_close():
     m = machine()
     for request_id, deadline_s in ((1, 3.0), (2, 9.0), (3, 9.0), (4, 9.0)):
         m.handle(submitted(request_id, deadline_s=deadline_s))
@@ -426,7 +426,7 @@ def test_parked_requests_end_by_deadline_cancellation_or_close() -> None:
     assert m.num_in_flight == m.nbytes_in_flight == 0
 
 
-def test_admission_has_its_own_timeout() -> None:
+def test_admission_has_its_own_timeout():
     m = machine(requests=1, admission_timeout_s=2.0)
     m.handle(submitted(1))
     m.handle(submitted(2, now_s=1.0))
@@ -440,7 +440,7 @@ def test_admission_has_its_own_timeout() -> None:
     assert isinstance(failure(away), DeviceLostError)
 
 
-def test_greater_priority_is_admitted_first() -> None:
+def test_greater_priority_is_admitted_first():
     m = machine(requests=1)
     m.handle(submitted(1))
     for request_id, priority in ((2, 0), (3, 1), (4, 1)):
@@ -453,7 +453,7 @@ def test_greater_priority_is_admitted_first() -> None:
     assert order == [3, 4, 2]
 
 
-def test_results_are_delivered_in_order_if_configured() -> None:
+def test_results_are_delivered_in_order_if_configured():
     m = machine(in_order=True, requests=3)
     for request_id in (1, 2, 3, 4):
         m.handle(submitted(request_id))
@@ -464,7 +464,7 @@ def test_results_are_delivered_in_order_if_configured() -> None:
     assert instructions[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
 
 
-def test_ended_requests_leave_no_state() -> None:
+def test_ended_requests_leave_no_state():
     m = machine(remembered=10)
     for request_id in range(5000):
         m.handle(submitted(request_id, deadline_s=1e6))
@@ -472,7 +472,7 @@ def test_ended_requests_leave_no_state() -> None:
     assert len(m.due.entries) < 200
 
 
-def test_close_cancels_current_and_later_requests() -> None:
+def test_close_cancels_current_and_later_requests():
     m = machine(requests=1)
     m.handle(submitted(1))
     m.handle(submitted(2))
@@ -481,7 +481,7 @@ def test_close_cancels_current_and_later_requests() -> None:
     assert isinstance(failure(m.handle(submitted(3))[0]), RequestCancelledError)
 
 
-def test_impossible_events_raise() -> None:
+def test_impossible_events_raise():
     m = machine(requests=1)
     m.handle(submitted(1))
     with pytest.raises(InvalidTransitionError, match="twice"):
@@ -491,7 +491,7 @@ def test_impossible_events_raise() -> None:
         m.handle(answered(1.0, 2, 1, "y"))
 
 
-def test_transition_table_is_complete() -> None:
+def test_transition_table_is_complete():
     expected_states = {RequestState.NEW, RequestState.DIRECT} | {
         state for row in TRANSITIONS.values() for state in row.to
     }

@@ -92,7 +92,7 @@ class Deployed:
 
 @given(plan=plans())
 @settings(max_examples=30, deadline=None)
-def test_packed_messages_keep_names_of_tensors(plan: Plan) -> None:
+def test_packed_messages_keep_names_of_tensors(plan):
     deployed = Deployed(plan)
     deployed.check(deployed.deployment.submit(deployed.inputs))
     num_packed = deployed.num_packed
@@ -106,7 +106,7 @@ def test_packed_messages_keep_names_of_tensors(plan: Plan) -> None:
 
 @given(plan=plans(), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_direct_run_keeps_names_of_tensors(plan: Plan, data: st.DataObject) -> None:
+def test_direct_run_keeps_names_of_tensors(plan, data):
     deployed = Deployed(plan)
     deployment: Any = deployed.deployment
     stages: list[Any] = [

@@ -41,9 +41,7 @@ TOY = DeviceDescriptor("TOY", "TWIN", "1", "node 2")
         ([], "", "", ""),
     ],
 )
-def test_tensors_that_no_other_process_reads_stay(
-    sends: list[tuple[str, str]], outputs: str, resident: str, expected: str
-) -> None:
+def test_tensors_that_no_other_process_reads_stay(sends, outputs, resident, expected):
     wires = tuple(Send(address, 1, tuple(names)) for address, names in sends)
     assert left_outputs("here", wires, tuple(outputs), tuple(resident)) == set(expected)
 
@@ -67,7 +65,7 @@ def host(*lines: Any, outputs: tuple[str, ...] = ("y",)) -> DeviceHost:
     return result
 
 
-def test_timing_of_a_run() -> None:
+def test_timing_of_a_run():
     device = host(("Neg", "neg", ("x",), "y"), ("Relu", "relu", ("x",), "z"), outputs=("y", "z"))
     request = Request(deployment="d", id=3, attempt=2)
     outputs, run = device.run_stage(request, 5, [X], ready_s=7.5)
@@ -82,7 +80,7 @@ def test_timing_of_a_run() -> None:
     assert (run.queued_s, run.started_s, set(run.node_times_s)) == (0, 12, {"neg", "relu"})
 
 
-def test_constant_inputs_are_loaded_with_the_stage() -> None:
+def test_constant_inputs_are_loaded_with_the_stage():
     model = build([("Add", "add", ("a", "b"), "y")], ["y"], inputs=("a", "b"))
     _, (source,) = cut(model, ("TOY", ["add"]))
     device = DeviceHost(TOY, TwinPlugin())
@@ -98,7 +96,7 @@ def test_constant_inputs_are_loaded_with_the_stage() -> None:
 
 
 @pytest.mark.parametrize(("node", "kind"), [("refuse", KernelError), ("fail", InferenceError)])
-def test_errors_of_a_run_name_stage_device_and_request(node: str, kind: type[Exception]) -> None:
+def test_errors_of_a_run_name_stage_device_and_request(node, kind):
     device = host(("Neg", node, ("x",), "y"))
     with pytest.raises(kind, match=r"stage 5 on device TOY|by design") as caught:
         device.run_stage(Request(deployment="d", id=3, attempt=2), 5, [X])
@@ -111,7 +109,7 @@ def test_errors_of_a_run_name_stage_device_and_request(node: str, kind: type[Exc
         device.execute("d", 6, [X], RunContext())
 
 
-def test_properties_are_those_of_the_physical_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_are_those_of_the_physical_device(monkeypatch):
     monkeypatch.setattr(TwinPlugin, "get_property", lambda self, name, device_id: (name, device_id))
     device = DeviceHost(TOY, TwinPlugin())
     assert device.get_property("FULL_DEVICE_NAME") == ("FULL_DEVICE_NAME", "1")
@@ -124,9 +122,7 @@ def test_properties_are_those_of_the_physical_device(monkeypatch: pytest.MonkeyP
     # as it is read. The task has then run for 2 s.
     [(0.0, 0.0, float("inf")), (1.5, 2.0, 1.5), (0.5, 2.0, 0.5), (2.0, 0.0, 2.0), (9.0, 0.0, 9.0)],
 )
-def test_status_of_a_running_stage(
-    monkeypatch: pytest.MonkeyPatch, timeout_s: float, overdue_s: float, allowance_s: float
-) -> None:
+def test_status_of_a_running_stage(monkeypatch, timeout_s, overdue_s, allowance_s):
     board, ticks = Switchboard(), Ticks()
     board.connect("client", lambda message: None)
     device = DeviceHost(TOY, TwinPlugin(), ticks)

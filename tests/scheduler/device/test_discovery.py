@@ -56,7 +56,7 @@ def probe(plugin: ToyPlugin, **options: Any) -> tuple[DeviceDescriptor, ...]:
     return probe_node("here", entries=entries(plugin), **options)
 
 
-def test_descriptor_has_what_the_plugin_reports() -> None:
+def test_descriptor_has_what_the_plugin_reports():
     left, right = probe(BoardPlugin())
     assert (left.name, left.plugin, left.device_id, left.node) == (
         "BOARD.0",
@@ -86,7 +86,7 @@ def test_descriptor_has_what_the_plugin_reports() -> None:
         (0, [], []),
     ],
 )
-def test_logical_devices_share_physical_ones(count: int, ids: list[str], nbytes: list[int]) -> None:
+def test_logical_devices_share_physical_ones(count, ids, nbytes):
     rows = probe(BoardPlugin(), counts={"BOARD": count, "OTHER": 9})
     assert [row.device_id for row in rows] == ids
     assert [row.memory_nbytes for row in rows] == nbytes
@@ -94,9 +94,7 @@ def test_logical_devices_share_physical_ones(count: int, ids: list[str], nbytes:
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, None), (0, None), (1, 1), (10**6, None)])
-def test_processor_has_the_cores_and_memory_of_the_node(
-    limit: int | None, expected: int | None
-) -> None:
+def test_processor_has_the_cores_and_memory_of_the_node(limit, expected):
     (row,) = probe(ToyPlugin(), num_cores=limit)
     assert row.memory_nbytes == NODE_NBYTES
     assert row.shares_memory
@@ -105,7 +103,7 @@ def test_processor_has_the_cores_and_memory_of_the_node(
     assert uses_cores == (cores if expected is None else expected)
 
 
-def test_plugin_that_fails_is_listed_with_its_error() -> None:
+def test_plugin_that_fails_is_listed_with_its_error():
     missing = PluginEntry("GONE", "test", None, "no driver")
     empty, broken = BoardPlugin(), BoardPlugin()
     empty.ids, broken.name = (), "BAD"
@@ -127,7 +125,7 @@ def test_plugin_that_fails_is_listed_with_its_error() -> None:
     assert usable(rows[2]) is rows[2]
 
 
-def test_devices_of_one_node_are_named() -> None:
+def test_devices_of_one_node_are_named():
     rows = (*probe(BoardPlugin()), *probe(ToyPlugin()))
     assert [row.name for row in with_cluster_names(rows)] == ["BOARD.left", "BOARD.right", "TOY"]
     assert [row.device_id for row in with_cluster_names(rows)] == [row.device_id for row in rows]

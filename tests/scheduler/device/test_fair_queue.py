@@ -60,8 +60,8 @@ one = st.tuples(st.integers(2, 9), st.integers(0, LEVELS - 1), st.integers(0, 1)
 
 @given(st.lists(one, max_size=12, unique_by=lambda t: t[:2]))
 def test_tasks_run_by_request_level_and_priority(
-    tasks: list[tuple[int, int, int]],
-) -> None:
+    tasks,
+):
     m = machine("AB")
     for _ in drain(m, arrive(m, "B", 1)):  # another task runs
         pass
@@ -73,7 +73,7 @@ def test_tasks_run_by_request_level_and_priority(
     assert order == [t[:2] for t in expected]
 
 
-def test_flood_of_a_client_does_not_delay_anothers_request() -> None:
+def test_flood_of_a_client_does_not_delay_anothers_request():
     m = machine("AB")
     running = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(10):
@@ -86,7 +86,7 @@ def test_flood_of_a_client_does_not_delay_anothers_request() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 10**6])
-def test_sequential_client_gets_half_of_a_flooded_device(first: int) -> None:
+def test_sequential_client_gets_half_of_a_flooded_device(first):
     m = machine("AB")
     running = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     count = Counter[str]()
@@ -99,7 +99,7 @@ def test_sequential_client_gets_half_of_a_flooded_device(first: int) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [8, 64])
-def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
+def test_flood_of_chains_delays_each_stage_by_one_task(in_flight):
     m = machine("AB")
     running = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
     newest = Counter(A=in_flight, B=1)
@@ -119,7 +119,7 @@ def test_flood_of_chains_delays_each_stage_by_one_task(in_flight: int) -> None:
     assert "AA" not in order[10 * in_flight + 2 :]
 
 
-def test_idle_client_saves_no_turns() -> None:
+def test_idle_client_saves_no_turns():
     m = machine("AB")
     for _ in drain(m, arrive(m, "B", 1)):
         pass
@@ -133,7 +133,7 @@ def test_idle_client_saves_no_turns() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 3))
-def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels: int) -> None:
+def test_busy_clients_get_equal_turns_despite_numbering(gaps, levels):
     """Request numbers on a device have gaps if other devices run some requests."""
     clients = "ABCD"[: len(gaps)]
     m = machine(clients)
@@ -147,7 +147,7 @@ def test_busy_clients_get_equal_turns_despite_numbering(gaps: list[int], levels:
     assert max(count.values()) - min(count.values()) <= 2 + 2 * levels
 
 
-def test_clients_that_return_are_served_by_arrival() -> None:
+def test_clients_that_return_are_served_by_arrival():
     queue, lines = FairQueue[str](), {name: ClientQueue[str]() for name in "abc"}
 
     def run(name: str) -> str:

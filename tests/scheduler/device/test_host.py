@@ -30,8 +30,8 @@ def loaded(*stages: str) -> DeviceHost:
 
 
 def test_stage_is_not_closed_between_lookup_and_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     host = loaded("add")
     compiled = host._stages["add", 0]
     unloading = threading.Thread(target=host.unload, args=("add",))
@@ -60,9 +60,7 @@ def test_stage_is_not_closed_between_lookup_and_run(
     assert ran_at_close == [0]
 
 
-def test_failing_close_does_not_keep_other_programs_open(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_close_does_not_keep_other_programs_open(monkeypatch, caplog):
     host = loaded("add", "mul")
     closed: list[str] = []
     for (name, _), compiled in host._stages.items():

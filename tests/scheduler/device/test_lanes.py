@@ -120,7 +120,7 @@ class Device:
         return status["tasks"] == status["running"] == 0 and not self.loop.host._running
 
 
-def test_task_forwards_outputs_and_timings() -> None:
+def test_task_forwards_outputs_and_timings():
     device = Device()
     device.receive([X, X + 1])
     assert device.loop.status()["running"] == 1
@@ -135,7 +135,7 @@ def test_task_forwards_outputs_and_timings() -> None:
     assert device.is_idle
 
 
-def test_last_stage_sends_the_result() -> None:
+def test_last_stage_sends_the_result():
     device = Device()
     device.receive([X, X], route=1)
     device.work()
@@ -144,7 +144,7 @@ def test_last_stage_sends_the_result() -> None:
     assert (tensors, stages) == ([], [0, 3])
 
 
-def test_duplicate_or_dropped_task_does_not_start() -> None:
+def test_duplicate_or_dropped_task_does_not_start():
     device = Device()
     device.receive([X, X])
     device.receive([X, X])
@@ -162,8 +162,8 @@ def test_duplicate_or_dropped_task_does_not_start() -> None:
 
 
 def test_task_dropped_before_its_run_is_skipped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     device = Device()
     device.receive([X, X])
     device.loop.receive(Dropped(Request(deployment=KEY, id=1, attempt=1)))
@@ -174,7 +174,7 @@ def test_task_dropped_before_its_run_is_skipped(
     assert device.is_idle
 
 
-def test_send_error_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_send_error_fails_the_request(monkeypatch):
     device = Device()
     device.receive([X, X])
 
@@ -188,7 +188,7 @@ def test_send_error_fails_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.is_idle
 
 
-def test_complete_message_completes_a_partial_task() -> None:
+def test_complete_message_completes_a_partial_task():
     device = Device(num_streams=2)
     device.receive([X + 1], 0b10)
     device.receive([X, X + 1])
@@ -198,7 +198,7 @@ def test_complete_message_completes_a_partial_task() -> None:
     assert device.is_idle
 
 
-def test_inputs_from_several_stages_are_joined() -> None:
+def test_inputs_from_several_stages_are_joined():
     device = Device()
     device.receive([X + 1], 0b10)
     device.receive([X + 1], 0b10)
@@ -214,7 +214,7 @@ def test_inputs_from_several_stages_are_joined() -> None:
     assert device.is_idle
 
 
-def test_timings_of_several_paths_are_forwarded() -> None:
+def test_timings_of_several_paths_are_forwarded():
     device = Device()
     timings = [StageTiming(stage, "TOY") for stage in range(3)]
     task = Task(Request(deployment=KEY, id=1, attempt=1), 3)
@@ -225,7 +225,7 @@ def test_timings_of_several_paths_are_forwarded() -> None:
     assert [stages for _, _, _, stages in device.channel.packed] == [[0, 1, 2, 3]] * 2
 
 
-def test_task_of_a_busy_stage_waits_its_turn() -> None:
+def test_task_of_a_busy_stage_waits_its_turn():
     device = Device()
     device.receive([X, X], number=5)
     device.receive([X + 1, X], number=7)
@@ -237,7 +237,7 @@ def test_task_of_a_busy_stage_waits_its_turn() -> None:
 
 
 @pytest.mark.parametrize("why", ["no room", "large output"])
-def test_outputs_fall_back_to_messages(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_fall_back_to_messages(why, monkeypatch):
     device = Device()
     device.channel.has_room = why != "no room"
     device.receive([X, X])
@@ -253,7 +253,7 @@ def test_outputs_fall_back_to_messages(why: str, monkeypatch: pytest.MonkeyPatch
     assert [timing.stage for timing in values.runs] == [0, 3]
 
 
-def test_result_falls_back_to_a_message() -> None:
+def test_result_falls_back_to_a_message():
     device = Device()
     device.channel.has_room = False
     device.receive([X, X], route=1)
@@ -266,7 +266,7 @@ def test_result_falls_back_to_a_message() -> None:
 
 
 @pytest.mark.parametrize("kind", ["refuse", "fail"])
-def test_stage_error_is_sent_once(kind: str) -> None:
+def test_stage_error_is_sent_once(kind):
     device = Device(kind)
     device.receive([X, X])
     device.work()
@@ -281,8 +281,8 @@ def test_stage_error_is_sent_once(kind: str) -> None:
 
 
 def test_dropped_attempt_cancels_its_running_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     device = Device("sleep_60_")
     device.receive([X, X])
     thread = threading.Thread(target=device.work)
@@ -297,7 +297,7 @@ def test_dropped_attempt_cancels_its_running_task(
     assert device.is_idle
 
 
-def test_stage_with_a_time_limit_has_a_record() -> None:
+def test_stage_with_a_time_limit_has_a_record():
     device = Device(timeout_s=30.0)
     device.receive([X, X])
     (due,) = device.due
@@ -307,7 +307,7 @@ def test_stage_with_a_time_limit_has_a_record() -> None:
     assert [to for to, _ in device.channel.messages] == ["next", "other"]
 
 
-def test_message_for_closed_deployment_reports_lost_device() -> None:
+def test_message_for_closed_deployment_reports_lost_device():
     device = Device()
     device.loop.close_deployment(KEY)
     device.receive([X, X])
@@ -319,7 +319,7 @@ def test_message_for_closed_deployment_reports_lost_device() -> None:
     assert len(device.channel.messages) == 1
 
 
-def test_message_for_unknown_stage_reports_lost_device() -> None:
+def test_message_for_unknown_stage_reports_lost_device():
     device = Device()
     device.receive([X, X], stage=9)
     ((_, failure),) = device.channel.messages
@@ -330,7 +330,7 @@ def test_message_for_unknown_stage_reports_lost_device() -> None:
 @pytest.mark.parametrize(
     ("tensors", "positions"), [([X], 0b11), ([X, X, X], 0b111), ([X], 0b100), ([X, X], 0b1)]
 )
-def test_wrong_input_mask_is_a_typed_error(tensors: list[np.ndarray], positions: int) -> None:
+def test_wrong_input_mask_is_a_typed_error(tensors, positions):
     device = Device()
     device.receive(tensors, positions)
     ((to, failure),) = device.channel.messages
@@ -339,7 +339,7 @@ def test_wrong_input_mask_is_a_typed_error(tensors: list[np.ndarray], positions:
     assert device.is_idle
 
 
-def test_profiled_stage_uses_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiled_stage_uses_messages(monkeypatch):
     device = Device()
     device.loop.host._stages[KEY, 3].profiles = True
     lanes = device.loop._lanes
@@ -357,7 +357,7 @@ def test_profiled_stage_uses_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.data())
-def test_damaged_bytes_run_or_raise_or_fail(data: st.DataObject) -> None:
+def test_damaged_bytes_run_or_raise_or_fail(data):
     device = Device()
     head = LaneHead(lane.TO_STAGE, 0, 0, lane.lane_key(KEY), 1, 1, 3, 0, 0b11, 0)
     parts = lane.pack_message(head, lane.pack_timing(BEFORE), [X, X])
@@ -379,8 +379,8 @@ def test_damaged_bytes_run_or_raise_or_fail(data: st.DataObject) -> None:
 
 
 def test_task_of_unloaded_stage_reports_lost_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     device = Device()
     device.receive([X, X])
     device.loop.close_deployment(KEY)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,15 +20,13 @@ from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.types.events import Send, StageOpened
 from hetero.scheduler.types.messages import Failure, Task, Values
-from tests.scheduler.endpoints import LONG_S, ChannelEndpoint
+from tests.scheduler.endpoints import LONG_S
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 
 
 @pytest.fixture
-def device(
-    folder: Path, make_endpoint: Callable[..., ChannelEndpoint]
-) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
+def device(folder, make_endpoint):
     """Return a loop and its channel, which are closed before the endpoints."""
     channels: list[DirectChannel] = []
 
@@ -52,10 +48,10 @@ def opened(loop: DeviceLoop, client: str) -> StageOpened:
 
 @pytest.mark.parametrize("end", ["closed", "client gone"])
 def test_values_for_an_unloaded_stage_report_lost_device(
-    end: str,
-    device: tuple[DeviceLoop, DirectChannel],
-    make_endpoint: Callable[..., ChannelEndpoint],
-) -> None:
+    end,
+    device,
+    make_endpoint,
+):
     loop, channel = device
     client, before = (
         make_endpoint(),
@@ -76,9 +72,7 @@ def test_values_for_an_unloaded_stage_report_lost_device(
     assert isinstance(answer.error, DeviceLostError)
 
 
-def test_ill_typed_message_is_a_typed_error(
-    device: tuple[DeviceLoop, DirectChannel], make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_ill_typed_message_is_a_typed_error(device, make_endpoint):
     loop, channel = device
     client = make_endpoint()
     loop.open_stage(opened(loop, client.address))
@@ -94,7 +88,7 @@ def test_ill_typed_message_is_a_typed_error(
     assert "int" in str(failure.error)
 
 
-def test_outputs_follow_the_route_of_their_attempt() -> None:
+def test_outputs_follow_the_route_of_their_attempt():
     came: dict[str, list[Any]] = {name: [] for name in ("client", "near", "moved", "far")}
     board = Switchboard()
     for name, messages in came.items():
@@ -125,7 +119,7 @@ def test_outputs_follow_the_route_of_their_attempt() -> None:
     loop.close()
 
 
-def test_task_without_thread_is_reported_and_frees_stream() -> None:
+def test_task_without_thread_is_reported_and_frees_stream():
     def refuse(loop: DeviceLoop, due: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -144,9 +138,7 @@ def test_task_without_thread_is_reported_and_frees_stream() -> None:
 
 
 @pytest.mark.parametrize("uses_lanes", [False, True])
-def test_next_task_starts_before_the_outputs_are_sent(
-    uses_lanes: bool, device: tuple[DeviceLoop, DirectChannel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_task_starts_before_the_outputs_are_sent(uses_lanes, device, monkeypatch):
     actions: list[str] = []
     if uses_lanes:
         loop, channel = device

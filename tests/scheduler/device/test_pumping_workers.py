@@ -64,22 +64,22 @@ class Script:
         self.done.append("]")
 
 
-def test_outputs_of_a_single_task_are_sent_at_once() -> None:
+def test_outputs_of_a_single_task_are_sent_at_once():
     assert Script("a", "b", "c").play() == "abc"
 
 
-def test_outputs_after_concurrent_tasks_are_sent_together() -> None:
+def test_outputs_after_concurrent_tasks_are_sent_together():
     assert Script("abc", "def", "g", "h").play() == "abc[def][g]h"
 
 
-def test_task_waits_for_few_others() -> None:
+def test_task_waits_for_few_others():
     done = Script("ab", "x" * 40).play()
     assert done.startswith("ab[x")
     assert max(map(len, done.replace("[", "]").split("]"))) <= 16
     assert done.count("x") == 40
 
 
-def test_failing_task_uncorks_its_channel() -> None:
+def test_failing_task_uncorks_its_channel():
     def fail(task: str) -> None:
         if task == "!":
             raise RuntimeError
@@ -87,14 +87,14 @@ def test_failing_task_uncorks_its_channel() -> None:
     assert Script("ab", "c!d", runs=fail).play() == "ab[c!d]"
 
 
-def test_outputs_of_long_tasks_are_sent_one_by_one() -> None:
+def test_outputs_of_long_tasks_are_sent_one_by_one():
     script = Script("ab", "cd")
     script.workers._ewma_s = LONG_S  # as if the last ones had been
     assert script.play() == "abcd"
 
 
 @pytest.mark.parametrize("when_s", [_LOOK_S, 0])
-def test_unexpected_error_leaves_the_device_receiving(when_s: float) -> None:
+def test_unexpected_error_leaves_the_device_receiving(when_s):
     def fail(task: str) -> None:
         if task == "!":
             raise RuntimeError("of a task")
@@ -114,7 +114,7 @@ def test_unexpected_error_leaves_the_device_receiving(when_s: float) -> None:
     assert damaged.num_damaged
 
 
-def test_streams_added_during_long_tasks_remain() -> None:
+def test_streams_added_during_long_tasks_remain():
     script = Script()
     workers = script.workers
     workers.serve(script)  # type: ignore[arg-type]  # of a channel it only receives
@@ -136,14 +136,14 @@ def test_streams_added_during_long_tasks_remain() -> None:
     workers.stop()
 
 
-def test_run_time_of_tasks_is_a_moving_average() -> None:
+def test_run_time_of_tasks_is_a_moving_average():
     workers = Script().workers
     for seconds in (0.0008, 0.0, 0.0004):
         workers._note(seconds)
     assert workers._ewma_s == pytest.approx(0.0008 / 8 * (7 / 8) ** 2 + 0.0004 / 8)
 
 
-def test_tasks_near_the_long_limit_start_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_near_the_long_limit_start_few_threads(monkeypatch):
     names: list[str] = []
 
     def start(work: object, name: str) -> threading.Thread:

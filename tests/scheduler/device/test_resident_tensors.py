@@ -54,7 +54,7 @@ class RecordingChannel:
         """Close nothing."""
 
 
-def test_tensors_are_counted_shared_and_freed_by_key() -> None:
+def test_tensors_are_counted_shared_and_freed_by_key():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
         tensors.answer(StoreTensors(TASK, client, key, {"t": X[:2]}), channel.send)
@@ -80,7 +80,7 @@ def test_tensors_are_counted_shared_and_freed_by_key() -> None:
     assert failure.error.data["port"] == "x"
 
 
-def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
+def test_awaited_bundle_is_sent_or_dropped_with_its_attempt():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     task = Task(Request(deployment="m", id=1, attempt=1, resident_outputs=("t",)), 2)
     reader = Task(Request(deployment="m", id=2, attempt=1, resident_outputs=("t",)), 2)
@@ -107,7 +107,7 @@ def test_awaited_bundle_is_sent_or_dropped_with_its_attempt() -> None:
     assert channel.messages[-1][0] == "other"
 
 
-def test_rows_of_resident_tensors_are_joined_in_place() -> None:
+def test_rows_of_resident_tensors_are_joined_in_place():
     tensors, channel = (
         ResidentTensors(replace(TOY, memory_nbytes=300), lambda value: value),
         RecordingChannel(),
@@ -136,14 +136,14 @@ def test_rows_of_resident_tensors_are_joined_in_place() -> None:
     assert tensors.nbytes == a.nbytes + b.nbytes + 96
 
 
-def test_device_without_shareable_memory_stores_tensors_on_host() -> None:
+def test_device_without_shareable_memory_stores_tensors_on_host():
     class Leaving(ToyPlugin):
         leaves_outputs = True
 
     assert DeviceHost(TOY, Leaving()).place(X) is X
 
 
-def test_tensors_beyond_memory_are_refused_without_effect() -> None:
+def test_tensors_beyond_memory_are_refused_without_effect():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     tensors.keep("a", "1", {"t": X})
     with pytest.raises(DeviceMemoryError, match="TOY on node here stores 16 bytes"):
@@ -155,7 +155,7 @@ def test_tensors_beyond_memory_are_refused_without_effect() -> None:
 
 
 @pytest.fixture
-def loop() -> Any:
+def loop():
     """Return a device's loop with one stage, its channel and its started runs."""
     plan, (source,) = chain("TOY")
     host, channel, runs = DeviceHost(TOY, ToyPlugin()), RecordingChannel(), []
@@ -167,9 +167,7 @@ def loop() -> Any:
 
 
 @pytest.mark.parametrize("dropped", ["before", "while it runs", "after", None])
-def test_output_stays_resident_unless_its_attempt_was_dropped(
-    loop: Any, dropped: str | None
-) -> None:
+def test_output_stays_resident_unless_its_attempt_was_dropped(loop, dropped):
     device_loop, channel, runs, name = loop
     request = Request(deployment="d", id=1, attempt=1, resident_outputs=(name,))
     if dropped == "before":
@@ -196,7 +194,7 @@ def test_output_stays_resident_unless_its_attempt_was_dropped(
         assert device_loop.status()["kept_nbytes"] == 0
 
 
-def test_error_of_vendor_reaches_the_requesting_client() -> None:
+def test_error_of_vendor_reaches_the_requesting_client():
     def place(value: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
@@ -215,7 +213,7 @@ def test_error_of_vendor_reaches_the_requesting_client() -> None:
     assert tensors.nbytes == 0
 
 
-def test_resident_tensors_belong_to_one_client() -> None:
+def test_resident_tensors_belong_to_one_client():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     tensors.keep("a", "1", {"t": X})
     tensors.answer(StoreTensors(TASK, "b", "1", {"t": X[:2]}), channel.send)
@@ -227,7 +225,7 @@ def test_resident_tensors_belong_to_one_client() -> None:
     np.testing.assert_array_equal(message.tensors["x"], X)
 
 
-def test_sent_tensors_are_evicted_for_required_ones() -> None:
+def test_sent_tensors_are_evicted_for_required_ones():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
     tasks = [Task(request, 0) for request in requests]
@@ -252,7 +250,7 @@ def test_sent_tensors_are_evicted_for_required_ones() -> None:
     assert tensors.nbytes == 32
 
 
-def test_oldest_sent_tensors_are_evicted_first() -> None:
+def test_oldest_sent_tensors_are_evicted_first():
     tensors, channel = ResidentTensors(TOY, lambda value: value), RecordingChannel()
     requests = [Request(deployment="d", id=i, attempt=1, restore_s=1.0) for i in (1, 2)]
     tasks = [Task(request, 0) for request in requests]
@@ -266,7 +264,7 @@ def test_oldest_sent_tensors_are_evicted_first() -> None:
 
 
 @pytest.mark.parametrize("end", ["its attempt", "its client", None])
-def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, end: str | None) -> None:
+def test_sent_tensors_remain_until_attempt_or_client_ends(loop, end):
     device_loop, channel, runs, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     device_loop.open_stage(StageOpened("d", 0, ("x",), 0, sends, (), client="client", number=1))
@@ -287,7 +285,7 @@ def test_sent_tensors_remain_until_attempt_or_client_ends(loop: Any, end: str | 
         np.testing.assert_array_equal(channel.messages[-1][1].tensors["y"], X + 1)
 
 
-def test_sent_tensors_are_freed_after_an_early_drop(loop: Any) -> None:
+def test_sent_tensors_are_freed_after_an_early_drop(loop):
     """Its result may be delivered and dropped before the device continues."""
     device_loop, _, runs, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
@@ -299,7 +297,7 @@ def test_sent_tensors_are_freed_after_an_early_drop(loop: Any) -> None:
     assert device_loop.status()["kept_nbytes"] == 0
 
 
-def test_replayed_stage_reports_tensors_to_its_client_only(loop: Any) -> None:
+def test_replayed_stage_reports_tensors_to_its_client_only(loop):
     device_loop, channel, runs, name = loop
     sends = {0: (Send("next", 1, (name,)),)}
     device_loop.open_stage(
@@ -316,7 +314,7 @@ def test_replayed_stage_reports_tensors_to_its_client_only(loop: Any) -> None:
     assert device_loop.status()["kept_nbytes"] == 32
 
 
-def test_keep_sent_of_dropped_attempt_leaves_nothing_to_evict() -> None:
+def test_keep_sent_of_dropped_attempt_leaves_nothing_to_evict():
     class DroppingTensors(ResidentTensors):
         """Drops the attempt as soon as its tensors are stored."""
 

@@ -62,7 +62,7 @@ def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
     return [i.task for i in instructions if isinstance(i, ev.TaskRun) and i.outputs is not None]
 
 
-def test_task_runs_forwards_and_reports() -> None:
+def test_task_runs_forwards_and_reports():
     m = machine()
     assert add_inputs(m, task(1), "x") == [run(task(1), "x")]
     assert end(m, task(1)) == [
@@ -71,7 +71,7 @@ def test_task_runs_forwards_and_reports() -> None:
     assert m.num_tasks == 0
 
 
-def test_reopened_stage_keeps_its_tasks() -> None:
+def test_reopened_stage_keeps_its_tasks():
     m = machine()
     add_inputs(m, task(1), "x")
     add_inputs(m, task(2), "x")
@@ -83,17 +83,17 @@ def test_reopened_stage_keeps_its_tasks() -> None:
     ]
 
 
-def test_stage_waits_for_all_inputs_in_any_order() -> None:
+def test_stage_waits_for_all_inputs_in_any_order():
     m = machine()
     assert add_inputs(m, task(1, 1), "b") == []
     assert add_inputs(m, task(1, 1), "a") == [run(task(1, 1), "b", "a")]
 
 
-def test_stage_without_inputs_runs_on_its_task_message() -> None:
+def test_stage_without_inputs_runs_on_its_task_message():
     assert add_inputs(machine(), task(1, 2)) == [run(task(1, 2))]
 
 
-def test_older_requests_run_first_and_levels_count_as_requests() -> None:
+def test_older_requests_run_first_and_levels_count_as_requests():
     m = machine()
     add_inputs(m, task(1), "x")
     add_inputs(m, task(4), "x")
@@ -108,7 +108,7 @@ def test_older_requests_run_first_and_levels_count_as_requests() -> None:
     assert order == [task(3), task(4), task(3, 1)]
 
 
-def test_concurrent_runs_equal_the_streams() -> None:
+def test_concurrent_runs_equal_the_streams():
     m = machine(2)
     assert add_inputs(m, task(1), "x")
     assert add_inputs(m, task(2), "x")
@@ -121,7 +121,7 @@ def other(request_id: int) -> Task:
     return Task(Request(deployment="e", id=request_id, attempt=1), 0)
 
 
-def test_each_stage_uses_its_own_streams() -> None:
+def test_each_stage_uses_its_own_streams():
     m = machine(4)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
@@ -136,7 +136,7 @@ def test_each_stage_uses_its_own_streams() -> None:
     assert m.num_streams == 1
 
 
-def test_close_of_wide_stage_keeps_order_of_narrow_one() -> None:
+def test_close_of_wide_stage_keeps_order_of_narrow_one():
     m = machine(2)
     m.open(ev.StageOpened("e", 0, ("x",), 0))
     for request_id in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_close_of_wide_stage_keeps_order_of_narrow_one() -> None:
     assert end(m, other(2))[-1] == run(other(3), "x")
 
 
-def test_failure_is_reported_without_outputs() -> None:
+def test_failure_is_reported_without_outputs():
     m = machine()
     add_inputs(m, task(1), "x")
     error = ValueError()
@@ -155,7 +155,7 @@ def test_failure_is_reported_without_outputs() -> None:
     ]
 
 
-def test_drop_cancels_running_and_discards_waiting_tasks() -> None:
+def test_drop_cancels_running_and_discards_waiting_tasks():
     m = machine()
     add_inputs(m, task(1), "x")
     add_inputs(m, task(1, 1), "a")
@@ -164,14 +164,14 @@ def test_drop_cancels_running_and_discards_waiting_tasks() -> None:
     assert m.num_tasks == 0
 
 
-def test_late_values_of_dropped_attempt_are_discarded() -> None:
+def test_late_values_of_dropped_attempt_are_discarded():
     m = machine()
     m.drop(task(1).request)
     assert add_inputs(m, task(1), "x") == []
     assert add_inputs(m, task(1, attempt=2), "x") == [run(task(1, attempt=2), "x")]
 
 
-def test_dropped_task_in_the_queue_does_not_run() -> None:
+def test_dropped_task_in_the_queue_does_not_run():
     m = machine()
     add_inputs(m, task(1), "x")
     add_inputs(m, task(2), "x")
@@ -180,7 +180,7 @@ def test_dropped_task_in_the_queue_does_not_run() -> None:
     assert end(m, task(1))[-1] == run(task(3), "x")
 
 
-def test_closed_deployment_drops_its_tasks_and_later_ones() -> None:
+def test_closed_deployment_drops_its_tasks_and_later_ones():
     m = machine()
     add_inputs(m, task(1), "x")
     add_inputs(m, task(2), "x")
@@ -199,14 +199,14 @@ def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
     return failure.error
 
 
-def test_values_for_unknown_stage_are_refused_by_name() -> None:
+def test_values_for_unknown_stage_are_refused_by_name():
     m = machine()
     assert "is not loaded here" in str(refusal(add_inputs(m, task(1, 9), "x"), task(1, 9)))
     assert "['y']" in str(refusal(add_inputs(m, task(1), "y"), task(1)))
     assert m.num_tasks == 0
 
 
-def test_task_runs_at_once_if_a_stream_is_free() -> None:
+def test_task_runs_at_once_if_a_stream_is_free():
     m = machine()
     m.drop(task(1).request)
     assert add_inputs(m, task(1), "x") == []
@@ -227,7 +227,7 @@ def test_task_runs_at_once_if_a_stream_is_free() -> None:
     assert (wide.num_running, wide.num_tasks) == (1, 1)
 
 
-def test_duplicate_values_change_nothing() -> None:
+def test_duplicate_values_change_nothing():
     m = machine()
     add_inputs(m, task(1, 1), "a")
     assert add_inputs(m, task(1, 1), "a") == []
@@ -237,7 +237,7 @@ def test_duplicate_values_change_nothing() -> None:
     assert m.num_tasks == 0
 
 
-def test_impossible_events_raise() -> None:
+def test_impossible_events_raise():
     m = machine()
     add_inputs(m, task(1), "x")
     runs = found(m, task(1))
@@ -250,7 +250,7 @@ def test_impossible_events_raise() -> None:
     st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
     st.integers(1, 3),
 )
-def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
+def test_random_events_keep_the_invariants(life, streams):
     m = machine(streams)
     sent_values: set[tuple[int, str]] = set()
     dropped: set[int] = set()
@@ -286,7 +286,7 @@ def test_random_events_keep_the_invariants(life: list[tuple[str, int]], streams:
     assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready
 
 
-def test_duplicate_values_of_finished_task_are_discarded() -> None:
+def test_duplicate_values_of_finished_task_are_discarded():
     m = machine()
     add_inputs(m, task(1), "x")
     end(m, task(1))
@@ -294,7 +294,7 @@ def test_duplicate_values_of_finished_task_are_discarded() -> None:
     assert m.num_tasks == 0
 
 
-def test_removed_client_leaves_no_state_and_others_continue() -> None:
+def test_removed_client_leaves_no_state_and_others_continue():
     m = DeviceMachine()
     for deployment, client in (("d", "one"), ("e", "other")):
         m.open(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
@@ -314,8 +314,8 @@ def joining(m: DeviceMachine, request_id: int, nbytes: int = 10) -> list[ev.Devi
 
 @pytest.mark.parametrize("bounds", [{"max_tasks": 8}, {"max_nbytes": 80}])
 def test_client_over_its_memory_loses_its_oldest_join(
-    bounds: dict[str, int],
-) -> None:
+    bounds,
+):
     m = DeviceMachine(**bounds)
     m.open(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
     m.open(ev.StageOpened("e", 0, ("x",), 0, client="other"))
@@ -332,13 +332,13 @@ def test_client_over_its_memory_loses_its_oldest_join(
     assert joining(m, 1) == []  # late values of ended tasks
 
 
-def test_reused_stage_number_takes_inputs_of_new_subgraph() -> None:
+def test_reused_stage_number_takes_inputs_of_new_subgraph():
     m = machine()
     m.open(ev.StageOpened("d", 0, ("z",), 0))
     assert add_inputs(m, task(1), "z") == [run(task(1), "z")]
 
 
-def test_queries_of_clients_and_attempts() -> None:
+def test_queries_of_clients_and_attempts():
     m = machine()
     m.open(ev.StageOpened("e", 0, ("x",), 0, client="other", timeout_s=3.0))
     m.open(ev.StageOpened("e", 1, ("x",), 0, client="other", timeout_s=2.0))
@@ -360,7 +360,7 @@ def test_queries_of_clients_and_attempts() -> None:
     assert m.close("f") == []
 
 
-def test_timings_of_two_paths_are_joined() -> None:
+def test_timings_of_two_paths_are_joined():
     m = machine()
     timings = [StageTiming(stage, "A") for stage in range(3)]
     m.add_inputs(task(1, 1), {"a": None}, (timings[0], timings[1]), 5.0)
@@ -377,7 +377,7 @@ class Direct:
     entered: Any = None
 
 
-def test_direct_task_occupies_a_stream_until_it_leaves() -> None:
+def test_direct_task_occupies_a_stream_until_it_leaves():
     m = machine()
     stage, first, second = m.stage("d", 0), Direct(), Direct()
     assert m.enter(stage, first)
@@ -391,7 +391,7 @@ def test_direct_task_occupies_a_stream_until_it_leaves() -> None:
     assert (stage.num_running, m.num_running) == (1, 1)
 
 
-def test_direct_task_is_remembered_by_its_attempt() -> None:
+def test_direct_task_is_remembered_by_its_attempt():
     m = machine(3)
     stage, direct = m.stage("d", 0), Direct()
     assert not m.is_obsolete(stage, (1, 1))
@@ -410,7 +410,7 @@ def test_direct_task_is_remembered_by_its_attempt() -> None:
     assert m.begin_direct(stage, (3, 1), Direct())
 
 
-def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch):
     monkeypatch.setattr("hetero.scheduler.device.task_queue._REMEMBERED", 2)
     m = machine()
     for number in (1, 2, 3):
@@ -421,7 +421,7 @@ def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch: pytest.Monke
     assert [m.is_dropped(task(n).request) for n in (11, 12, 13)] == [False, True, True]
 
 
-def test_older_description_does_not_replace_a_newer_one() -> None:
+def test_older_description_does_not_replace_a_newer_one():
     m = machine()
     for number, inputs in ((5, ("new",)), (4, ("old",)), (5, ("newest",))):
         m.open(ev.StageOpened("d", 0, inputs, 0, number=number))
@@ -430,7 +430,7 @@ def test_older_description_does_not_replace_a_newer_one() -> None:
     assert m.stage("d", 0).inputs == {"newest"}
 
 
-def test_misplaced_tasks_name_the_stage_and_attempt() -> None:
+def test_misplaced_tasks_name_the_stage_and_attempt():
     m = machine()
     expected = {"stage": 7, "request_id": 3, "attempt": 2}
     unknown = task(3, 7, attempt=2)
@@ -444,7 +444,7 @@ def test_misplaced_tasks_name_the_stage_and_attempt() -> None:
     assert failure.error.data == {**expected, "stage": 0}
 
 
-def test_average_run_time_moves_by_a_quarter() -> None:
+def test_average_run_time_moves_by_a_quarter():
     stage = machine().stage("d", 0)
     assert stage.ewma_s == float("inf")
     averages = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from hetero.devices.errors import InferenceError
 from hetero.devices.request.request import Request
-from hetero.scheduler import InProcessExecutor, Limits, create_executor, inprocess
+from hetero.scheduler import Limits, create_executor, inprocess
 from hetero.scheduler.client import deployment as deployment_module
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.device import loop, workers
@@ -29,7 +29,7 @@ INLINE = Request(inline=True, timeout_s=300)
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+def threads(monkeypatch):
     """Record the thread of each run of a stage."""
     run_threads: list[threading.Thread] = []
     run = ToyProgram.run
@@ -43,21 +43,19 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Classify every request that has run once as short, independent of the load."""
     monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
 
 
 @pytest.fixture
-def executor() -> Iterator[InProcessExecutor]:
+def executor():
     executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
     yield executor
     executor.close()
 
 
-def test_waiting_caller_runs_its_own_short_request(
-    executor: InProcessExecutor, quick: None, threads: list[threading.Thread]
-) -> None:
+def test_waiting_caller_runs_its_own_short_request(executor, quick, threads):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     deployment.submit({"x": X}, INLINE).future.result()
     while not executor._workers.are_idle:  # a thread may still look for results to deliver
@@ -72,27 +70,21 @@ def test_waiting_caller_runs_its_own_short_request(
     assert threading.main_thread() not in threads
 
 
-def test_long_request_does_not_occupy_its_caller(
-    executor: InProcessExecutor, threads: list[threading.Thread]
-) -> None:
+def test_long_request_does_not_occupy_its_caller(executor, threads):
     deployment = executor.deploy(*chain("TOY.0", name="sleep_0.1_"))
     for _ in range(2):
         deployment.submit({"x": X}, INLINE).future.result()
     assert threading.main_thread() not in threads
 
 
-def test_request_passes_its_stages_in_one_thread(
-    executor: InProcessExecutor, threads: list[threading.Thread]
-) -> None:
+def test_request_passes_its_stages_in_one_thread(executor, threads):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert len(threads) == 3
     assert len(set(threads)) == 1
 
 
-def test_busy_worker_delegates_the_notice_to_the_client(
-    executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_worker_delegates_the_notice_to_the_client(executor, threads, monkeypatch):
     stories: dict[int, threading.Thread] = {}
     receive = Deployment._receive
 
@@ -110,9 +102,7 @@ def test_busy_worker_delegates_the_notice_to_the_client(
     assert stories[1] in threads
 
 
-def test_ctrl_c_in_callers_stage_ends_its_request(
-    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_in_callers_stage_ends_its_request(executor, monkeypatch):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
     deployment.submit({"x": X}, INLINE).future.result()
 
@@ -146,9 +136,7 @@ def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-def test_ctrl_c_during_a_callers_run_leaves_devices_free(
-    executor: InProcessExecutor, quick: None, stages: int
-) -> None:
+def test_ctrl_c_during_a_callers_run_leaves_devices_free(executor, quick, stages):
     deployment = executor.deploy(*chain(*(f"TOY.{i}" for i in range(stages))))
     deployment.submit({"x": X}, INLINE).future.result()
     before = sys.getprofile()
@@ -169,7 +157,7 @@ def test_ctrl_c_during_a_callers_run_leaves_devices_free(
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def gate(monkeypatch):
     """Event for which runs on devices wait."""
     gate_opened = threading.Event()
     run = ToyProgram.run
@@ -182,9 +170,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate_opened
 
 
-def test_caller_of_a_busy_device_waits_its_turn(
-    executor: InProcessExecutor, gate: threading.Event, threads: list[threading.Thread]
-) -> None:
+def test_caller_of_a_busy_device_waits_its_turn(executor, gate, threads):
     deployment = executor.deploy(*chain("TOY.0"))
     gate.set()
     deployment.submit({"x": X}, INLINE).future.result()
@@ -200,7 +186,7 @@ def test_caller_of_a_busy_device_waits_its_turn(
     assert threading.main_thread() not in threads
 
 
-def test_request_run_by_its_caller_is_observed(executor: InProcessExecutor, quick: None) -> None:
+def test_request_run_by_its_caller_is_observed(executor, quick):
     deployment = executor.deploy(*chain("TOY.0"))
     stories = []
     for request in (Request(), INLINE):
@@ -213,9 +199,7 @@ def test_request_run_by_its_caller_is_observed(executor: InProcessExecutor, quic
     assert stories[0] == stories[1]
 
 
-def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(
-    executor: InProcessExecutor, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(executor, quick, monkeypatch):
     plans = [chain(name) for name in ("TOY.0", "TOY.1")]
     placement = share([plan for plan, _ in plans], [1, 1])
     deployment = executor.deploy(placement, [source for _, sources in plans for source in sources])
@@ -234,9 +218,7 @@ def test_run_that_fails_in_callers_thread_is_replayed_elsewhere(
     assert all(not loop.status()["tasks"] for loop in executor._loops.values())
 
 
-def test_waiting_caller_lends_its_thread_after_admission(
-    executor: InProcessExecutor, threads: list[threading.Thread]
-) -> None:
+def test_waiting_caller_lends_its_thread_after_admission(executor, threads):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"), limits=Limits(requests=1))
     deployment.submit({"x": X}, INLINE).future.result()
     slow = executor.deploy(*chain("TOY.0", name="sleep_0.05_"))
@@ -262,11 +244,11 @@ def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 @pytest.mark.parametrize(("ewma_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
 def test_tasks_behind_a_long_task_move_to_another_thread(
-    ewma_s: float,
-    watch_s: float,
-    executor: InProcessExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    ewma_s,
+    watch_s,
+    executor,
+    monkeypatch,
+):
     monkeypatch.setattr(OpenStage, "ewma_s", property(lambda self: ewma_s, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", watch_s)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
@@ -279,11 +261,11 @@ def test_tasks_behind_a_long_task_move_to_another_thread(
 
 
 def test_tasks_behind_short_tasks_run_on_the_same_thread(
-    executor: InProcessExecutor,
-    threads: list[threading.Thread],
-    gate: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    executor,
+    threads,
+    gate,
+    monkeypatch,
+):
     monkeypatch.setattr(OpenStage, "ewma_s", property(lambda self: 0.0, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]

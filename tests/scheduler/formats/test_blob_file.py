@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import struct
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -49,7 +48,7 @@ def resealed(blob: bytes) -> bytes:
     ids=lambda a: f"{a.dtype}{a.shape}",
 )
 @pytest.mark.parametrize("kind", ["file", "bytes"])
-def test_tensors_are_read_equal_and_read_only(array: np.ndarray, kind: str, tmp_path: Path) -> None:
+def test_tensors_are_read_equal_and_read_only(array, kind, tmp_path):
     blob = written({"tensors": [array]})
     path = tmp_path / "x.hetero"
     path.write_bytes(blob)
@@ -60,25 +59,25 @@ def test_tensors_are_read_equal_and_read_only(array: np.ndarray, kind: str, tmp_
     np.testing.assert_array_equal(back, array)
 
 
-def test_plain_values_are_read_equal_and_tuples_as_lists() -> None:
+def test_plain_values_are_read_equal_and_tuples_as_lists():
     value = {"a": [None, True, 2**63, -1.5, "é", b"\0"], "b": {"c": [], 3: b"x" * 5000}}
     assert BlobFile(written({**value, "t": (1, 2)})).contents() == {**value, "t": [1, 2]}
 
 
-def test_equal_tensors_are_stored_once() -> None:
+def test_equal_tensors_are_stored_once():
     array = np.random.default_rng(0).normal(size=50_000)
     once, twice = written([array]), written([array, array.copy(), array.reshape(5, -1)])
     assert len(twice) - len(once) < 200
     assert len(BlobFile(twice).segments) == 1
 
 
-def test_segments_are_aligned_to_pages_or_64_bytes() -> None:
+def test_segments_are_aligned_to_pages_or_64_bytes():
     arrays = [np.full(n, n, np.float32) for n in (3, 40_000, 5, 50_000)]
     for segment in BlobFile(written(arrays)).segments:
         assert segment.offset % (4096 if segment.nbytes > 65536 else 64) == 0
 
 
-def test_outline_reads_no_segment() -> None:
+def test_outline_reads_no_segment():
     blob = bytearray(written({"w": np.ones(1000, np.float32)}))
     blob[-1] ^= 1
     file = BlobFile(bytes(blob))
@@ -89,7 +88,7 @@ def test_outline_reads_no_segment() -> None:
         file.verify()
 
 
-def test_nested_document_is_read_alone() -> None:
+def test_nested_document_is_read_alone():
     writer = BlobWriter()
     inner = writer.document({"w": np.arange(5)})
     file = io.BytesIO()
@@ -99,12 +98,12 @@ def test_nested_document_is_read_alone() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1.5: 0}, np.zeros(2, np.complex256)])
-def test_unsupported_value_cannot_be_written(value: Any) -> None:
+def test_unsupported_value_cannot_be_written(value):
     with pytest.raises(TypeError):
         written([value])
 
 
-def test_every_byte_of_prefix_and_header_is_covered() -> None:
+def test_every_byte_of_prefix_and_header_is_covered():
     blob = written({"w": np.ones(20, np.float32), "name": "n"})
     (nbytes,) = struct.unpack_from("<Q", blob, 16)
     for position in range(64 + nbytes):
@@ -114,14 +113,14 @@ def test_every_byte_of_prefix_and_header_is_covered() -> None:
             BlobFile(bytes(damaged))
 
 
-def test_every_truncation_is_refused() -> None:
+def test_every_truncation_is_refused():
     blob = written({"w": np.ones(20, np.float32)})
     for nbytes in range(len(blob)):
         with pytest.raises(BlobError):
             BlobFile(blob[:nbytes])
 
 
-def test_another_format_version_is_refused_by_number() -> None:
+def test_another_format_version_is_refused_by_number():
     blob = bytearray(written({}))
     blob[8] = FORMAT_VERSION + 1
     with pytest.raises(BlobError, match=f"format version {FORMAT_VERSION + 1}") as caught:
@@ -131,7 +130,7 @@ def test_another_format_version_is_refused_by_number() -> None:
 
 @pytest.mark.parametrize("offset", [0, 1, 64, 2**62, 2**64 - 64, 2**32])
 @pytest.mark.parametrize("field", [0, 8])
-def test_segments_outside_the_file_or_over_header_are_refused(offset: int, field: int) -> None:
+def test_segments_outside_the_file_or_over_header_are_refused(offset, field):
     blob = written({"w": np.ones(20, np.float32)})
     (nbytes,) = struct.unpack_from("<Q", blob, 16)
     (start,) = (segment.offset for segment in BlobFile(blob).segments)
@@ -143,7 +142,7 @@ def test_segments_outside_the_file_or_over_header_are_refused(offset: int, field
         BlobFile(resealed(bytes(changed))).verify()
 
 
-def test_other_than_regular_file_is_refused(tmp_path: Path) -> None:
+def test_other_than_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BlobError, match="regular"):
         BlobFile(tmp_path / "pipe")
@@ -172,6 +171,6 @@ def test_other_than_regular_file_is_refused(tmp_path: Path) -> None:
         b"\xd8\x01",
     ],
 )
-def test_msgpack_with_excessive_lengths_is_refused(data: bytes) -> None:
+def test_msgpack_with_excessive_lengths_is_refused(data):
     with pytest.raises(BlobError, match="here: damaged"):
         unpack(data, Decoder(), "here")

@@ -31,24 +31,24 @@ def sent(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
-def test_tensors_of_every_element_type_survive(dtype: np.dtype) -> None:
+def test_tensors_of_every_element_type_survive(dtype):
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     for case in (array, array.T, array[:, ::2], array[:0], array[0, 0], np.array(array[0, 0])):
         assert_identical(sent(case), case)
 
 
-def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
+def test_nan_payloads_and_signed_zeros_keep_their_bits():
     bits = np.array([0x7FC00001, 0xFFC00000, 0x80000000, 0x7F800000], np.uint32)
     assert_identical(sent(bits.view(np.float32)), bits.view(np.float32))
 
 
-def test_numpy_strings_in_object_tensors_become_strings() -> None:
+def test_numpy_strings_in_object_tensors_become_strings():
     actual = sent(np.array([np.str_("a"), np.bytes_(b"b"), "c"], object))
     assert [*map(type, actual)] == [str, bytes, str]
     assert_identical(actual, np.array(["a", b"b", "c"], object))
 
 
-def test_big_endian_tensors_become_native() -> None:
+def test_big_endian_tensors_become_native():
     actual = sent(np.arange(3, dtype=">i4"))
     assert_identical(actual, np.arange(3, dtype=np.int32))
 
@@ -58,9 +58,7 @@ def test_big_endian_tensors_become_native() -> None:
     st.tuples(*[st.integers(1, 3)] * 4),
     st.tuples(*[st.sampled_from([1, 2, -1])] * 4),
 )
-def test_tensors_keep_their_order_in_memory(
-    axes: list[int], shape: tuple[int, ...], steps: tuple[int, ...]
-) -> None:
+def test_tensors_keep_their_order_in_memory(axes, shape, steps):
     array = np.arange(6**4).reshape(6, 6, 6, 6)[tuple(slice(None, None, s) for s in steps)]
     array = array[tuple(slice(n) for n in shape)].transpose(axes)
     want = array.copy(order="K")
@@ -70,7 +68,7 @@ def test_tensors_keep_their_order_in_memory(
     assert [actual.strides[i] for i in wide] == [want.strides[i] for i in wide]
 
 
-def test_models_keep_content_names_and_types() -> None:
+def test_models_keep_content_names_and_types():
     weights = {"w": np.ones(3, np.float32)}
     model = build(
         [("Add", "a", ("x", "w"), "y"), ("Neg", "b", ("y",), "z")], ["z", "x"], weights=weights
@@ -82,7 +80,7 @@ def test_models_keep_content_names_and_types() -> None:
     assert {v: actual.spec(v) for v in "xyzw"} == {v: model.spec(v) for v in "xyzw"}
 
 
-def test_part_of_a_model_keeps_types_from_the_whole() -> None:
+def test_part_of_a_model_keeps_types_from_the_whole():
     name = light_model_names()[0]
     model = read_model(f"light:{name}")
     middle = len(model.nodes) // 2
@@ -113,7 +111,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_nested_values_survive(value: Any) -> None:
+def test_nested_values_survive(value):
     assert_identical(sent(value), value)
 
 
@@ -122,12 +120,12 @@ def test_nested_values_survive(value: Any) -> None:
     [object(), {1.5: 2}, np.array([object()]), np.zeros(2, "M8[s]"), {1, 2}],
     ids=["object", "float key", "objects", "dates", "set"],
 )
-def test_value_outside_onnx_is_refused(value: Any) -> None:
+def test_value_outside_onnx_is_refused(value):
     with pytest.raises(TypeError):
         sent(value)
 
 
-def test_deep_nesting_is_refused() -> None:
+def test_deep_nesting_is_refused():
     nested: Any = 1
     for _ in range(40):
         nested = [nested]

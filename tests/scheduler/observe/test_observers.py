@@ -84,7 +84,7 @@ def answer(values: Values) -> Outputs:
     return Outputs(values.task, tensors, runs)
 
 
-def test_device_times_are_converted_to_the_clients_clock() -> None:
+def test_device_times_are_converted_to_the_clients_clock():
     notes = Notes()
     offsets = {"near": 0.0, "far": 1000.0}
     deployment = deployed(notes, answer, Limits(), clock_offset_s=offsets.__getitem__)
@@ -94,7 +94,7 @@ def test_device_times_are_converted_to_the_clients_clock() -> None:
     assert [request.runs for request in notes.requests] == [runs]
 
 
-def test_every_ended_request_is_observed_once() -> None:
+def test_every_ended_request_is_observed_once():
     notes = Notes()
     requests: list[Request] = []
 
@@ -122,7 +122,7 @@ def test_every_ended_request_is_observed_once() -> None:
         assert record.submitted.now_s <= record.admitted_s <= record.ended_s
 
 
-def test_requests_that_end_together_are_all_observed() -> None:
+def test_requests_that_end_together_are_all_observed():
     notes = Notes()
     deployment = deployed(notes, lambda values: Outputs(values.task, {}), Limits(remembered=1))
     submitted = [deployment.submit(X) for _ in range(3)]
@@ -143,7 +143,7 @@ class FailingObserver(Notes):
         raise OSError(28, "No space left on device")
 
 
-def test_failing_observer_does_not_block_callers(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_observer_does_not_block_callers(caplog):
     failing, notes = FailingObserver(), Notes()
     deployment = deployed(failing, answer, Limits())
     deployment._deployments.observers.append(notes)

@@ -39,7 +39,7 @@ def process(command: list[str], output: Path | None = None) -> Iterator[subproce
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
+def folders(tmp_path):
     """A local Ray's temporary folder, and a folder of shared memory."""
     for name in ("ray/logs", "shm"):
         (tmp_path / name).mkdir(parents=True)
@@ -47,7 +47,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
-def test_guard_removes_what_a_killed_client_leaves(folders: tuple[Path, Path]) -> None:
+def test_guard_removes_what_a_killed_client_leaves(folders):
     ray, shared_memory = folders
     own = shared_memory / f"test-{owned_name('slots')}"  # of a process that lives
     own.touch()
@@ -70,7 +70,7 @@ def test_guard_removes_what_a_killed_client_leaves(folders: tuple[Path, Path]) -
         assert [*shared_memory.iterdir()] == [own]
 
 
-def test_guard_leaves_a_living_client_alone(folders: tuple[Path, Path]) -> None:
+def test_guard_leaves_a_living_client_alone(folders):
     ray, shared_memory = folders
     with process(SLEEP) as client, process(SLEEP, ray / "logs" / "raylet.out") as server:
         guard = start_guard(client.pid, process_start(client.pid), ray, shared_memory, "test-")
@@ -83,8 +83,8 @@ def test_guard_leaves_a_living_client_alone(folders: tuple[Path, Path]) -> None:
 
 
 def test_guard_does_not_wait_for_another_process_with_the_number(
-    folders: tuple[Path, Path],
-) -> None:
+    folders,
+):
     ray, shared_memory = folders
     with process(SLEEP) as client:
         guard = start_guard(client.pid, "1", ray, shared_memory, "test-")

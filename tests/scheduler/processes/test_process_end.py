@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from hetero.scheduler.processes.owned_files import Process, owned_name, process_start, sweep
 
 PROGRAM = """
@@ -33,12 +31,12 @@ COMMAND = [sys.executable, "-c", PROGRAM]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
-def test_exit_handlers_run_and_output_is_complete() -> None:
+def test_exit_handlers_run_and_output_is_complete():
     result = subprocess.run(COMMAND, env=BUFFERED, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (3, "done\nhandled\n")
 
 
-def test_closed_reader_causes_no_error() -> None:
+def test_closed_reader_causes_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(
@@ -48,9 +46,7 @@ def test_closed_reader_causes_no_error() -> None:
     assert (result.returncode, result.stderr) == (3, b"")
 
 
-def test_uninspectable_process_counts_as_alive(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_uninspectable_process_counts_as_alive(monkeypatch, tmp_path):
     me = Process(os.getpid(), process_start(os.getpid()))
     mine = tmp_path / owned_name("file")
     mine.touch()

@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _start_ray(request: pytest.FixtureRequest) -> None:
+def _start_ray(request):
     """Start Ray before the tests of a file that is marked `ray`."""
     if request.node.get_closest_marker("ray"):
         request.getfixturevalue("local_ray")

@@ -46,8 +46,8 @@ def fill(server: socket.socket, stack: ExitStack) -> None:
 
 
 def test_unreachable_host_is_reported_before_silence_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(cluster_watch, "_LOOK_S", 0.01)
     monkeypatch.setattr(cluster_watch, "_UNREACHED_S", 0.5)
     start_s = time.monotonic()
@@ -61,8 +61,8 @@ def test_unreachable_host_is_reported_before_silence_limit(
 
 
 def test_busy_head_is_not_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for name in ("_LOOK_S", "_AGAIN_S", "_ANSWER_S", "_UNREACHED_S"):
         monkeypatch.setattr(cluster_watch, name, 0.01)
     monkeypatch.setattr(cluster_watch, "_HOST_S", LONG_S)
@@ -75,7 +75,7 @@ def test_busy_head_is_not_reported(
         assert errors.empty()
 
 
-def test_refusing_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_head_is_reported(monkeypatch):
     for name in ("_LOOK_S", "_AGAIN_S", "_REFUSED_S"):
         monkeypatch.setattr(cluster_watch, name, 0.01)
     server = socket.create_server(("127.0.0.1", 0))
@@ -85,8 +85,8 @@ def test_refusing_head_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exhausted_file_descriptors_do_not_report_the_head(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for name in ("_LOOK_S", "_AGAIN_S", "_UNREACHED_S", "_SILENT_S"):
         monkeypatch.setattr(cluster_watch, name, 0.001)
     with ExitStack() as stack:

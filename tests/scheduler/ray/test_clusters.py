@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,7 +78,7 @@ def wait_until_gone(folder: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow
-def test_lost_and_joining_nodes_change_the_devices() -> None:
+def test_lost_and_joining_nodes_change_the_devices():
     result = run("-m", "tests.scheduler.ray.two_nodes_program")
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout.splitlines()[-1])
@@ -98,7 +97,7 @@ def test_lost_and_joining_nodes_change_the_devices() -> None:
 
 
 @pytest.fixture
-def head() -> Iterator[tuple[str, list[int]]]:
+def head():
     """Start a head with the command of `cluster.yaml`; its address and the ids of its servers."""
     command = yaml.safe_load((ROOT / "cluster.yaml").read_text())["head_start_ray_commands"][1]
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -134,8 +133,8 @@ def head() -> Iterator[tuple[str, list[int]]]:
 
 @pytest.mark.slow
 def test_head_of_cluster_file_reports_its_loss(
-    head: tuple[str, list[int]],
-) -> None:
+    head,
+):
     """Without the watch, Ray would end the process 60 seconds after the loss of the head."""
     address, servers = head
     arguments = (address, "65", *map(str, servers))
@@ -165,7 +164,7 @@ def test_head_of_cluster_file_reports_its_loss(
         (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_own_ray_leaves_no_processes_or_files(number: int | None, code: int) -> None:
+def test_own_ray_leaves_no_processes_or_files(number, code):
     temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
     program = OWN_CLUSTER_PROGRAM + (
         "time.sleep(99)" if number else "executor.close(); executor.close()"
@@ -219,14 +218,14 @@ except ClusterError as error:
 
 
 @pytest.mark.slow
-def test_failing_start_names_reason_and_fix() -> None:
+def test_failing_start_names_reason_and_fix():
     output = run("-c", FAILING_START_PROGRAM).stdout
     assert "minimum allowed" in output
     assert "--executor inprocess" in output
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.7"], ids=["silent", "SSH"])
-def test_address_of_another_server_is_refused(greeting: bytes) -> None:
+def test_address_of_another_server_is_refused(greeting):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -253,21 +252,19 @@ def test_address_of_another_server_is_refused(greeting: bytes) -> None:
         ("ray://10.0.0.1:10001", "Ray Client"),
     ],
 )
-def test_invalid_address_is_refused_at_once(address: str, words: str) -> None:
+def test_invalid_address_is_refused_at_once(address, words):
     with pytest.raises(ClusterError, match=words):
         check_reachable(find_address(address), 2.0)
 
 
-def test_auto_address_without_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_address_without_ray_is_refused(monkeypatch):
     addresses = {"auto": "127.0.0.1:1"}
     monkeypatch.setattr(private_api, "canonicalize_bootstrap_address", addresses.__getitem__)
     with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:1"):
         check_reachable(find_address("auto"), 2.0)
 
 
-def test_folders_of_ended_processes_are_swept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_ended_processes_are_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_start, "_LONGEST_FOLDER", 1000)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     first = ray_start._make_folder()
@@ -326,7 +323,7 @@ print(ray.is_initialized(), len(second.devices()) > 0)
 
 
 @pytest.mark.slow
-def test_core_does_not_adopt_another_user_cluster() -> None:
+def test_core_does_not_adopt_another_user_cluster():
     result = run("-c", TWO_USER_CLUSTERS_PROGRAM)
     assert (result.returncode, result.stdout.split()) == (
         0,
@@ -336,7 +333,7 @@ def test_core_does_not_adopt_another_user_cluster() -> None:
 
 
 @pytest.mark.slow
-def test_closed_core_does_not_end_another_cluster() -> None:
+def test_closed_core_does_not_end_another_cluster():
     result = run("-c", TWO_OWN_CLUSTERS_PROGRAM)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()

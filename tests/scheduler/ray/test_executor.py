@@ -6,11 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -58,7 +56,7 @@ TOY = "tests.scheduler.plugins:ToyPlugin"
 
 
 @pytest.fixture(scope="module")
-def executor(local_ray: None) -> Iterator[RayExecutor]:
+def executor(local_ray):
     executor = create_executor("ray", devices={"TOY": 3}, plugins=(TOY, TwinPlugin, BrokenPlugin))
     yield executor
     executor.close()
@@ -71,7 +69,7 @@ def kill(executor: RayExecutor, device: str, number: int = signal.SIGKILL) -> No
     os.kill(pid, number)
 
 
-def test_devices_of_the_node_are_listed(executor: RayExecutor) -> None:
+def test_devices_of_the_node_are_listed(executor):
     descriptors = {descriptor.name: descriptor for descriptor in executor.devices()}
     assert {"CPU", "TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(descriptors)
     assert "libbroken.so is missing" in str(descriptors["BROKEN"].error)
@@ -81,7 +79,7 @@ def test_devices_of_the_node_are_listed(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_query_and_properties(executor: RayExecutor) -> None:
+def test_query_and_properties(executor):
     model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
     support = executor.query("TOY.2", model)
     assert support.devices == {"n": "TOY.2"}
@@ -90,7 +88,7 @@ def test_query_and_properties(executor: RayExecutor) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 300_000], ids=["inline", "in the object store"])
-def test_input_is_read_by_several_stages(executor: RayExecutor, size: int) -> None:
+def test_input_is_read_by_several_stages(executor, size):
     model = build(
         [("Neg", "n", ("x",), "a"), ("Add", "b", ("x", "a"), "c"), ("Add", "d", ("x", "c"), "y")],
         ["y", "x"],
@@ -102,7 +100,7 @@ def test_input_is_read_by_several_stages(executor: RayExecutor, size: int) -> No
     np.testing.assert_array_equal(outputs["x"], x)
 
 
-def test_sequences_cross_between_devices(executor: RayExecutor) -> None:
+def test_sequences_cross_between_devices(executor):
     model = build(
         [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
     )
@@ -115,7 +113,7 @@ def test_sequences_cross_between_devices(executor: RayExecutor) -> None:
         assert np.array_equal(first, value)
 
 
-def test_shared_weight_is_stored_once(executor: RayExecutor) -> None:
+def test_shared_weight_is_stored_once(executor):
     weights = {"w": np.full(200_000, 2, np.float32)}
     lines = [("Add", "n0", ("x", "w"), "a"), ("Mul", "n1", ("a", "w"), "y")]
     model = build(lines, ["y"], weights=weights)
@@ -126,9 +124,7 @@ def test_shared_weight_is_stored_once(executor: RayExecutor) -> None:
     assert [c for c in executor._loader._weights if c.name == "w"] == [model.constants["w"]]
 
 
-def test_queries_of_one_model_split_it_once(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_of_one_model_split_it_once(executor, monkeypatch):
     split_models: list[Model] = []
 
     def record_split(model: Model) -> ModelParts:
@@ -143,7 +139,7 @@ def test_queries_of_one_model_split_it_once(
 
 
 @pytest.mark.slow
-def test_import_reads_only_the_ports(executor: RayExecutor) -> None:
+def test_import_reads_only_the_ports(executor):
     plan, (source,) = chain("CPU")
     compiled = executor.deploy(plan, [source])
     payload, nodes = compiled.export(0), compiled.executed_nodes(0)
@@ -159,7 +155,7 @@ def test_import_reads_only_the_ports(executor: RayExecutor) -> None:
     np.testing.assert_array_equal(imported.submit({"x": X}).future.result(300).outputs["t0"], X + 1)
 
 
-def test_devices_of_a_plan_share_cores(executor: RayExecutor) -> None:
+def test_devices_of_a_plan_share_cores(executor):
     descriptors = {descriptor.name: descriptor for descriptor in executor.devices()}
     num_threads = descriptors["TOY.0"].num_threads
     single = executor.deploy(*chain("TOY.1"))
@@ -169,13 +165,13 @@ def test_devices_of_a_plan_share_cores(executor: RayExecutor) -> None:
     assert threads == [max(1, (num_threads + 1) // 2), max(1, num_threads // 2)]
 
 
-def test_compile_failure_names_the_reason(executor: RayExecutor) -> None:
+def test_compile_failure_names_the_reason(executor):
     model = build([("Exp", "e", ("x",), "y")], ["y"])
     with pytest.raises(UnsupportedNodesError, match="no Exp"):
         executor.deploy(*cut(model, ("TOY.0", ["e"])))
 
 
-def test_cancel_stops_running_and_waiting_requests(executor: RayExecutor) -> None:
+def test_cancel_stops_running_and_waiting_requests(executor):
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_60_"))
     submissions = [deployment.submit({"x": X}) for _ in range(3)]
     for submission in submissions:
@@ -186,7 +182,7 @@ def test_cancel_stops_running_and_waiting_requests(executor: RayExecutor) -> Non
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
-def test_deadline_and_overload_raise(executor: RayExecutor) -> None:
+def test_deadline_and_overload_raise(executor):
     plan = chain("TOY.0", name="sleep_60_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
@@ -199,14 +195,14 @@ def test_deadline_and_overload_raise(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_streams_run_requests_concurrently(executor: RayExecutor, tmp_path: Path) -> None:
+def test_streams_run_requests_concurrently(executor, tmp_path):
     plan, (source,) = chain("TWIN.0", names=[f"meet_2_{tmp_path}"])
     deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
     futures = [deployment.submit({"x": X}).future for _ in range(2)]
     assert all(future.result(300) for future in futures)
 
 
-def test_requests_of_killed_actor_are_replayed(executor: RayExecutor, tmp_path: Path) -> None:
+def test_requests_of_killed_actor_are_replayed(executor, tmp_path):
     bystander = executor.deploy(*chain("TOY.0"))
     # The first run ends only when it has been started a second time.
     plan = chain("TOY.1", "TOY.2", names=[f"meet_2_{tmp_path}", "add"])
@@ -225,9 +221,7 @@ def test_requests_of_killed_actor_are_replayed(executor: RayExecutor, tmp_path: 
     assert history.endswith("answered")
 
 
-def test_device_restarted_between_two_lanes_receives_the_message(
-    executor: RayExecutor, tmp_path: Path
-) -> None:
+def test_device_restarted_between_two_lanes_receives_the_message(executor, tmp_path):
     names = [f"meet_2_{tmp_path}", "add"]
     deployment = executor.deploy(*chain("TOY.1", "TOY.2", names=names))
     submission = deployment.submit({"x": X})
@@ -244,7 +238,7 @@ def test_device_restarted_between_two_lanes_receives_the_message(
     assert {line.attempt for line in deployment.story(later.request_id)} <= {0, 1}
 
 
-def test_closed_deployment_leaves_lanes_of_others_open(executor: RayExecutor) -> None:
+def test_closed_deployment_leaves_lanes_of_others_open(executor):
     other = executor.deploy(*chain("TOY.1", "TOY.2"))
     closed = executor.deploy(*chain("TOY.1", "TOY.2", names=["sleep_60_", "add"]))
     submission = closed.submit({"x": X})
@@ -256,7 +250,7 @@ def test_closed_deployment_leaves_lanes_of_others_open(executor: RayExecutor) ->
         np.testing.assert_array_equal(result.outputs["t1"], X + i + 2)
 
 
-def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
+def test_broken_connection_keeps_the_device(executor):
     deployment = executor.deploy(*chain("TOY.0", name="sleep_0.5_"))
     device = executor._devices.device("TOY.0")
     submission = deployment.submit({"x": X})
@@ -267,7 +261,7 @@ def test_broken_connection_keeps_the_device(executor: RayExecutor) -> None:
     assert [line.attempt for line in deployment.story(submission.request_id)][-1] == 1
 
 
-def test_lost_device_error_names_device_and_fix(executor: RayExecutor) -> None:
+def test_lost_device_error_names_device_and_fix(executor):
     """The message has neither the waiting device nor the wording and colours of Ray."""
     plan = chain("TWIN.0", "TOY.0", name="sleep_60_")
     deployment = executor.deploy(*plan, limits=Limits(attempts=1))
@@ -287,9 +281,7 @@ def test_lost_device_error_names_device_and_fix(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_slow_node_is_added_when_it_answers(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_slow_node_is_added_when_it_answers(executor, monkeypatch, tmp_path):
     (fast,) = alive_nodes()
     slow = replace(fast, id="slow", name="slow", host="slow")
     monkeypatch.setattr("hetero.scheduler.ray.node_discovery.alive_nodes", lambda: (fast, slow))
@@ -337,7 +329,7 @@ def current_descriptors(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
 
 
 @pytest.mark.slow
-def test_actor_that_dies_is_restarted_or_reported(executor: RayExecutor) -> None:
+def test_actor_that_dies_is_restarted_or_reported(executor):
     idle = executor.deploy(*chain("TWIN.1"))
     process = executor._devices.device("TWIN.1")
     kill(executor, "TWIN.1", signal.SIGTERM)
@@ -349,7 +341,7 @@ def test_actor_that_dies_is_restarted_or_reported(executor: RayExecutor) -> None
     dying.close()
 
 
-def test_ended_requests_leave_no_state(executor: RayExecutor) -> None:
+def test_ended_requests_leave_no_state(executor):
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(20):
         deployment.submit({"x": X}).future.result(300)
@@ -358,7 +350,7 @@ def test_ended_requests_leave_no_state(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_process_is_replaced(executor: RayExecutor) -> None:
+def test_stopped_process_is_replaced(executor):
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     pid = ray.get(executor._devices.device("TOY.2").actor.ping.remote())
     os.kill(pid, signal.SIGSTOP)
@@ -368,7 +360,7 @@ def test_stopped_process_is_replaced(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_process_that_resumes_is_kept(executor: RayExecutor) -> None:
+def test_process_that_resumes_is_kept(executor):
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     device = executor._devices.device("TOY.2")
     pid = ray.get(device.actor.ping.remote())
@@ -384,9 +376,7 @@ def test_process_that_resumes_is_kept(executor: RayExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_busy_client_receives_every_result(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_client_receives_every_result(executor, monkeypatch):
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     is_free, busy_s = threading.Event(), 4.0  # twice the silence after which a device is suspected
@@ -407,7 +397,7 @@ def test_busy_client_receives_every_result(
 
 
 @pytest.mark.slow
-def test_hanging_stage_is_killed_after_its_timeout(executor: RayExecutor) -> None:
+def test_hanging_stage_is_killed_after_its_timeout(executor):
     limits = Limits(attempts=1, stage_timeout_s=1.0)
     hanging = executor.deploy(*chain("TOY.0", name="sleep_60_"), limits=limits)
     bystander = executor.deploy(*chain("TOY.0", "TOY.1"))
@@ -417,9 +407,7 @@ def test_hanging_stage_is_killed_after_its_timeout(executor: RayExecutor) -> Non
     hanging.close()
 
 
-def test_failed_executor_releases_its_session(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_executor_releases_its_session(executor, monkeypatch):
     sessions: list[Any] = []
 
     def record_session(*arguments: Any, **options: Any) -> Any:
@@ -437,9 +425,7 @@ def test_failed_executor_releases_its_session(
 
 
 @pytest.mark.slow
-def test_deployment_closed_during_restart_is_unloaded(
-    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deployment_closed_during_restart_is_unloaded(executor, monkeypatch):
     closed, other = (executor.deploy(*chain("TOY.2")) for _ in range(2))
     load = executor._loader.load
     is_loading, may_load = threading.Event(), threading.Event()

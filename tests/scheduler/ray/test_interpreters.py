@@ -32,7 +32,7 @@ def has_own_interpreter(core: hetero.Core, device: str) -> bool:
     return MARK.encode() in Path(f"/proc/{process_id(core, device)}/environ").read_bytes()
 
 
-def test_missing_interpreter_is_listed_with_its_error() -> None:
+def test_missing_interpreter_is_listed_with_its_error():
     plugins = ["ORT@/no/such/python", "CPU@/no/such/python"]
     with hetero.Core(plugins=plugins, devices={"CPU": 0}) as core:
         rows = {row.name: row for row in core.device_descriptors}
@@ -42,7 +42,7 @@ def test_missing_interpreter_is_listed_with_its_error() -> None:
 
 
 @pytest.fixture
-def interpreter(tmp_path: Path) -> str:
+def interpreter(tmp_path):
     """An interpreter with the packages of this one, recognisable by the variable `MARK`."""
     python = tmp_path / "a folder" / "python"
     python.parent.mkdir()
@@ -52,7 +52,7 @@ def interpreter(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_device_restarts_on_its_own_interpreter(interpreter: str) -> None:
+def test_device_restarts_on_its_own_interpreter(interpreter):
     plugins = [f"OTHER=CPU@{interpreter}", f"OTHER=NULL@{interpreter}", f"NULL@{interpreter}"]
     with hetero.Core(plugins=plugins) as core:
         rows = {row.name: row for row in core.device_descriptors}
@@ -68,7 +68,7 @@ def test_device_restarts_on_its_own_interpreter(interpreter: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def provider() -> str:
+def provider():
     if OPENVINO_INTERPRETER not in os.environ:
         pytest.skip(
             f"{OPENVINO_INTERPRETER} names no environment with onnxruntime-openvino and hetero"
@@ -77,7 +77,7 @@ def provider() -> str:
 
 
 @pytest.mark.slow
-def test_two_onnxruntime_versions_run_one_model(provider: str) -> None:
+def test_two_onnxruntime_versions_run_one_model(provider):
     other_version = provider.replace("ORT_OPENVINO", "OLD=ORT")
     with hetero.Core(plugins=[provider, other_version]) as core:
         versions = core.get_versions("HETERO:ORT,OLD,ORT_OPENVINO")

@@ -49,7 +49,7 @@ def is_alive(folder: Path) -> bool:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_nothing_is_left_of_a_killed_client() -> None:
+def test_nothing_is_left_of_a_killed_client():
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT],

@@ -14,7 +14,7 @@ from hetero.scheduler.ray.nodes import ClusterNode
 
 
 @pytest.fixture
-def discovery() -> NodeDiscovery:
+def discovery():
     """Discovery that has one node and no cluster: a call of Ray would fail."""
     session: Any = SimpleNamespace(is_local=True)
     discovery = NodeDiscovery(session, (), {}, probe_timeout_s=30.0)
@@ -24,15 +24,13 @@ def discovery() -> NodeDiscovery:
     return discovery
 
 
-def test_local_node_lists_its_devices_without_a_worker(discovery: NodeDiscovery) -> None:
+def test_local_node_lists_its_devices_without_a_worker(discovery):
     discovery.query_nodes(wait=True)
     descriptor, node_id = discovery.rows["CPU"]
     assert (descriptor.node, node_id) == ("here", "id")
 
 
-def test_local_node_that_lists_no_devices_is_an_error(
-    discovery: NodeDiscovery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_local_node_that_lists_no_devices_is_an_error(discovery, monkeypatch):
     def probe(*_: object) -> None:
         raise PluginLoadError("broken here", device="here")
 

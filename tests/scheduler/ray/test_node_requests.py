@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-def test_replicas_beyond_the_devices_start_a_node() -> None:
+def test_replicas_beyond_the_devices_start_a_node():
     result = subprocess.run(
         [sys.executable, "-m", "tests.scheduler.ray.autoscaled_program"],
         cwd=ROOT,
@@ -36,7 +36,7 @@ def test_replicas_beyond_the_devices_start_a_node() -> None:
     assert report["matches"]
 
 
-def test_cluster_of_fixed_size_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_of_fixed_size_gets_no_request(monkeypatch):
     assert not is_autoscaled()
     monkeypatch.setattr(node_requests, "request_resources", pytest.fail)
     requests = NodeRequests()
@@ -45,9 +45,7 @@ def test_cluster_of_fixed_size_gets_no_request(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("num_looks", [0, 2, 9])
-def test_new_nodes_are_requested_in_addition_to_the_present(
-    num_looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_nodes_are_requested_in_addition_to_the_present(num_looks, monkeypatch):
     made: list[Any] = []
     looks: list[None] = []
     nodes = [SimpleNamespace(num_cpus=4), SimpleNamespace(num_cpus=0), SimpleNamespace(num_cpus=2)]

@@ -48,7 +48,7 @@ class Store:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(monkeypatch):
     store = Store()
     monkeypatch.setattr(nodes, "_STORE", store)
     return store
@@ -58,7 +58,7 @@ def node(number: int, host: str = "") -> ClusterNode:
     return ClusterNode(f"id{number}", "", host or f"host{number}", "", {}, 1, {})
 
 
-def test_returned_node_gets_its_numbers_back(store: Store) -> None:
+def test_returned_node_gets_its_numbers_back(store):
     numbers = DeviceNumbers()
     assert numbers.assign("CPU*", node(1), 2, {"id1"}) == [0, 1]
     assert numbers.assign("CPU*", node(2), 1, {"id1", "id2"}) == [2]
@@ -69,7 +69,7 @@ def test_returned_node_gets_its_numbers_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_concurrent_clients_assign_equal_numbers(store: Store, seed: int) -> None:
+def test_concurrent_clients_assign_equal_numbers(store, seed):
     rng = random.Random(seed)
     alive = {f"id{i}" for i in range(6)}
     clients = [DeviceNumbers() for _ in range(3)]
@@ -100,7 +100,7 @@ def test_concurrent_clients_assign_equal_numbers(store: Store, seed: int) -> Non
     assert counts == dict.fromkeys(range(18), 1)
 
 
-def test_client_reads_a_large_table_once(store: Store) -> None:
+def test_client_reads_a_large_table_once(store):
     alive = {f"id{i}" for i in range(100)}
     first = DeviceNumbers()
     for number in range(100):

@@ -88,7 +88,7 @@ with hetero.Core() as core:
 
 
 @pytest.fixture
-def environment() -> Iterator[dict[str, str]]:
+def environment():
     """Variables of an environment without a pool; stops the pool that the test starts."""
     folder = tempfile.mkdtemp(prefix="p", dir="/tmp")
     removed = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -127,7 +127,7 @@ def run_json(arguments: str, environment: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_help_examples_run(environment: dict[str, str]) -> None:
+def test_help_examples_run(environment):
     for line in EXAMPLES["pool"]:
         result = subprocess.run(
             hetero_command(line.removeprefix("hetero ")),
@@ -145,7 +145,7 @@ def test_help_examples_run(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_process_changes_between_clusters(environment: dict[str, str]) -> None:
+def test_process_changes_between_clusters(environment):
     """Ray keeps the credentials of the first cluster until they are reloaded."""
     result = subprocess.run(
         [sys.executable, "-c", MANY_CLUSTERS_PROGRAM],
@@ -158,7 +158,7 @@ def test_process_changes_between_clusters(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_pool_of_this_machine_listens_on_loopback(environment: dict[str, str]) -> None:
+def test_pool_of_this_machine_listens_on_loopback(environment):
     up = run_json("pool up --devices CPU=1", environment)
     assert up["address"].startswith("127.0.0.1:")
     (device,) = [row for row in up["devices"] if row["name"] == "CPU"]
@@ -171,8 +171,8 @@ def test_pool_of_this_machine_listens_on_loopback(environment: dict[str, str]) -
 
 @pytest.mark.slow
 def test_killed_client_does_not_affect_other_clients(
-    environment: dict[str, str],
-) -> None:
+    environment,
+):
     assert run_json("pool up --devices NULL=2", environment)["pool"]["devices"] == {"NULL": 2}
     clients = [
         subprocess.Popen(
@@ -222,7 +222,7 @@ def read_line(client: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture
-def pool(local_ray: None) -> Iterator[None]:
+def pool(local_ray):
     """A pool on the cluster of these tests."""
     open_pool(Pool({"NULL": 2}))
     yield
@@ -230,9 +230,7 @@ def pool(local_ray: None) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_second_client_reuses_devices_without_probes(
-    pool: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_client_reuses_devices_without_probes(pool, monkeypatch):
     def process_id() -> int:
         executor: Any = create_executor("ray")
         try:
@@ -250,9 +248,7 @@ def test_second_client_reuses_devices_without_probes(
 
 
 @pytest.mark.slow
-def test_pool_supervisor_restarts_a_lost_device_once(
-    pool: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pool_supervisor_restarts_a_lost_device_once(pool, monkeypatch):
     def process_id(executor: Any) -> int:
         pid: int = ray.get(executor._devices.device("NULL.0").actor.ping.remote())
         return pid
@@ -275,8 +271,8 @@ def test_pool_supervisor_restarts_a_lost_device_once(
 
 @pytest.mark.slow
 def test_caches_of_cancelled_generations_and_killed_clients_are_freed(
-    environment: dict[str, str],
-) -> None:
+    environment,
+):
     def resident_nbytes() -> list[int]:
         rows = {row["name"]: row for row in run_json("pool status", environment)["devices"]}
         return [rows[name]["kept_nbytes"] for name in ("CPU.0", "CPU.1")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hetero.scheduler.ray.pool import Pool
@@ -25,13 +23,11 @@ from hetero.scheduler.ray.pool import Pool
         ({"ORT": 2}, ("a:A", "c:C"), False),
     ],
 )
-def test_pool_serves_exactly_the_devices_that_a_client_names(
-    devices: dict[str, int], plugins: tuple[Any, ...], expected: bool
-) -> None:
+def test_pool_serves_exactly_the_devices_that_a_client_names(devices, plugins, expected):
     assert Pool({"ORT": 2}, ("a:A", "b:B")).offers(devices, plugins) == expected
 
 
-def test_pools_are_equal_by_devices_and_plugins() -> None:
+def test_pools_are_equal_by_devices_and_plugins():
     assert Pool({"ORT": 2}) == Pool({"ORT": 2})
     assert Pool({"ORT": 2}) != Pool({"ORT": 2, "CPU": 1})
     assert Pool({"ORT": 2}) != Pool({"ORT": 2}, ("a:A",))

@@ -74,7 +74,7 @@ finally:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_disconnected_client_ends_no_pool_device() -> None:
+def test_disconnected_client_ends_no_pool_device():
     with tempfile.TemporaryDirectory(prefix="hp") as folder:
         result = subprocess.run(
             [sys.executable, "-c", POOL_PROGRAM, f"{folder}/p"],
@@ -90,7 +90,7 @@ def test_disconnected_client_ends_no_pool_device() -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_exiting_fork_leaves_the_parents_ray_running() -> None:
+def test_exiting_fork_leaves_the_parents_ray_running():
     result = subprocess.run(
         [sys.executable, "-c", FORK_PROGRAM],
         capture_output=True,
@@ -103,9 +103,7 @@ def test_exiting_fork_leaves_the_parents_ray_running() -> None:
 
 
 @pytest.mark.slow
-def test_stop_head_ends_only_its_own_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_head_ends_only_its_own_processes(tmp_path, monkeypatch):
     folder = tmp_path / "pool"
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(local_cluster, "folder", lambda: folder)
@@ -138,9 +136,7 @@ def test_stop_head_ends_only_its_own_processes(
         parent.stdout.close()
 
 
-def test_head_that_does_not_start_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_that_does_not_start_is_an_error(tmp_path, monkeypatch):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho 'Traceback (most'\necho 'OSError: no memory.'\nexit 1\n")
     program.chmod(0o700)
@@ -158,9 +154,7 @@ def test_head_that_does_not_start_is_an_error(
 @pytest.mark.parametrize(
     ("hosts", "is_node"), [(["127.0.0.1", "192.0.2.77"], True), (["192.0.2.77"], False), ([], True)]
 )
-def test_check_is_node_rejects_other_machines(
-    monkeypatch: pytest.MonkeyPatch, hosts: list[str], is_node: bool
-) -> None:
+def test_check_is_node_rejects_other_machines(monkeypatch, hosts, is_node):
     class NodeInfo:
         state = 0
 
@@ -182,7 +176,7 @@ def test_check_is_node_rejects_other_machines(
             check_is_node("192.0.2.77:6379")
 
 
-def test_token_is_passed_by_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_passed_by_file_only(tmp_path, monkeypatch):
     monkeypatch.setattr(local_cluster, "folder", lambda: tmp_path)
     (tmp_path / "token").write_text("secret")
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -192,7 +186,7 @@ def test_token_is_passed_by_file_only(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_missing_token_is_the_only_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_token_is_the_only_error(tmp_path, monkeypatch):
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_MODE": "token"}
@@ -211,9 +205,7 @@ def test_missing_token_is_the_only_error(tmp_path: Path, monkeypatch: pytest.Mon
         (exceptions.GetTimeoutError("late"), "its process did not answer within"),
     ],
 )
-def test_pool_status_explains_missing_devices(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
-) -> None:
+def test_pool_status_explains_missing_devices(monkeypatch, error, words):
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
@@ -221,9 +213,7 @@ def test_pool_status_explains_missing_devices(
     assert words in (pool_service._device("CPU", None).error or "")
 
 
-def test_folders_of_other_users_do_not_delay_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_other_users_do_not_delay_the_start(tmp_path, monkeypatch):
     def make(name: str) -> Path:
         folder = tmp_path / f"het-{name}"
         folder.mkdir(mode=0o700)

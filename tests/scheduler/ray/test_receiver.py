@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
 from types import FrameType
@@ -18,7 +17,7 @@ from hetero.scheduler.channels.direct import DirectChannel
 from hetero.scheduler.ray import receiver, signals
 from hetero.scheduler.ray.receiver import MessageReceiver
 from hetero.scheduler.types.messages import Message
-from tests.scheduler.endpoints import LONG_S, ChannelEndpoint, number_of, values, wait_for
+from tests.scheduler.endpoints import LONG_S, number_of, values, wait_for
 
 
 class Client:
@@ -50,15 +49,13 @@ class Client:
 
 
 @pytest.fixture
-def client(folder: Path, make_endpoint: Callable[..., ChannelEndpoint]) -> Iterator[Client]:
+def client(folder, make_endpoint):
     client = Client(folder)
     yield client
     client.close()
 
 
-def test_single_waiting_caller_receives_its_result(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_single_waiting_caller_receives_its_result(client, make_endpoint):
     device = make_endpoint()
     for number in range(20):
         client.ask(number)
@@ -67,9 +64,7 @@ def test_single_waiting_caller_receives_its_result(
         assert client.next() == (number, threading.current_thread())
 
 
-def test_message_without_waiting_caller_is_received_by_thread(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_message_without_waiting_caller_is_received_by_thread(client, make_endpoint):
     device = make_endpoint()
     for number in range(20):
         client.ask(number)
@@ -78,9 +73,7 @@ def test_message_without_waiting_caller_is_received_by_thread(
         assert client.next() == (number, client.receiver._thread)
 
 
-def test_thread_receives_after_a_caller_leaves(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_thread_receives_after_a_caller_leaves(client, make_endpoint):
     device = make_endpoint()
     for number in range(0, 20, 2):
         client.ask(number)
@@ -96,9 +89,7 @@ def test_thread_receives_after_a_caller_leaves(
         assert client.next() == (number + 1, client.receiver._thread)
 
 
-def test_second_waiting_caller_leaves_receiving_to_the_first(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_second_waiting_caller_leaves_receiving_to_the_first(client, make_endpoint):
     device = make_endpoint()
     client.ask(1, 2)
     client.help(1)  # returns at once: it is not the only one
@@ -107,7 +98,7 @@ def test_second_waiting_caller_leaves_receiving_to_the_first(
         assert client.next() == (number, client.receiver._thread)
 
 
-def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
+def test_receiving_caller_notices_its_dropped_request(client):
     client.ask(1)
     looked = threading.Event()
 
@@ -124,9 +115,7 @@ def test_receiving_caller_notices_its_dropped_request(client: Client) -> None:
     assert not helping.is_alive()
 
 
-def test_interrupted_caller_leaves_all_results_received(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_interrupted_caller_leaves_all_results_received(client, make_endpoint):
     device = make_endpoint()
     client.ask(1)
 
@@ -142,9 +131,7 @@ def test_interrupted_caller_leaves_all_results_received(
         assert client.next() == (number, client.receiver._thread)
 
 
-def test_unprocessable_message_leaves_others_received(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unprocessable_message_leaves_others_received(client, make_endpoint, caplog):
     device = make_endpoint()
 
     def receive(message: Message) -> None:
@@ -166,9 +153,7 @@ def test_unprocessable_message_leaves_others_received(
     wait_for(lambda: caplog.text.count("RuntimeError: of a message") == 2)
 
 
-def test_ctrl_c_at_any_line_loses_no_message(
-    client: Client, make_endpoint: Callable[..., ChannelEndpoint]
-) -> None:
+def test_ctrl_c_at_any_line_loses_no_message(client, make_endpoint):
     device = make_endpoint()
     traced = {code.__file__ for code in (receiver, signals, direct, inbox)}
     lines = interrupted = 0

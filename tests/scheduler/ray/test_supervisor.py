@@ -7,8 +7,6 @@ from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from hetero.scheduler.client.device_states import DeploymentDevices
 from hetero.scheduler.client.liveness import Restart
 from hetero.scheduler.ray.actor import DeviceActor
@@ -58,7 +56,7 @@ def _device(address: str) -> Any:
     return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address, node_id="n")
 
 
-def test_device_lost_during_its_return_is_lost_for_all() -> None:
+def test_device_lost_during_its_return_is_lost_for_all():
     is_lost_again = threading.Event()
     slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
     session: Any = SimpleNamespace(is_left=False)
@@ -111,8 +109,8 @@ def _supervisor(**options: Any) -> DeviceSupervisor:
 
 
 def test_device_that_ended_a_lease_reloads_stages(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.get", lambda result, timeout: result)
     supervisor, device, num_leases_ended = _supervisor(), _device("a1"), 0.0
     has_stages = True
@@ -139,7 +137,7 @@ def test_device_that_ended_a_lease_reloads_stages(
     supervisor.close()
 
 
-def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_pool_kills_no_process(monkeypatch):
     killed: list[Any] = []
     monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.kill", killed.append)
     device = _device("a1")
@@ -152,7 +150,7 @@ def test_client_of_pool_kills_no_process(monkeypatch: pytest.MonkeyPatch) -> Non
         assert killed == ["actor of D"] * keeps
 
 
-def test_lease_ends_only_for_silent_clients() -> None:
+def test_lease_ends_only_for_silent_clients():
     actor = DeviceActor.__new__(DeviceActor)  # the test needs no other attribute
     actor._outlives, actor._num_leases_ended = True, 0
     removed_clients: list[str] = []
@@ -173,7 +171,7 @@ def test_lease_ends_only_for_silent_clients() -> None:
     assert actor._status() == {"leases_ended": 2}
 
 
-def test_device_that_moves_during_open_needs_another_open() -> None:
+def test_device_that_moves_during_open_needs_another_open():
     deployment = RayDeployment.__new__(RayDeployment)  # the test needs no other attribute
     deployment.device_states = DeploymentDevices()
     deployment.devices, deployment._num_streams = {"D": _device("a1")}, {}

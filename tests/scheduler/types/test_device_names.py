@@ -24,7 +24,7 @@ AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
         ("HETERO: CPU.0 ,CPU", DeviceRequest(True, ("CPU",))),
     ],
 )
-def test_parse(text: str, expected: DeviceRequest) -> None:
+def test_parse(text, expected):
     assert parse_device(text) == expected
 
 
@@ -40,7 +40,7 @@ def test_parse(text: str, expected: DeviceRequest) -> None:
         ("AUTO:CPU", "write HETERO:CPU"),
     ],
 )
-def test_invalid_device_string_error_shows_valid_ones(text: str, message: str) -> None:
+def test_invalid_device_string_error_shows_valid_ones(text, message):
     with pytest.raises(UnknownDeviceError, match=message):
         parse_device(text)
 
@@ -49,7 +49,7 @@ def test_invalid_device_string_error_shows_valid_ones(text: str, message: str) -
     ("name", "expected"),
     [("CPU", "CPU"), ("CPU.0", "CPU"), ("ORT", "ORT.0"), ("ORT.0", "ORT.0"), ("ORT.1", "ORT.1")],
 )
-def test_resolve_with_and_without_id(name: str, expected: str) -> None:
+def test_resolve_with_and_without_id(name, expected):
     assert resolve_name(name, AVAILABLE) == expected
 
 
@@ -67,40 +67,40 @@ def test_resolve_with_and_without_id(name: str, expected: str) -> None:
         ("ORT.1", "ORT.1"),
     ],
 )
-def test_ids_may_be_names_and_default_to_the_first(name: str, expected: str | None) -> None:
+def test_ids_may_be_names_and_default_to_the_first(name, expected):
     assert match_name(name, ("ORT.1", "OV.CPU", "OV.GPU.0", "OV.GPU.1")) == expected
 
 
-def test_devices_whose_ids_are_names_keep_them() -> None:
+def test_devices_whose_ids_are_names_keep_them():
     rows = [DeviceDescriptor("", "OV", i, "node") for i in ("CPU", "GPU.0")]
     rows.append(DeviceDescriptor("", "ORT", "0", "node"))
     assert [row.name for row in with_cluster_names(rows)] == ["OV.CPU", "OV.GPU.0", "ORT"]
 
 
-def test_unknown_name_error_lists_devices_and_nearest() -> None:
+def test_unknown_name_error_lists_devices_and_nearest():
     with pytest.raises(UnknownDeviceError, match=r"CPU, ORT.0, ORT.1, NULL.*Did you mean CPU"):
         resolve_name("cpu", AVAILABLE)
 
 
-def test_unknown_id_error_lists_ids_of_the_plugin() -> None:
+def test_unknown_id_error_lists_ids_of_the_plugin():
     with pytest.raises(UnknownDeviceError, match=r"ORT has ORT.0, ORT.1"):
         resolve_name("ORT.7", AVAILABLE)
 
 
-def test_missing_hardware_hint_names_the_driver() -> None:
+def test_missing_hardware_hint_names_the_driver():
     with pytest.raises(UnknownDeviceError, match=r"OV finds only OV\.CPU .*driver"):
         resolve_name("OV.GPU", ("OV.CPU", "ORT"))
 
 
-def test_colon_between_devices_hint_names_the_comma() -> None:
+def test_colon_between_devices_hint_names_the_comma():
     with pytest.raises(UnknownDeviceError, match=r"'ORT:CPU'; .* by commas: ORT,CPU\."):
         resolve_device("HETERO:ORT:CPU", AVAILABLE)
 
 
-def test_resolve_a_list() -> None:
+def test_resolve_a_list():
     assert resolve_device("HETERO:ORT,CPU,ORT.0", AVAILABLE) == ("ORT.0", "CPU")
     assert resolve_device("HETERO", AVAILABLE) == AVAILABLE
 
 
-def test_only_device_has_no_number() -> None:
+def test_only_device_has_no_number():
     assert assign_names(["CPU", "ORT", "ORT", "NULL"]) == ("CPU", "ORT.0", "ORT.1", "NULL")

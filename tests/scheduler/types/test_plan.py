@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
@@ -30,7 +29,7 @@ def diamond_plan() -> Plan:
     return Plan("m", (X,), (Y, X, W, Y), stages, ("x",), ("w",))
 
 
-def test_derived_facts_of_a_diamond() -> None:
+def test_derived_facts_of_a_diamond():
     plan = diamond_plan()
     assert plan.wires == (Wire("a", 0, 1), Wire("a", 0, 2), Wire("b", 1, 3), Wire("c", 2, 3))
     assert plan.consumers == {"x": (0, 2), "a": (1, 2), "b": (3,), "c": (3,)}
@@ -39,13 +38,13 @@ def test_derived_facts_of_a_diamond() -> None:
     assert plan.output_names == ("y", "x", "w")
 
 
-def test_equal_plans_have_equal_bytes_and_round_trip() -> None:
+def test_equal_plans_have_equal_bytes_and_round_trip():
     plan = diamond_plan()
     assert Plan.from_bytes(plan.to_bytes()) == plan
     assert diamond_plan().to_bytes() == plan.to_bytes()
 
 
-def test_work_of_stages_survives_serialization() -> None:
+def test_work_of_stages_survives_serialization():
     plan = diamond_plan()
     stages = tuple(replace(s, work=w) for s, w in zip(plan.stages, (1.0, 0.0, 2.5), strict=False))
     data = replace(plan, stages=(*stages, plan.stages[3])).to_bytes()
@@ -53,14 +52,14 @@ def test_work_of_stages_survives_serialization() -> None:
 
 
 @pytest.mark.parametrize("work", [-1.0, float("nan"), float("inf"), "much", None, [1.0]])
-def test_plan_with_invalid_work_is_refused(work: Any) -> None:
+def test_plan_with_invalid_work_is_refused(work):
     form, version, body = msgpack.unpackb(diamond_plan().to_bytes())
     body[3][1].append(work)
     with pytest.raises(BlobError, match="work of a stage"):
         Plan.from_bytes(msgpack.packb([form, version, body]))
 
 
-def test_golden_plan_is_read_and_written_the_same() -> None:
+def test_golden_plan_is_read_and_written_the_same():
     data = GOLDEN.read_bytes()
     assert Plan.from_bytes(data) == diamond_plan()
     assert diamond_plan().to_bytes() == data
@@ -80,12 +79,12 @@ def test_golden_plan_is_read_and_written_the_same() -> None:
         ((Stage(0, "A", ("x",), ("z",), ()),), r"\['y'\] have no source"),
     ],
 )
-def test_invalid_plan_error_names_stage_and_tensor(stages: tuple[Stage, ...], message: str) -> None:
+def test_invalid_plan_error_names_stage_and_tensor(stages, message):
     with pytest.raises(PlanError, match=message):
         Plan("m", (X,), (Y,), stages)
 
 
-def test_invalid_passthrough_and_constant_outputs_are_refused() -> None:
+def test_invalid_passthrough_and_constant_outputs_are_refused():
     plan = diamond_plan()
     with pytest.raises(PlanError, match="passthrough"):
         replace(plan, passthrough=("a",))
@@ -104,12 +103,12 @@ def test_invalid_passthrough_and_constant_outputs_are_refused() -> None:
         msgpack.packb(["hetero-plan", 1, ["m", [["x"]], [], [], [], []]]),
     ],
 )
-def test_foreign_bytes_are_refused(data: bytes) -> None:
+def test_foreign_bytes_are_refused(data):
     with pytest.raises(BlobError):
         Plan.from_bytes(data)
 
 
-def test_plan_of_another_version_is_refused_by_number() -> None:
+def test_plan_of_another_version_is_refused_by_number():
     form, _, body = msgpack.unpackb(diamond_plan().to_bytes())
     with pytest.raises(BlobError, match="version 7"):
         Plan.from_bytes(msgpack.packb([form, 7, body]))
@@ -118,6 +117,6 @@ def test_plan_of_another_version_is_refused_by_number() -> None:
 @pytest.mark.parametrize(
     "entry", [["x", 7, [1]], ["x", "tensor(float)", [2**63]], ["x", "tensor(float)", 3], [], "xyz"]
 )
-def test_damaged_port_is_a_value_error(entry: Any) -> None:
+def test_damaged_port_is_a_value_error(entry):
     with pytest.raises(ValueError, match="Expected"):
         unpack_spec(entry)

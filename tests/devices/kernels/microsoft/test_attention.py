@@ -31,7 +31,7 @@ def mask(rng: np.random.Generator, b: int, s: int, t: int, forms: tuple[str, ...
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_multi_head_attention(seed: int) -> None:
+def test_multi_head_attention(seed):
     rng = np.random.default_rng(seed)
     b, h, s, t, d = (int(rng.integers(1, 5)) for _ in range(5))
     width = int(rng.integers(1, 5))
@@ -64,7 +64,7 @@ def test_multi_head_attention(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_attention(seed: int) -> None:
+def test_attention(seed):
     rng = np.random.default_rng(seed)
     b, h, s, d = (int(rng.integers(1, 5)) for _ in range(4))
     width, size = int(rng.integers(1, 5)), int(rng.integers(1, 6))
@@ -94,7 +94,7 @@ def test_attention(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rotary_embedding(seed: int) -> None:
+def test_rotary_embedding(seed):
     rng = np.random.default_rng(seed)
     b, s, heads, half = (int(rng.integers(1, 5)) for _ in range(4))
     half *= 2
@@ -112,7 +112,7 @@ def test_rotary_embedding(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(100))
-def test_group_query_attention(seed: int) -> None:
+def test_group_query_attention(seed):
     """Test a prompt padded on the right, or tokens after cached ones in a larger buffer."""
     rng = np.random.default_rng(seed)
     b, g, s = (int(rng.integers(1, 4)) for _ in range(3))

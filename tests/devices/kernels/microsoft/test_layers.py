@@ -17,7 +17,7 @@ SEEDS = range(8)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("op_type", ["Gelu", "BiasGelu", "FastGelu", "QuickGelu"])
-def test_activations(op_type: str, seed: int) -> None:
+def test_activations(op_type, seed):
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 6, rng.integers(1, 4))
     inputs = [floats(rng, *shape) * 3]
@@ -32,7 +32,7 @@ def test_activations(op_type: str, seed: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_simplified_layer_normalization(seed: int, outputs: int) -> None:
+def test_simplified_layer_normalization(seed, outputs):
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 6, 3)
     axis = int(rng.choice((-1, 2)))
@@ -50,7 +50,7 @@ def test_simplified_layer_normalization(seed: int, outputs: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("op_type", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_skip_normalization(op_type: str, seed: int) -> None:
+def test_skip_normalization(op_type, seed):
     rng = np.random.default_rng(seed)
     b, s, width = rng.integers(1, 6, 3)
     skip = [(b, s, width), (1, s, width), (s, width)][rng.integers(3)]
@@ -62,7 +62,7 @@ def test_skip_normalization(op_type: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("op_type", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
-def test_the_sum_is_the_fourth_output(op_type: str) -> None:
+def test_the_sum_is_the_fourth_output(op_type):
     rng = np.random.default_rng(0)
     x, skip, gamma = floats(rng, 2, 3, 4), floats(rng, 2, 3, 4), floats(rng, 4)
     kernel = KERNELS.find(MICROSOFT, op_type, 1)
@@ -72,7 +72,7 @@ def test_the_sum_is_the_fourth_output(op_type: str) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
-def test_embed_layer_normalization(seed: int) -> None:
+def test_embed_layer_normalization(seed):
     rng = np.random.default_rng(seed)
     b, s, width = (int(n) for n in rng.integers(1, 6, 3))
     segments = rng.random() < 0.5
@@ -94,7 +94,7 @@ def test_embed_layer_normalization(seed: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("op_type", ["FusedMatMul", "TransposeMatMul"])
-def test_fused_matmul(op_type: str, seed: int) -> None:
+def test_fused_matmul(op_type, seed):
     rng = np.random.default_rng(seed)
     attributes: dict[str, Any] = {"alpha": float(rng.choice((1.0, 0.25)))}
     lead = tuple(rng.integers(1, 4, rng.integers(0, 3)))
@@ -116,7 +116,7 @@ def test_fused_matmul(op_type: str, seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
-def test_fused_gemm(seed: int) -> None:
+def test_fused_gemm(seed):
     rng = np.random.default_rng(seed)
     m, k, n = rng.integers(1, 5, 3)
     a, b = rng.integers(0, 2, 2)
@@ -140,7 +140,7 @@ def test_fused_gemm(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
-def test_fused_conv(seed: int) -> None:
+def test_fused_conv(seed):
     rng = np.random.default_rng(seed)
     group, c, m = (int(n) for n in rng.integers(1, 4, 3))
     x, w = floats(rng, 2, group * c, 7, 8), floats(rng, group * m, c, 3, 2)
@@ -170,7 +170,7 @@ def test_fused_conv(seed: int) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("activation", ["none", "silu"])
-def test_causal_convolution(seed: int, activation: str) -> None:
+def test_causal_convolution(seed, activation):
     rng = np.random.default_rng(seed)
     batch, channels, length, k = map(int, rng.integers(1, 6, 4))
     inputs = [

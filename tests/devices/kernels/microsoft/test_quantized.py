@@ -34,7 +34,7 @@ def same(op_type: str, inputs: list[Any], attributes: Any = None, *, atol: float
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_where(seed: int, dtype: Any) -> None:
+def test_where(seed, dtype):
     rng = np.random.default_rng(seed)
     shape = rng.integers(1, 5, 3)
     to = quantized(rng, dtype)[1:]
@@ -46,7 +46,7 @@ def test_where(seed: int, dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_pools(seed: int, dtype: Any) -> None:
+def test_pools(seed, dtype):
     rng = np.random.default_rng(seed)
     x, to = quantized(rng, dtype, 2, 6, 7, 3), quantized(rng, dtype)[1:]
     attributes = {
@@ -65,7 +65,7 @@ def test_pools(seed: int, dtype: Any) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
-def test_products(seed: int) -> None:
+def test_products(seed):
     rng = np.random.default_rng(seed)
     m, k, n = (int(size) for size in rng.integers(1, 40, 3))
     a, b = int(rng.integers(0, 2)), int(rng.integers(0, 2))
@@ -94,7 +94,7 @@ def test_products(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
-def test_dynamic_quantize_lstm(seed: int) -> None:
+def test_dynamic_quantize_lstm(seed):
     rng = np.random.default_rng(seed)
     steps, batch, size, hidden = (int(n) for n in rng.integers(1, 5, 4))
     direction = str(rng.choice(("forward", "reverse", "bidirectional")))
@@ -127,7 +127,7 @@ def test_dynamic_quantize_lstm(seed: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
-def test_qattention(seed: int) -> None:
+def test_qattention(seed):
     rng = np.random.default_rng(seed)
     b, s, heads, d, size = (int(n) for n in rng.integers(1, 5, 5))
     p = int(rng.integers(0, 3))
@@ -153,7 +153,7 @@ def test_qattention(seed: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
-def test_matmul_nbits(seed: int, bits: int) -> None:
+def test_matmul_nbits(seed, bits):
     rng = np.random.default_rng(seed)
     m, k, n = (int(size) for size in rng.integers(1, 70, 3))
     block = int(rng.choice((16, 32)))
@@ -176,7 +176,7 @@ def test_matmul_nbits(seed: int, bits: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
-def test_gather_block_quantized(seed: int, bits: int) -> None:
+def test_gather_block_quantized(seed, bits):
     rng = np.random.default_rng(seed)
     rows, block, blocks = int(rng.integers(2, 6)), int(rng.choice((16, 32))), 3
     data = rng.integers(0, 256, (rows, block * blocks * bits // 8)).astype(np.uint8)

@@ -62,7 +62,7 @@ TO = ["t", "u"]
         ("QGemm", ["m", "s", "z", "w", "columns", "zeros", "", *TO], {}),
     ],
 )
-def test_a_quantised_operator(name: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+def test_a_quantised_operator(name, inputs, attributes):
     x = {"x": bytes_of(np.uint8, 2, 3, 4, 4), "r": bytes_of(np.uint8, 2, 3, 4, 4)}
     x = {"m": bytes_of(np.uint8, 5, 8)} if name == "QGemm" else x
     x = {key: value for key, value in x.items() if key in inputs}
@@ -71,7 +71,7 @@ def test_a_quantised_operator(name: str, inputs: list[str], attributes: dict[str
     assert_close(ours, theirs, rtol=1e-5, atol=0)
 
 
-def test_qlinear_softmax_of_each_opset() -> None:
+def test_qlinear_softmax_of_each_opset():
     x = {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
     for opset in (11, 13):
         inputs = [*X, "small", "low"]
@@ -85,7 +85,7 @@ def own_sigmoid(x: Any, *_: Any) -> Any:
     return 255 - x
 
 
-def test_extension_of_the_same_name_comes_first() -> None:
+def test_extension_of_the_same_name_comes_first():
     x = {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
     with hetero.Core(executor="inprocess") as core:
         core.add_extension(own_sigmoid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,18 +36,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> FullBatches:
+def batches(monkeypatch):
     return FullBatches(monkeypatch)
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+def core():
     with core_on(Counting) as counting_core:
         yield counting_core
 
 
 @pytest.fixture(scope="module")
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     """The decoder split over two devices, one step at a time."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled_model:
         batcher_of(compiled_model)._lanes = 1
@@ -76,14 +76,12 @@ def generate_alone(compiled: hetero.CompiledModel, count: int = 20) -> list[list
 
 
 @pytest.fixture(scope="module")
-def tokens_alone(compiled: hetero.CompiledModel) -> list[list[int]]:
+def tokens_alone(compiled):
     """The tokens of each prompt without the others."""
     return generate_alone(compiled)
 
 
-def test_sequences_of_threads_join_and_leave(
-    compiled: hetero.CompiledModel, batches: FullBatches
-) -> None:
+def test_sequences_of_threads_join_and_leave(compiled, batches):
     counts = [24, 18, 24, 24]
     expected = [
         tokens[:count] for tokens, count in zip(generate_alone(compiled, 24), counts, strict=True)
@@ -101,9 +99,7 @@ def test_sequences_of_threads_join_and_leave(
     assert caches == 0  # caches are joined on their devices
 
 
-def test_tasks_of_an_event_loop_share_steps(
-    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
-) -> None:
+def test_tasks_of_an_event_loop_share_steps(compiled, batches, tokens_alone):
 
     async def gather() -> list[list[int]]:
         generations = [
@@ -116,9 +112,7 @@ def test_tasks_of_an_event_loop_share_steps(
     assert max(batches.rows) == 4
 
 
-def test_cancelled_task_does_not_block_others(
-    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
-) -> None:
+def test_cancelled_task_does_not_block_others(compiled, batches, tokens_alone):
 
     async def gather() -> None:
         generations = start_batch(compiled, batches)
@@ -136,11 +130,11 @@ def test_cancelled_task_does_not_block_others(
 
 
 def test_slow_reader_does_not_block_others(
-    core: hetero.Core,
-    compiled: hetero.CompiledModel,
-    batches: FullBatches,
-    tokens_alone: list[list[int]],
-) -> None:
+    core,
+    compiled,
+    batches,
+    tokens_alone,
+):
     generations = start_batch(compiled, batches)
     batches.of([])
     slow = generations[2]._sequences[0]
@@ -154,11 +148,11 @@ def test_slow_reader_does_not_block_others(
 
 
 def test_cancelled_and_dropped_sequences_leave(
-    core: hetero.Core,
-    compiled: hetero.CompiledModel,
-    batches: FullBatches,
-    tokens_alone: list[list[int]],
-) -> None:
+    core,
+    compiled,
+    batches,
+    tokens_alone,
+):
     generations = start_batch(compiled, batches)
     batches.of([])
     generations[1].cancel()
@@ -174,9 +168,7 @@ def test_cancelled_and_dropped_sequences_leave(
     await_freed(core, 0)
 
 
-def test_query_state_of_one_sequence_of_a_batch(
-    compiled: hetero.CompiledModel, batches: FullBatches, tokens_alone: list[list[int]]
-) -> None:
+def test_query_state_of_one_sequence_of_a_batch(compiled, batches, tokens_alone):
     generations = start_batch(compiled, batches)
     batches.of([])
     for generation in generations:
@@ -190,12 +182,12 @@ def test_query_state_of_one_sequence_of_a_batch(
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [TensorLostError, DeviceMemoryError])
 def test_caches_that_cannot_be_joined_are_recomputed(
-    compiled: hetero.CompiledModel,
-    batches: FullBatches,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[Exception],
-    tokens_alone: list[list[int]],
-) -> None:
+    compiled,
+    batches,
+    monkeypatch,
+    error,
+    tokens_alone,
+):
     join, failures = InferRequest.join_states, [error("gone")] * 2
 
     def failing(self: InferRequest, *arguments: Any) -> None:
@@ -213,9 +205,7 @@ def test_caches_that_cannot_be_joined_are_recomputed(
 
 
 @pytest.mark.slow
-def test_rows_of_one_call_leave_at_their_end(
-    compiled: hetero.CompiledModel, batches: FullBatches
-) -> None:
+def test_rows_of_one_call_leave_at_their_end(compiled, batches):
     expected = [list(compiled.generate(prompt, 20)) for prompt in PROMPTS]
     ends = expected[2][3]
     batch = compiled.generate(PROMPTS, 20, stop=[ends])
@@ -225,11 +215,11 @@ def test_rows_of_one_call_leave_at_their_end(
 
 
 def test_errors_reach_each_caller(
-    compiled: hetero.CompiledModel,
-    batches: FullBatches,
-    monkeypatch: pytest.MonkeyPatch,
-    tokens_alone: list[list[int]],
-) -> None:
+    compiled,
+    batches,
+    monkeypatch,
+    tokens_alone,
+):
     generations = start_batch(compiled, batches)
     batches.of([])
     with monkeypatch.context() as patch:
@@ -250,9 +240,7 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("make", [grouped, scattered, recurrent])
 @pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_states_of_each_kind_are_joined(
-    make: Callable[[], onnx.ModelProto], device: str, batches: FullBatches
-) -> None:
+def test_states_of_each_kind_are_joined(make, device, batches):
     if device == "ORT":
         pytest.importorskip("onnxruntime")
     prompts = [[3, 14, 15, 1], [7], [9, 9]]
@@ -269,9 +257,7 @@ def test_states_of_each_kind_are_joined(
         assert rows.tokens == expected
 
 
-def test_sequences_of_unequal_lengths_are_not_batched(
-    compiled: hetero.CompiledModel, batches: FullBatches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sequences_of_unequal_lengths_are_not_batched(compiled, batches, monkeypatch):
     monkeypatch.setattr("hetero.apps.generate.batch_layout._FREE_LENGTH", 4)
     prompts = [list(range(40)), [7], [8], [9]]
     expected = [list(compiled.generate(prompt, 8)) for prompt in prompts]
@@ -300,9 +286,7 @@ def without_positions() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("make", [attention, without_positions])
-def test_model_without_lengths_does_not_batch(
-    make: Callable[[], onnx.ModelProto], batches: FullBatches
-) -> None:
+def test_model_without_lengths_does_not_batch(make, batches):
     with core_on(MemoryChannel, {"CPU": 1}) as core:
         compiled = core.compile_model(hetero.read_decoder(make()), "HETERO:CPU")
         prompts = [[3, 14, 15], [7], [9, 9]]
@@ -316,9 +300,7 @@ def test_model_without_lengths_does_not_batch(
         assert rows.tokens == expected
 
 
-def test_each_lane_has_an_equal_share(
-    core: hetero.Core, batches: FullBatches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_lane_has_an_equal_share(core, batches, monkeypatch):
     """Two devices run two steps at once, each with half of the sequences."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled:
         assert batcher_of(compiled)._lanes == 2
@@ -330,7 +312,7 @@ def test_each_lane_has_an_equal_share(
         assert max(batches.rows) <= 3
 
 
-def test_logits_of_each_sequence_of_a_batch(core: hetero.Core, batches: FullBatches) -> None:
+def test_logits_of_each_sequence_of_a_batch(core, batches):
     model = hetero.read_decoder(decoder(), logits=True)
     with core.compile_model(model, SPLIT, affinity=PINS) as compiled:
         batcher_of(compiled)._lanes = 1

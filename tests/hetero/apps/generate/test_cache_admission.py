@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Final
 
@@ -62,14 +62,14 @@ core = core_fixture("module", devices={"CPU": 1})
 
 
 @pytest.fixture
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     """A decoder with memory for the KV caches of two sequences."""
     config = options(MAX_SEQUENCES=2)
     with core.compile_model(hetero.read_decoder(decoder()), "CPU", config) as compiled:
         yield compiled
 
 
-def test_budget_determines_the_number_of_sequences(core: hetero.Core) -> None:
+def test_budget_determines_the_number_of_sequences(core):
     source = hetero.read_decoder(decoder())
     (memory,) = core.plan_model(source, "CPU", options(FIT_MEMORY=True)).memory
     # A step reads the tokens of the cache, and writes one more.
@@ -83,7 +83,7 @@ def test_budget_determines_the_number_of_sequences(core: hetero.Core) -> None:
         assert compiled.get_property("MAX_SEQUENCES") == 2
 
 
-def test_third_sequence_waits_until_another_ends(compiled: hetero.CompiledModel) -> None:
+def test_third_sequence_waits_until_another_ends(compiled):
     first, second, third = (compiled.generate(PROMPT, 5, eos=()) for _ in range(3))
     next(first), next(second)
     with ThreadPoolExecutor(1) as pool:
@@ -97,7 +97,7 @@ def test_third_sequence_waits_until_another_ends(compiled: hetero.CompiledModel)
 
 
 @pytest.mark.parametrize("way", ["cancelled", "dropped"])
-def test_sequence_without_a_reader_makes_room(compiled: hetero.CompiledModel, way: str) -> None:
+def test_sequence_without_a_reader_makes_room(compiled, way):
     generations = [compiled.generate(PROMPT, 5, eos=()) for _ in range(2)]
     for generation in generations:
         next(generation)
@@ -114,7 +114,7 @@ def test_sequence_without_a_reader_makes_room(compiled: hetero.CompiledModel, wa
         assert waits.result() == greedy(PROMPT, 5)
 
 
-def test_tasks_wait_without_blocking_their_event_loop(compiled: hetero.CompiledModel) -> None:
+def test_tasks_wait_without_blocking_their_event_loop(compiled):
     async def generate_all() -> list[list[int]]:
         generations = [compiled.generate(PROMPT, 5, eos=()) for _ in range(5)]
         texts: list[list[int]] = await asyncio.gather(*generations)
@@ -123,12 +123,12 @@ def test_tasks_wait_without_blocking_their_event_loop(compiled: hetero.CompiledM
     assert asyncio.run(generate_all()) == [greedy(PROMPT, 5)] * 5
 
 
-def test_short_sequences_share_the_memory(compiled: hetero.CompiledModel) -> None:
+def test_short_sequences_share_the_memory(compiled):
     generations = [compiled.generate([3], 3, eos=()) for _ in range(4)]
     assert [next(g) for g in generations] == greedy([3], 1) * 4
 
 
-def test_memory_limits_the_length_of_a_sequence(compiled: hetero.CompiledModel) -> None:
+def test_memory_limits_the_length_of_a_sequence(compiled):
     generation = compiled.generate(PROMPT, 50, eos=())
     assert list(generation) == greedy(PROMPT, 2 * LENGTH - len(PROMPT))
     assert generation.finish_reason == "length"
@@ -140,7 +140,7 @@ def test_memory_limits_the_length_of_a_sequence(compiled: hetero.CompiledModel) 
         compiled.generate([[3] * 5] * 3)
 
 
-def test_wait_for_memory_has_a_deadline(core: hetero.Core) -> None:
+def test_wait_for_memory_has_a_deadline(core):
     config = options(MAX_SEQUENCES=1, REQUEST_TIMEOUT_S=0.05)
     with core.compile_model(hetero.read_decoder(decoder()), "CPU", config) as compiled:
         admission = batcher_of(compiled).admission
@@ -154,7 +154,7 @@ def test_wait_for_memory_has_a_deadline(core: hetero.Core) -> None:
             asyncio.run(second.__anext__())
 
 
-def test_number_of_sequences_without_planned_lengths(core: hetero.Core) -> None:
+def test_number_of_sequences_without_planned_lengths(core):
     config = {"MAX_SEQUENCES": 2, "VERIFY": "NO"}
     with core.compile_model(hetero.read_decoder(decoder()), "CPU", config) as compiled:
         with pytest.raises(ArgumentError, match="3 prompts: expected at most 2"):
@@ -173,7 +173,7 @@ def test_number_of_sequences_without_planned_lengths(core: hetero.Core) -> None:
     assert texts == [greedy(PROMPT, 9)] * 4
 
 
-def test_text_continues_after_a_device_ran_out_of_memory() -> None:
+def test_text_continues_after_a_device_ran_out_of_memory():
     source = hetero.read_decoder(decoder())
     config = options(FIT_MEMORY=True)
     with (

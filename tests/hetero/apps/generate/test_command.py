@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import pytest
 
-from tests.support.command_line import Shell
 from tests.support.decoders import VOCABULARY, decoder, greedy
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """The file of a decoder."""
     onnx.save(decoder(), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 
-def test_prompt_ids_give_token_ids(shell: Shell, model: Path) -> None:
+def test_prompt_ids_give_token_ids(shell, model):
     line = f"generate {model} -d HETERO:CPU.0,CPU.1 --devices CPU=2 -a *_1=CPU.1 -n 6 --ids 3,14"
     result = shell(line)
     expected = greedy([3, 14], 6)
@@ -34,7 +31,7 @@ def test_prompt_ids_give_token_ids(shell: Shell, model: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["", "-c PERFORMANCE_HINT=LATENCY"])
-def test_seed_determines_sampled_tokens(shell: Shell, model: Path, plan: str) -> None:
+def test_seed_determines_sampled_tokens(shell, model, plan):
     line = f"generate {model} --executor inprocess -d CPU {plan} --ids 3 -n 8 --temperature 50"
     first, repeated, other = (
         shell(f"{line} --seed {seed}", "--json").document["tokens"] for seed in (1, 1, 2)
@@ -43,7 +40,7 @@ def test_seed_determines_sampled_tokens(shell: Shell, model: Path, plan: str) ->
 
 
 @pytest.mark.parametrize("subfolder", ["", "onnx"])
-def test_prompt_text_gives_streamed_text(shell: Shell, model: Path, subfolder: str) -> None:
+def test_prompt_text_gives_streamed_text(shell, model, subfolder):
     tokenizers = pytest.importorskip("tokenizers")
     words = [f"w{i}" for i in range(VOCABULARY - 3)]
     # The two tokens of one character are printed together.
@@ -62,7 +59,7 @@ def test_prompt_text_gives_streamed_text(shell: Shell, model: Path, subfolder: s
     assert result.out.splitlines()[0] == expected
 
 
-def test_folder_stands_for_the_decoder_in_it(shell: Shell, model: Path) -> None:
+def test_folder_stands_for_the_decoder_in_it(shell, model):
     line = f"generate {model.parent} -d CPU -n 3 --ids 3,14 --json"
     document = shell(line).document
     assert document["tokens"] == greedy([3, 14], 3)
@@ -73,7 +70,7 @@ def test_folder_stands_for_the_decoder_in_it(shell: Shell, model: Path) -> None:
     assert f"{model.parent} is a folder without model.onnx" in result.err
 
 
-def test_subgraphs_without_weights_are_not_listed(shell: Shell, model: Path) -> None:
+def test_subgraphs_without_weights_are_not_listed(shell, model):
     line = f"generate {model} -d HETERO:CPU.0,CPU.1 --devices CPU=2 -a sample=CPU.1 -n 1 --ids 3"
     assert " 0 B" not in shell(line).out
     assert [r["weights_nbytes"] > 0 for r in shell(line, "--json").document["layers"]] == [
@@ -92,13 +89,13 @@ def test_subgraphs_without_weights_are_not_listed(shell: Shell, model: Path) -> 
         ("--ids 1 --temperature -1", 1, "temperature"),
     ],
 )
-def test_bad_input_is_reported(shell: Shell, model: Path, line: str, code: int, text: str) -> None:
+def test_bad_input_is_reported(shell, model, line, code, text):
     result = shell(f"generate {model} -d CPU {line}")
     assert result.code == code
     assert text in result.err
 
 
-def test_decoder_that_fits_gives_equal_tokens(shell: Shell, model: Path) -> None:
+def test_decoder_that_fits_gives_equal_tokens(shell, model):
     line = f"generate {model} --devices CPU=2 -d HETERO:CPU.0,CPU.1 -n 6 --ids 3,14 --json --fit"
     result = shell(f"{line} --memory CPU.0=1GB,CPU.1=1GB")
     assert result.document["tokens"] == greedy([3, 14], 6)
@@ -106,7 +103,7 @@ def test_decoder_that_fits_gives_equal_tokens(shell: Shell, model: Path) -> None
     assert "does not fit" in shell(f"{line} --memory CPU.0=1MB,CPU.1=1MB").out
 
 
-def test_model_that_is_no_decoder_is_named_before_its_tokenizer(shell: Shell) -> None:
+def test_model_that_is_no_decoder_is_named_before_its_tokenizer(shell):
     result = shell("generate light:squeezenet --executor inprocess -d CPU --prompt hello")
     assert result.code == 1
     assert "expected a decoder with an input of token ids" in result.err

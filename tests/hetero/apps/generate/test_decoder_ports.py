@@ -28,7 +28,7 @@ ROLES = {"mask": "m", "positions": "p"}
         ("c = Greater(x, limit)", None),
     ],
 )
-def test_length_at_which_a_choice_changes(test: str, changes_at: int | None) -> None:
+def test_length_at_which_a_choice_changes(test, changes_at):
     model = read_model(
         parse_model(
             f"""<ir_version: 8, opset_import: ["": 18]>

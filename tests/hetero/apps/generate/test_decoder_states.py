@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -47,8 +47,8 @@ def _dims(port: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:
 
 @pytest.mark.parametrize("make", [attention, scattered, recurrent])
 def test_states_of_every_kind_are_passed_on(
-    make: Callable[[], onnx.ModelProto],
-) -> None:
+    make,
+):
     model = make()
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:
         pins = {"sample": "CPU.1"}
@@ -58,9 +58,7 @@ def test_states_of_every_kind_are_passed_on(
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_dynamic_head_size_comes_from_the_attention(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dynamic_head_size_comes_from_the_attention(device, monkeypatch):
     if device == "ORT":
         pytest.importorskip("onnxruntime")
     with hetero.Core("inprocess") as core:
@@ -91,7 +89,7 @@ def generate_without_cache(model: onnx.ModelProto, prompt: Sequence[int], count:
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT"])
-def test_sliding_window_cache_holds_the_whole_sequence(device: str) -> None:
+def test_sliding_window_cache_holds_the_whole_sequence(device):
     window = ", local_window_size = 4"
     expected = generate_without_cache(grouped(window), PROMPT, 12)
     with hetero.Core("inprocess") as core:
@@ -100,8 +98,8 @@ def test_sliding_window_cache_holds_the_whole_sequence(device: str) -> None:
 
 
 def test_caches_are_recomputed_when_long_context_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """Some models change their rotary embedding for long contexts, which invalidates the caches."""
     model = grouped(
         keys="""plain = MatMul (words, wk)
@@ -125,7 +123,7 @@ def test_caches_are_recomputed_when_long_context_begins(
         assert batch.tokens == expected
 
 
-def test_fixed_cache_length_limits_the_sequence() -> None:
+def test_fixed_cache_length_limits_the_sequence():
     with hetero.Core("inprocess", devices={"CPU": 1}) as core:
         compiled = core.compile_model(hetero.read_decoder(scattered()), "CPU")
         generation = compiled.generate(PROMPT, 100)
@@ -136,7 +134,7 @@ def test_fixed_cache_length_limits_the_sequence() -> None:
             compiled.generate([1] * ROOM)
 
 
-def test_unknown_length_input_requires_a_role() -> None:
+def test_unknown_length_input_requires_a_role():
     model = scattered()
     for port in model.graph.input:
         port.name = port.name.replace("write_indices", "where")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ import hetero
 from hetero.apps.generate.batcher import Batcher
 from hetero.apps.generate.prefill_chunks import MAX_CHUNK, ChunkSizer
 from hetero.apps.generate.step_inputs import StepInputs
-from hetero.errors import ArgumentError, ArgumentTypeError, HeteroError, ModelError
+from hetero.errors import ArgumentError, ArgumentTypeError, ModelError
 from hetero.scheduler.channels.memory import MemoryChannel
 from tests.support.decoders import (
     CONTEXT,
@@ -37,13 +35,13 @@ PROMPT = [3, 14, 15, 9, 2, 6]
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+def core():
     with core_on(Counting) as counting_core:
         yield counting_core
 
 
 @pytest.fixture(scope="module")
-def whole() -> Iterator[hetero.CompiledModel]:
+def whole():
     """The decoder on one device of this process."""
     with (
         core_on(MemoryChannel) as core,
@@ -53,7 +51,7 @@ def whole() -> Iterator[hetero.CompiledModel]:
 
 
 @pytest.fixture(scope="module")
-def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
+def compiled(core):
     """The decoder with one layer and the sampling node on the second device."""
     with core.compile_model(hetero.read_decoder(decoder()), SPLIT, affinity=PINS) as compiled_model:
         assert {s.device for s in compiled_model.subgraphs} == {"CPU.0", "CPU.1"}
@@ -61,8 +59,8 @@ def compiled(core: hetero.Core) -> Iterator[hetero.CompiledModel]:
 
 
 def test_greedy_tokens_equal_those_of_the_whole_text(
-    compiled: hetero.CompiledModel,
-) -> None:
+    compiled,
+):
     for prompt in (PROMPT, [7], np.arange(20), np.int32([[4, 5]])):
         expected = greedy(np.ravel(prompt), 8)
         generation = compiled.generate(prompt, 8)
@@ -71,7 +69,7 @@ def test_greedy_tokens_equal_those_of_the_whole_text(
         assert list(generation) == []
 
 
-def test_concurrent_generations_are_independent(compiled: hetero.CompiledModel) -> None:
+def test_concurrent_generations_are_independent(compiled):
     prompts = [PROMPT, [7], [8, 8, 8], [1, 2]]
 
     async def streamed(prompt: list[int]) -> list[int]:
@@ -90,8 +88,8 @@ def test_concurrent_generations_are_independent(compiled: hetero.CompiledModel) 
 
 
 def test_batch_has_the_tokens_of_each_prompt_alone(
-    compiled: hetero.CompiledModel,
-) -> None:
+    compiled,
+):
     prompts = [PROMPT, [7], [8, 8, 8]]
     for options in ({}, {"temperature": 6.0, "repetition_penalty": 1.5}):
         separate_tokens = [
@@ -118,9 +116,7 @@ async def result_of(generation: Any) -> Any:
     return await generation
 
 
-def test_long_prompt_is_prefilled_in_chunks(
-    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompt_is_prefilled_in_chunks(compiled, monkeypatch):
     monkeypatch.setattr("hetero.apps.generate.prefill_chunks.MAX_CHUNK", 4)
     prompts = [list(range(10)), [5, 6, 7]]
     chunks = []
@@ -139,7 +135,7 @@ def test_long_prompt_is_prefilled_in_chunks(
     assert batch.tokens == [greedy(prompt, 6) for prompt in prompts]
 
 
-def test_chunk_size_follows_the_steps_of_others() -> None:
+def test_chunk_size_follows_the_steps_of_others():
     """A chunk takes two steps, or half of the time of the others' steps; times are simulated."""
     sizer = ChunkSizer()
     assert sizer.size(is_first=True) == MAX_CHUNK
@@ -159,9 +155,7 @@ def test_chunk_size_follows_the_steps_of_others() -> None:
     assert sizer.size(is_first=True) == 32
 
 
-def test_chunks_of_any_size_give_the_same_tokens(
-    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_any_size_give_the_same_tokens(compiled, monkeypatch):
     sizes = np.random.default_rng(3).integers(2, 5, 200).tolist()
     monkeypatch.setattr(ChunkSizer, "size", lambda self, is_first: sizes.pop())
     chunks = []
@@ -191,9 +185,7 @@ def test_chunks_of_any_size_give_the_same_tokens(
     ],
     ids=str,
 )
-def test_sampling_matches_the_reference_on_any_split(
-    whole: hetero.CompiledModel, compiled: hetero.CompiledModel, options: dict[str, Any]
-) -> None:
+def test_sampling_matches_the_reference_on_any_split(whole, compiled, options):
     draw = np.random.Generator(np.random.Philox(11))
     ids, expected = list(PROMPT), []
     for _ in range(12):
@@ -205,18 +197,16 @@ def test_sampling_matches_the_reference_on_any_split(
 
 
 @pytest.mark.parametrize("temperature", [1e-29, 1e-38, 1e-50])
-def test_tiny_temperature_is_greedy(compiled: hetero.CompiledModel, temperature: float) -> None:
+def test_tiny_temperature_is_greedy(compiled, temperature):
     assert list(compiled.generate(PROMPT, 4, temperature=temperature)) == greedy(PROMPT, 4)
 
 
-def test_generations_without_a_seed_differ(whole: hetero.CompiledModel) -> None:
+def test_generations_without_a_seed_differ(whole):
     first, second = (whole.generate(PROMPT, 20, temperature=1e4) for _ in range(2))
     assert list(first) != list(second)  # equal with a probability of 50 ** -20
 
 
-def test_generation_ends_at_eos_stop_and_context(
-    core: hetero.Core, compiled: hetero.CompiledModel, tmp_path: Path
-) -> None:
+def test_generation_ends_at_eos_stop_and_context(core, compiled, tmp_path):
     tokens = greedy(PROMPT, 8)
     stopped = compiled.generate(PROMPT, 8, stop=[tokens[3]])
     assert (list(stopped), stopped.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
@@ -244,7 +234,7 @@ def test_generation_ends_at_eos_stop_and_context(
     [decoder(), decoder_with_places_by("Reshape"), decoder_with_places_by("Cast", to=6)],
     ids=["Gather", "Reshape", "Cast"],
 )
-def test_generation_ends_with_the_position_table(core: hetero.Core, model: onnx.ModelProto) -> None:
+def test_generation_ends_with_the_position_table(core, model):
     with core.compile_model(hetero.read_decoder(model), SPLIT) as compiled:
         full = compiled.generate(PROMPT, 10**6)
         assert (len(list(full)), full.finish_reason) == (CONTEXT - len(PROMPT), "length")
@@ -252,7 +242,7 @@ def test_generation_ends_with_the_position_table(core: hetero.Core, model: onnx.
             compiled.generate([1] * CONTEXT)
 
 
-def test_logits_are_returned_on_request(core: hetero.Core) -> None:
+def test_logits_are_returned_on_request(core):
     model = hetero.read_decoder(decoder(), logits=True)
     with core.compile_model(model, SPLIT, affinity=PINS) as compiled:
         generation = compiled.generate(PROMPT, 3)
@@ -263,9 +253,7 @@ def test_logits_are_returned_on_request(core: hetero.Core) -> None:
             np.testing.assert_allclose(generation.logits, whole_logits(ids), rtol=1e-3, atol=1e-4)
 
 
-def test_only_tokens_return_to_the_client(
-    core: hetero.Core, compiled: hetero.CompiledModel
-) -> None:
+def test_only_tokens_return_to_the_client(core, compiled):
     def sent_nbytes(count: int) -> int:
         crossed()
         assert len(list(compiled.generate(PROMPT, count))) == count
@@ -277,9 +265,7 @@ def test_only_tokens_return_to_the_client(
     assert nbytes_per_token[0] < 2000
 
 
-def test_caches_are_freed_at_end_cancel_and_drop(
-    core: hetero.Core, compiled: hetero.CompiledModel
-) -> None:
+def test_caches_are_freed_at_end_cancel_and_drop(core, compiled):
     await_freed(core, 0)
     list(compiled.generate(PROMPT, 3))
     await_freed(core, 0)
@@ -293,9 +279,7 @@ def test_caches_are_freed_at_end_cancel_and_drop(
     await_freed(core, 0)
 
 
-def test_cancel_during_a_step(
-    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancel_during_a_step(compiled, monkeypatch):
     generation = compiled.generate(PROMPT)
     next(generation)
     assert {s.state.shape for s in generation.query_state()} == {(1, 2, len(PROMPT), 8)}
@@ -310,7 +294,7 @@ def test_cancel_during_a_step(
     assert generation.query_state() == ()
 
 
-def test_generation_from_blob_and_cache(core: hetero.Core, tmp_path: Path) -> None:
+def test_generation_from_blob_and_cache(core, tmp_path):
     config = {"CACHE_DIR": str(tmp_path)}
     expected = greedy(PROMPT, 4)
     for _ in range(2):
@@ -347,9 +331,7 @@ def test_generation_from_blob_and_cache(core: hetero.Core, tmp_path: Path) -> No
         ([1], {"eos": 2}, ArgumentTypeError, "eos=2: expected a list"),
     ],
 )
-def test_invalid_arguments_do_not_disturb_others(
-    compiled: hetero.CompiledModel, ids: Any, options: Any, error: type[HeteroError], text: str
-) -> None:
+def test_invalid_arguments_do_not_disturb_others(compiled, ids, options, error, text):
     other = compiled.generate(PROMPT, 4)
     first = next(other)
     with pytest.raises(error, match=text):
@@ -369,7 +351,7 @@ def with_names(**names: str) -> onnx.ModelProto:
     return model
 
 
-def test_unknown_ports_need_the_ports_argument(core: hetero.Core) -> None:
+def test_unknown_ports_need_the_ports_argument(core):
     renamed = with_names(
         input_ids="a", attention_mask="b", position_ids="c", logits="d", past_key_values_0_key="e"
     )
@@ -387,7 +369,7 @@ def test_unknown_ports_need_the_ports_argument(core: hetero.Core) -> None:
         hetero.read_decoder(renamed, states=states, ports={**ports, "b": "ids"})
 
 
-def test_incomplete_decoder_names_the_missing_part() -> None:
+def test_incomplete_decoder_names_the_missing_part():
     with pytest.raises(ArgumentError, match=r"lm_head"):
         hetero.read_decoder(with_names(logits="hidden_states"))
     with pytest.raises(ArgumentError, match=r"'inputs_embeds'.*embeddings.*merge_models"):
@@ -395,12 +377,12 @@ def test_incomplete_decoder_names_the_missing_part() -> None:
 
 
 @pytest.mark.parametrize("eos", [2, "</s>", [None], [True]])
-def test_eos_must_be_a_list_of_ids(eos: Any) -> None:
+def test_eos_must_be_a_list_of_ids(eos):
     with pytest.raises(ArgumentTypeError, match=r"eos=.*: expected a list"):
         hetero.read_decoder(decoder(), eos=eos)
 
 
-def test_decoder_with_num_logits_to_keep(core: hetero.Core) -> None:
+def test_decoder_with_num_logits_to_keep(core):
     proto = with_names(logits="of_each")
     proto.graph.output[0].name = "logits"
     graph = parse_graph("""
@@ -417,7 +399,7 @@ def test_decoder_with_num_logits_to_keep(core: hetero.Core) -> None:
         assert list(compiled.generate(PROMPT, 4)) == greedy(PROMPT, 4)
 
 
-def test_model_that_is_not_a_decoder(core: hetero.Core, tmp_path: Path) -> None:
+def test_model_that_is_not_a_decoder(core, tmp_path):
     with (
         core.compile_model(decoder(), "CPU.0") as plain,
         pytest.raises(ArgumentError, match="read_decoder"),

@@ -41,7 +41,7 @@ merged (int64[batch, length] input_ids, float[batch, n, 4] encoder_hidden_states
 }"""
 
 
-def test_encoder_cache_is_computed_once() -> None:
+def test_encoder_cache_is_computed_once():
     text = MERGED.replace(".0.", "_0_").replace("decoder.key", "decoder_key")
     proto = parse_model(text.replace("encoder.key", "encoder_key"))
     rng = np.random.default_rng(4)
@@ -140,7 +140,7 @@ def two_branches(first: str = FIRST) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("prompt", [[3], [3, 9, 14]])
-def test_merged_decoder_is_split_by_layers(prompt: list[int]) -> None:
+def test_merged_decoder_is_split_by_layers(prompt):
     proto = two_branches()
     rng = np.random.default_rng(4)
     sizes = {"embedding": (30, 4), "head": (4, 30)} | {f"w_{'1' * n}": (4, 4) for n in (1, 2, 3)}
@@ -171,7 +171,7 @@ def test_merged_decoder_is_split_by_layers(prompt: list[int]) -> None:
         assert "w_1" not in second.model.constants
 
 
-def test_merged_decoder_with_mixed_inputs_stays_whole() -> None:
+def test_merged_decoder_with_mixed_inputs_stays_whole():
     source = "MatMul (encoder_hidden_states"
     first = FIRST.replace("    flat", "    more_{i} = Add (encoder_hidden_states, x_{i})\n    flat")
     proto = two_branches(first.replace(source, "MatMul (more_{i}"))

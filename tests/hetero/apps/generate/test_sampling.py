@@ -13,7 +13,7 @@ from tests.support.decoders import chosen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["ORT", "CPU"])
-def test_sampling_of_large_vocabulary_follows_options(device: str) -> None:
+def test_sampling_of_large_vocabulary_follows_options(device):
     size, kinds = (
         3000,
         [

@@ -47,15 +47,13 @@ def sequence(length: int, **sources: np.ndarray) -> Any:
         ("none", (6, 7), False),
     ],
 )
-def test_sequences_share_a_run_by_their_lengths(
-    padding: Any, lengths: tuple[int, ...], fits: bool
-) -> None:
+def test_sequences_share_a_run_by_their_lengths(padding, lengths, fits):
     layout = BatchLayout({}, padding, True, CHANGES_AT)
     assert layout.fits([sequence(length) for length in lengths]) is fits
     assert layout.fits([sequence(length) for length in reversed(lengths)]) is fits
 
 
-def test_sequences_share_a_run_if_their_sources_have_equal_shapes() -> None:
+def test_sequences_share_a_run_if_their_sources_have_equal_shapes():
     layout = BatchLayout({}, "end", True)
     first, second, longer = (sequence(3, encoded=np.zeros((1, n, 2))) for n in (5, 5, 6))
     assert layout.fits([first, second])
@@ -64,9 +62,7 @@ def test_sequences_share_a_run_if_their_sources_have_equal_shapes() -> None:
 
 
 @pytest.mark.parametrize(("length", "is_early"), [(3, True), (4, False), (5, True), (6, True)])
-def test_inputs_of_the_next_step_are_early_unless_caches_change(
-    length: int, is_early: bool
-) -> None:
+def test_inputs_of_the_next_step_are_early_unless_caches_change(length, is_early):
     inputs = StepInputs(DECODER, PORTS, [sequence(length)], False, 0, ChunkSizer())
     feeds = inputs.feeds()
     np.testing.assert_array_equal(feeds["ids"], [range(length)])

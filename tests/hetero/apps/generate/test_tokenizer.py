@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,7 +107,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(params=KINDS, scope="module")
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     KINDS[request.param]().save(str(path))
     return Tokenizer(path)
@@ -120,7 +119,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_pieces_join_to_the_text(tokenizer, text):
     ids = tokenizer.encode(text)
     special = [i for token in SPECIAL for i in tokenizer.encode(token)[-1:]]
     ids = [token for i in ids for token in (i, *random.Random(i).sample(special, 1))]
@@ -135,7 +134,7 @@ def test_pieces_join_to_the_text(tokenizer: Tokenizer, text: str) -> None:
             assert prefix + "".join(pieces(tokenizer, ids[index:], ids[:index])) == whole
 
 
-def test_pieces_of_random_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
+def test_pieces_of_random_tokens_join_to_the_text(tokenizer):
     inner = tokenizer._tokenizer
     ids = {*range(inner.get_vocab_size() + 3)} - {inner.token_to_id(byte) for byte in BYTES}
     for seed in range(20):
@@ -143,7 +142,7 @@ def test_pieces_of_random_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
         assert "".join(pieces(tokenizer, tokens, [])) == tokenizer.decode(tokens)
 
 
-def test_invalid_bytes_do_not_retract_text(tmp_path: Path) -> None:
+def test_invalid_bytes_do_not_retract_text(tmp_path):
     tokenizer = _with_byte_fallback()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     letter, invalid, word = map(tokenizer.token_to_id, ("<0x53>", "<0xFF>", "\u2581"))
@@ -152,9 +151,7 @@ def test_invalid_bytes_do_not_retract_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "special", "broken"])
-def test_decoding_cost_per_token_is_constant(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_cost_per_token_is_constant(kind, tmp_path, monkeypatch):
     backend = _byte_level()
     backend.save(str(tmp_path / "tokenizer.json"))
     ids = {

@@ -8,7 +8,6 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -39,7 +38,7 @@ server = server_fixture("function", plus=plus_one())
 
 
 @pytest.fixture
-def num_protocols(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def num_protocols(monkeypatch):
     """Return a list that gets an entry for each connection with a protocol."""
     made: list[object] = []
     make = server_module.Server._make_protocol
@@ -80,10 +79,10 @@ def leave(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("go", [socket.socket.close, leave, reset])
 def test_clients_that_have_left_get_no_protocol(
-    go: Callable[[socket.socket], None],
-    num_protocols: list[object],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    go,
+    num_protocols,
+    monkeypatch,
+):
     pause = Pause(monkeypatch)
     with serving(plus=plus_one()) as server, ExitStack() as stack:
         stack.callback(pause.is_over.set)
@@ -99,7 +98,7 @@ def test_clients_that_have_left_get_no_protocol(
         assert len(num_protocols) == 2
 
 
-def test_new_connections_alternate_with_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_connections_alternate_with_other_work(monkeypatch):
     """A thousand connections at once must not delay a request on an open connection."""
     counts: list[int] = []
     accept = acceptor_module.Acceptor._accept
@@ -118,9 +117,7 @@ def test_new_connections_alternate_with_other_work(monkeypatch: pytest.MonkeyPat
     assert max(counts) <= acceptor_module.MAX_KEPT
 
 
-def test_lack_of_descriptors_is_logged_once(
-    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lack_of_descriptors_is_logged_once(server, monkeypatch, caplog):
     monkeypatch.setattr(acceptor_module, "_RETRY_S", 0.01)
     attempts: list[object] = []
 
@@ -142,7 +139,7 @@ def test_lack_of_descriptors_is_logged_once(
     assert "Too many open files" in record.getMessage()
 
 
-def test_closed_server_accepts_no_more(server: Server) -> None:
+def test_closed_server_accepts_no_more(server):
     with connected(server) as client:
         client.sendall(REQUEST)
         assert read_answer(client.makefile("rb"))[0].startswith(b"HTTP/1.1 200")

@@ -139,7 +139,7 @@ def open_calls(server: Server, method: str, count: int, stack: ExitStack) -> lis
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer", "ServerLive"])
-def test_silent_calls_hold_up_no_other(server: Server, method: str) -> None:
+def test_silent_calls_hold_up_no_other(server, method):
     health = proto_file("health.proto").messages
     with ExitStack() as stack, good_client(server):
         open_calls(server, method, 150, stack)
@@ -152,7 +152,7 @@ def test_silent_calls_hold_up_no_other(server: Server, method: str) -> None:
             assert health["HealthCheckResponse"].FromString(answer).status == 1
 
 
-def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_calls_end(monkeypatch):
     monkeypatch.setattr(grpc_server, "STREAM_IDLE_S", 0.1)
     with (
         serving(grpc_port=0, options={"body_s": 0.1}, plus=plus_one()) as server,
@@ -166,9 +166,7 @@ def test_silent_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert error.value.code().name == "DEADLINE_EXCEEDED"
 
 
-def test_excess_calls_are_refused_except_health(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_excess_calls_are_refused_except_health(server, monkeypatch):
     monkeypatch.setattr(grpc_server, "MAX_CALLS", 0)
     assert code_of(server, "ServerLive", b"") == "UNAVAILABLE"
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
@@ -177,7 +175,7 @@ def test_excess_calls_are_refused_except_health(
     assert infer_by_grpc(server) == [2.0, 3.0]
 
 
-def test_token_is_checked_before_the_body_arrives() -> None:
+def test_token_is_checked_before_the_body_arrives():
     options = {"tokens": ("secret",)}
     with serving(grpc_port=0, options=options, plus=plus_one()) as server, ExitStack() as stack:
         stack.enter_context(good_client(server, token="secret"))
@@ -207,12 +205,12 @@ def test_token_is_checked_before_the_body_arrives() -> None:
         (b"\x78\x01" * 100_000, "RESOURCE_EXHAUSTED"),
     ],
 )
-def test_damaged_messages_are_refused(server: Server, data: bytes, code: str) -> None:
+def test_damaged_messages_are_refused(server, data, code):
     with good_client(server):
         assert code_of(server, "ModelInfer", data) == code
 
 
-def test_fields_inside_inputs_are_bounded(server: Server) -> None:
+def test_fields_inside_inputs_are_bounded(server):
     message = FILE.messages["ModelInferRequest"](model_name="text")
     entry = message.inputs.add(name="x", datatype="BYTES", shape=[100_000])
     entry.contents.bytes_contents.extend([b""] * 100_000)
@@ -227,7 +225,7 @@ def test_fields_inside_inputs_are_bounded(server: Server) -> None:
         assert code_of(server, "ModelInfer", message.SerializeToString()) == "INVALID_ARGUMENT"
 
 
-def test_only_typed_contents_are_limited() -> None:
+def test_only_typed_contents_are_limited():
     message = FILE.messages["ModelInferRequest"](model_name="plus")
     entry = message.inputs.add(name="x", datatype="FP32", shape=[10_000])
     entry.contents.fp32_contents.extend([1.0] * 10_000)
@@ -238,7 +236,7 @@ def test_only_typed_contents_are_limited() -> None:
         assert call(server, "ModelInfer", message.SerializeToString())
 
 
-def test_large_message_is_refused_compressed_or_not(limited: Server) -> None:
+def test_large_message_is_refused_compressed_or_not(limited):
     data = bytes(2 * LIMIT)
     with good_client(limited):
         assert code_of(limited, "ModelInfer", data) == "RESOURCE_EXHAUSTED"
@@ -257,9 +255,7 @@ def json_body(count: int, shape: list[int], datatype: str = "FP32") -> bytes:
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
 @pytest.mark.parametrize("shape", [[1, 3, 32, 32], [1_000_000], [1, 3, 577, 577]])
-def test_json_of_wrong_size_is_not_decoded(
-    server: Server, encoding: str, shape: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_of_wrong_size_is_not_decoded(server, encoding, shape, monkeypatch):
     def fail(*_: object) -> None:
         raise AssertionError("the data is decoded")
 
@@ -271,7 +267,7 @@ def test_json_of_wrong_size_is_not_decoded(
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
-def test_large_json_is_refused(encoding: str) -> None:
+def test_large_json_is_refused(encoding):
     headers = {"content-encoding": encoding} if encoding else {}
     with serving(options={"json_nbytes": 10**6}, plus=plus_one()) as server, good_client(server):
         body = json_body(600_000, [600_000])
@@ -281,7 +277,7 @@ def test_large_json_is_refused(encoding: str) -> None:
         assert "raw bytes" in response.json["error"]
 
 
-def test_body_is_bounded_when_it_is_decompressed(limited: Server) -> None:
+def test_body_is_bounded_when_it_is_decompressed(limited):
     body = gzip.compress(b" " * (2 * LIMIT))
     with good_client(limited):
         response = ask(limited, INFER, body, headers={"content-encoding": "gzip"})
@@ -289,7 +285,7 @@ def test_body_is_bounded_when_it_is_decompressed(limited: Server) -> None:
 
 
 @pytest.mark.parametrize("is_raw", [False, True])
-def test_many_strings_are_refused(server: Server, is_raw: bool) -> None:
+def test_many_strings_are_refused(server, is_raw):
     count = tensors.MAX_STRINGS + 1
     body, headers = json_body(count, [count], "BYTES"), {}
     if is_raw:
@@ -303,7 +299,7 @@ def test_many_strings_are_refused(server: Server, is_raw: bool) -> None:
         assert response.status == 413
 
 
-def test_bodies_are_bounded_together(limited: Server) -> None:
+def test_bodies_are_bounded_together(limited):
     bodies = limited.service.bodies
     with good_client(limited):
         with connected(limited) as holder:
@@ -320,12 +316,12 @@ def test_bodies_are_bounded_together(limited: Server) -> None:
     until(lambda: bodies.used == 0)
 
 
-def test_total_body_limit_below_single_limit_is_refused() -> None:
+def test_total_body_limit_below_single_limit_is_refused():
     with pytest.raises(hetero.ArgumentError, match="at least body_nbytes"):
         options_module.ServerOptions(body_nbytes=10, all_bodies_nbytes=9)
 
 
-def test_pipelines_hold_up_no_other(server: Server) -> None:
+def test_pipelines_hold_up_no_other(server):
     request = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with ExitStack() as stack, good_client(server):
         for _ in range(4):
@@ -349,9 +345,7 @@ def test_pipelines_hold_up_no_other(server: Server) -> None:
     ],
 )
 @pytest.mark.parametrize("model", ["plus", "text"])
-def test_numbers_out_of_range_are_bad_requests(
-    server: Server, model: str, field: str, value: str
-) -> None:
+def test_numbers_out_of_range_are_bad_requests(server, model, field, value):
     entry = {"name": '"x"', "datatype": '"FP32"', "shape": "[2]", "data": "[1, 2]", field: value}
     if model == "text":
         entry |= {"datatype": '"BYTES"', "data": "[]"}
@@ -362,14 +356,14 @@ def test_numbers_out_of_range_are_bad_requests(
 
 @pytest.mark.parametrize("name", ["timeout", "priority"])
 @pytest.mark.parametrize("value", [f"1{'0' * 400}", "-1", "1e400", "9223372036854775808"])
-def test_parameters_out_of_range_are_bad_requests(server: Server, name: str, value: str) -> None:
+def test_parameters_out_of_range_are_bad_requests(server, name, value):
     body = BODY[:-1] + f', "parameters": {{"{name}": {value}}}}}'.encode()
     assert ask(server, INFER, body).status == 400
 
 
 @pytest.mark.parametrize("prompt", ["hello", [1, 2], ["hello"]])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_prompt_for_other_model_is_a_bad_request(server: Server, prompt: object, path: str) -> None:
+def test_prompt_for_other_model_is_a_bad_request(server, prompt, path):
     messages = [{"role": "user", "content": "hello"}]
     fields = {"messages": messages} if "chat" in path else {"prompt": prompt}
     response = ask(server, path, {"model": "plus", **fields})

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from onnx import TensorProto
 
-from hetero.apps.serve.server import Server
 from tests.support.serving import identity, plus_one, server_fixture
 
 pytest.importorskip("uvicorn")
@@ -21,16 +20,14 @@ server = server_fixture(grpc_port=0, plus=plus_one(), text=identity(TensorProto.
 
 
 @pytest.mark.parametrize("model", ["plus", "text"])
-def test_server_passes_every_rule(server: Server, model: str) -> None:
+def test_server_passes_every_rule(server, model):
     subject = ServerUnderTest(server.url, model, f"127.0.0.1:{server.grpc_port}")
     verdicts = list(check_rules(subject))
     assert [verdict for verdict in verdicts if verdict.outcome != "passed"] == []
     assert len(verdicts) > 40
 
 
-def test_command_takes_the_first_model(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_takes_the_first_model(server, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["oip_conformance", server.url])
     assert main() == 0
     assert ", 0 failed, " in capsys.readouterr().out
@@ -68,7 +65,7 @@ class _CarelessHandler(BaseHTTPRequestHandler):
         pass
 
 
-def test_careless_server_fails() -> None:
+def test_careless_server_fails():
     careless = ThreadingHTTPServer(("127.0.0.1", 0), _CarelessHandler)
     threading.Thread(target=careless.serve_forever, args=(0.02,), daemon=True).start()
     try:

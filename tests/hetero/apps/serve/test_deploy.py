@@ -44,7 +44,7 @@ def instructions() -> list[tuple[str, str]]:
     ]
 
 
-def test_dockerfile_copies_and_starts_existing_things() -> None:
+def test_dockerfile_copies_and_starts_existing_things():
     rows = instructions()
     for word, rest in rows:
         if word == "COPY":
@@ -60,7 +60,7 @@ def test_dockerfile_copies_and_starts_existing_things() -> None:
     assert {str(options["port"]), str(options["grpc_port"])} == set(by_name["EXPOSE"].split())
 
 
-def test_kuberay_manifest_has_valid_options_and_probes() -> None:
+def test_kuberay_manifest_has_valid_options_and_probes():
     pytest.importorskip("uvicorn")
     cluster, deployment, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -83,7 +83,7 @@ def test_kuberay_manifest_has_valid_options_and_probes() -> None:
 
 
 @pytest.mark.parametrize("name", ["hetero-pool", "hetero-serve"])
-def test_systemd_units_have_valid_commands(name: str, tmp_path: Path) -> None:
+def test_systemd_units_have_valid_commands(name, tmp_path):
     reader = configparser.RawConfigParser(strict=True)
     reader.optionxform = str  # type: ignore[assignment,method-assign]
     reader.read(DEPLOY / f"{name}.service")

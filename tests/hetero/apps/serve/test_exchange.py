@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from hetero.apps.serve.server import Server
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.serving import (
     connected,
@@ -53,7 +52,7 @@ def infer(connection: HTTPConnection, model: str, array: np.ndarray, **more: Any
     return np.frombuffer(data[int(answer.headers[LENGTH]) :], np.float32)
 
 
-def test_requests_of_a_connection_have_their_own_tensors(server: Server) -> None:
+def test_requests_of_a_connection_have_their_own_tensors(server):
     rng = np.random.default_rng(0)
     with closing(HTTPConnection(server.host, server.port, timeout=60)) as connection:
         for number, (model, count) in enumerate(
@@ -77,7 +76,7 @@ def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
     return posted(body, f"/v2/models/{model}/infer", more)
 
 
-def test_tensor_stays_valid_during_the_next_request() -> None:
+def test_tensor_stays_valid_during_the_next_request():
     arrays = [np.full(COUNT, value, np.float32) for value in (1.0, 2.0)]
     first, second = (sent("plus", *body_of(array)) for array in arrays)
     with (
@@ -99,7 +98,7 @@ def test_tensor_stays_valid_during_the_next_request() -> None:
             np.testing.assert_array_equal(result, array + 1)
 
 
-def test_truncated_body_affects_no_other_client(server: Server) -> None:
+def test_truncated_body_affects_no_other_client(server):
     body, headers = body_of(np.ones(COUNT, np.float32))
     with connected(server) as disconnecting_client:
         disconnecting_client.sendall(sent("plus", body, headers)[:500_000])

@@ -55,7 +55,7 @@ server = server_fixture(
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Client:
+def client(server):
     return Client(server)
 
 
@@ -71,7 +71,7 @@ def request(
     return message
 
 
-def test_metadata(client: Client) -> None:
+def test_metadata(client):
     assert client("ServerLive").live
     assert client("ServerReady").ready
     assert client("ServerMetadata").name == "hetero"
@@ -88,13 +88,13 @@ def test_metadata(client: Client) -> None:
     }
 
 
-def test_raw_contents(client: Client) -> None:
+def test_raw_contents(client):
     answer = client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
     assert (answer.model_name, answer.model_version, answer.id) == ("plus", "1", "seven")
     assert list(answer.raw_output_contents) == [(X + 1).tobytes()]
 
 
-def test_typed_contents(client: Client) -> None:
+def test_typed_contents(client):
     answer = client("ModelInfer", request("plus", "FP32", [3], fp32_contents=X))
     np.testing.assert_array_equal(np.float32(answer.outputs[0].contents.fp32_contents), X + 1)
     answer = client("ModelInfer", request("text", "BYTES", [2], bytes_contents=[b"", "ü".encode()]))
@@ -120,20 +120,20 @@ def test_typed_contents(client: Client) -> None:
         (FILE.messages["ModelInferRequest"](model_name="plus"), "INVALID_ARGUMENT"),
     ],
 )
-def test_bad_requests_are_refused(client: Client, bad: Any, code: str) -> None:
+def test_bad_requests_are_refused(client, bad, code):
     actual, message = client.fails("ModelInfer", bad)
     assert actual == code, message
     assert message
 
 
-def test_stream_continues_after_an_error(client: Client) -> None:
+def test_stream_continues_after_an_error(client):
     good = request("plus", "FP32", [3], X.tobytes())
     answers = list(client("ModelStreamInfer", [good, request("none", "FP32", [0]), good]))
     assert [bool(answer.error_message) for answer in answers] == [False, True, False]
     assert answers[2].infer_response.raw_output_contents[0] == (X + 1).tobytes()
 
 
-def test_rest_and_grpc_share_repository_and_statistics(server: Server, client: Client) -> None:
+def test_rest_and_grpc_share_repository_and_statistics(server, client):
     before = client("ModelStatistics", name="plus").model_stats[0].inference_stats.success.count
     ask(server, "/v2/models/plus/infer", {"inputs": [tensor("x", "FP32", [1, 2])]})
     client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))
@@ -145,7 +145,7 @@ def test_rest_and_grpc_share_repository_and_statistics(server: Server, client: C
     assert ask(server, "/v2/models/small").status == 200
 
 
-def test_health_check(server: Server) -> None:
+def test_health_check(server):
     health = proto_file("health.proto")
     with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
         check = channel.unary_unary(
@@ -156,7 +156,7 @@ def test_health_check(server: Server) -> None:
         assert check(health.messages["HealthCheckRequest"](), timeout=60).status == 1
 
 
-def test_descriptors_are_protocs_output(tmp_path: Path) -> None:
+def test_descriptors_are_protocs_output(tmp_path):
     protoc = pytest.importorskip("grpc_tools.protoc")
     folder = Path(proto_file_.__file__).parent
     message = tmp_path / "protocol.binpb"

@@ -57,7 +57,7 @@ QUICK, SLOW = -math.inf, 1.0
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_responses_are_those_of_slow_models(server: Server, name: str) -> None:
+def test_responses_are_those_of_slow_models(server, name):
     request = request_of(*REQUESTS[name])
     [slow] = answers(server, request, typical_s=SLOW)
     [quick] = answers(server, request, typical_s=QUICK)
@@ -69,13 +69,13 @@ def test_responses_are_those_of_slow_models(server: Server, name: str) -> None:
     assert responses == [quick, quick]
 
 
-def test_quick_request_needs_no_task(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_request_needs_no_task(server, monkeypatch):
     expected = answers(server, request_of(GOOD, ""), typical_s=QUICK)
     monkeypatch.setattr(Exchange, "cancel_on_disconnect", None)
     assert answers(server, request_of(GOOD, ""), typical_s=QUICK) == expected
 
 
-def test_request_is_counted_once(server: Server) -> None:
+def test_request_is_counted_once(server):
     statistics = server.service.repository.find("plus").statistics
     before = statistics.num_succeeded, statistics.num_failed
     for name in ("good", "with a timeout", "no JSON"):
@@ -84,7 +84,7 @@ def test_request_is_counted_once(server: Server) -> None:
     assert statistics.num_in_flight == 0
 
 
-def test_chunked_body_may_follow(server: Server) -> None:
+def test_chunked_body_may_follow(server):
     good = request_of(GOOD, "")
     head = good[: good.index(b"content-length")] + b"authorization: Bearer secret\r\n"
     chunks = head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(GOOD), GOOD)

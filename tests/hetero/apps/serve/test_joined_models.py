@@ -13,14 +13,13 @@ import pytest
 import hetero
 from hetero.apps.serve.model_folder import ModelOptions, folder_sources
 from hetero.devices.errors import ModelNotFoundError
-from tests.support.command_line import Shell
 
 FIRST = '<ir_version: 8, opset_import: ["" : 17]> first (float[N] x) => (float[N] y) {y = Neg(x)}'
 SECOND = '<ir_version: 8, opset_import: ["" : 17]> second (float[N] a) => (float[N] b) {b = Exp(a)}'
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     pair = tmp_path / "models" / "pair"
     pair.mkdir(parents=True)
     for name, text in (("first", FIRST), ("second", SECOND)):
@@ -29,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
     return pair
 
 
-def test_options_join_the_models_of_a_folder(folder: Path) -> None:
+def test_options_join_the_models_of_a_folder(folder):
     with hetero.Core("inprocess") as core:
 
         def load(path: Path, options: ModelOptions) -> Any:
@@ -42,7 +41,7 @@ def test_options_join_the_models_of_a_folder(folder: Path) -> None:
         assert source.name == "pair"
 
 
-def test_serve_command_loads_joined_models(shell: Shell, folder: Path) -> None:
+def test_serve_command_loads_joined_models(shell, folder):
     result = shell("serve --check --json -d CPU", folder.parent)
     assert result.code == 0, result.err
     (row,) = result.document["models"]
@@ -50,7 +49,7 @@ def test_serve_command_loads_joined_models(shell: Shell, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["third.onnx", "../pair/first.onnx"])
-def test_missing_file_is_named(folder: Path, name: str) -> None:
+def test_missing_file_is_named(folder, name):
     (folder / "hetero.yaml").write_text(f"join: [first.onnx, {name}]\nwires: {{y: a}}\n")
     (source,) = folder_sources(folder.parent, ModelOptions(), lambda *_: pytest.fail("loaded"))
     with pytest.raises(ModelNotFoundError, match=r"\(first.onnx, second.onnx\), got"):

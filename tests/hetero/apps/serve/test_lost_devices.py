@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
 
-def test_model_without_devices_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_devices_is_not_ready(monkeypatch):
     with serving("CPU", plus=plus_one()) as server:
         model = server.service.repository.find("plus")
         assert ask(server, "/v2/models/plus/ready").status == 200
@@ -31,7 +31,7 @@ def test_model_without_devices_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_killed_device_loses_no_response() -> None:
+def test_killed_device_loses_no_response():
     pytest.importorskip("ray")
     with hetero.Core("ray", devices={"CPU": 2}) as core:
         compiled = core.compile_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +23,7 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def description() -> Iterator[Any]:
+def description():
     # Without model control the model stays.
     options = {"shared_memory": True, "allowed_hosts": ("*",)}
     with serving("CPU", options=options, plus=plus_one()) as server:
@@ -33,7 +32,7 @@ def description() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_responses_fit_the_description(description: Any, mode: str) -> None:
+def test_responses_fit_the_description(description, mode):
     """No 5xx but 501 and 503, and no undocumented status, content type or document."""
     operations = [result.ok() for result in description.get_all_operations()]
     assert len(operations) > 30

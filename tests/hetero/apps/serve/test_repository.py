@@ -167,7 +167,7 @@ TestRepositorySequences = RepositorySequences.TestCase
 TestRepositorySequences.settings = settings(max_examples=20, stateful_step_count=15)
 
 
-def test_model_whose_devices_are_lost_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_whose_devices_are_lost_is_unavailable(monkeypatch):
     model = SimpleNamespace(is_ready=True, version="1")
     monkeypatch.setattr(module, "ServedModel", lambda *arguments: model)
     repository = module.fixed_repository({"m": None})  # type: ignore[dict-item]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from hetero.apps.serve.server import Server
 from tests.support.serving import INFER, ask, identity, plus_one, server_fixture, serving, tensor
 
 pytest.importorskip("uvicorn")
@@ -71,7 +70,7 @@ def raw_outputs(answer: Any) -> list[bytes]:
     return outputs
 
 
-def test_server_metadata(server: Server) -> None:
+def test_server_metadata(server):
     assert ask(server, "/v2/health/live").json == {"live": True}
     assert ask(server, "/v2/health/ready").json == {"ready": True}
     document = ask(server, "/v2").json
@@ -79,7 +78,7 @@ def test_server_metadata(server: Server) -> None:
     assert "binary_tensor_data" in document["extensions"]
 
 
-def test_model_metadata(server: Server) -> None:
+def test_model_metadata(server):
     port = {"datatype": "FP32", "shape": [-1]}
     expected = {
         "name": "plus",
@@ -96,7 +95,7 @@ def test_model_metadata(server: Server) -> None:
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_json_infer(server: Server, nested: bool) -> None:
+def test_json_infer(server, nested):
     entry = tensor("x", "FP32", X)
     if nested:
         entry["data"] = X.tolist()
@@ -110,7 +109,7 @@ def test_json_infer(server: Server, nested: bool) -> None:
 
 
 @pytest.mark.parametrize("datatype", TYPES)
-def test_every_datatype_as_json(server: Server, datatype: str) -> None:
+def test_every_datatype_as_json(server, datatype):
     _, values = TYPES[datatype]
     path = f"/v2/models/{datatype.lower()}/infer"
     answer = ask(server, path, {"inputs": [tensor("x", datatype, values)]})
@@ -121,7 +120,7 @@ def test_every_datatype_as_json(server: Server, datatype: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", TYPES)
-def test_every_datatype_as_raw_bytes(server: Server, datatype: str) -> None:
+def test_every_datatype_as_raw_bytes(server, datatype):
     _, values = TYPES[datatype]
     if datatype == "BYTES":
         texts = [text.encode() for text in values]
@@ -138,7 +137,7 @@ def test_every_datatype_as_raw_bytes(server: Server, datatype: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
 @pytest.mark.parametrize("accepted", ["", "gzip", "deflate;q=0.5, gzip;q=0.2", "br, *;q=0"])
-def test_compressed_bodies(server: Server, encoding: str, accepted: str) -> None:
+def test_compressed_bodies(server, encoding, accepted):
     body, headers = binary(
         [tensor("x", "FP32", X)],
         [X.tobytes()],
@@ -159,7 +158,7 @@ def test_compressed_bodies(server: Server, encoding: str, accepted: str) -> None
     np.testing.assert_array_equal(np.frombuffer(data[-12:], np.float32), X + 1)
 
 
-def test_nan_in_a_json_output_is_refused(server: Server) -> None:
+def test_nan_in_a_json_output_is_refused(server):
     values = np.array([np.nan], np.float32)
     body, headers = binary([tensor("x", "FP32", values)], [values.tobytes()])
     answer = ask(server, INFER, body, headers=headers)
@@ -214,7 +213,7 @@ def bad_bodies() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("body", "headers", "status"), [*bad_bodies()])
-def test_bad_requests_are_refused(server: Server, body: Any, headers: Any, status: int) -> None:
+def test_bad_requests_are_refused(server, body, headers, status):
     answer = ask(server, INFER, body, headers=headers)
     assert answer.status == status, answer.body
     assert answer.json["error"]
@@ -236,13 +235,13 @@ def test_bad_requests_are_refused(server: Server, body: Any, headers: Any, statu
         ("/v2/repository/index", 405),
     ],
 )
-def test_unknown_paths_are_refused(server: Server, path: str, status: int) -> None:
+def test_unknown_paths_are_refused(server, path, status):
     answer = ask(server, path)
     assert answer.status == status
     assert answer.json["error"]
 
 
-def test_statistics_and_metrics_count(server: Server) -> None:
+def test_statistics_and_metrics_count(server):
     def counted() -> tuple[int, int, int]:
         [row] = ask(server, "/v2/models/plus/stats").json["model_stats"]
         document = row["inference_stats"]
@@ -271,7 +270,7 @@ BODIES = {
 }
 
 
-def test_openapi_lists_every_path(server: Server) -> None:
+def test_openapi_lists_every_path(server):
     paths = ask(server, "/openapi.json").json["paths"]
     listed = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     routes = RestApplication(server.service)._router.routes
@@ -280,7 +279,7 @@ def test_openapi_lists_every_path(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["plus", "none"])
-def test_responses_fit_the_openapi_description(server: Server, name: str) -> None:
+def test_responses_fit_the_openapi_description(server, name):
     document = ask(server, "/openapi.json").json
     names = {"name": name, "model_name": name, "version": "1"}
     num_ok = 0
@@ -306,7 +305,7 @@ def _ref_of(content: Any) -> Any:
     return content["content"]["application/json"]["schema"]
 
 
-def test_models_are_unloaded_and_loaded() -> None:
+def test_models_are_unloaded_and_loaded():
     options = {"model_control": "explicit"}
     with serving(options=options, plus=plus_one(), same=identity(TensorProto.INT8)) as server:
         assert ask(server, "/v2/repository/models/same/unload", b"").status == 200
@@ -321,7 +320,7 @@ def test_models_are_unloaded_and_loaded() -> None:
         assert ask(server, "/v2/repository/models/none/load", b"").status == 404
 
 
-def test_models_are_not_unloaded_by_default(server: Server) -> None:
+def test_models_are_not_unloaded_by_default(server):
     for action in ("load", "unload"):
         response = ask(server, f"/v2/repository/models/plus/{action}", b"")
         assert response.status == 403
@@ -339,13 +338,13 @@ def test_models_are_not_unloaded_by_default(server: Server) -> None:
     ids=["numbers", "many numbers", "text"],
 )
 def test_event_loop_decodes_only_small_raw_bodies(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    model: str,
-    datatype: str,
-    nbytes: int,
-    is_inline: bool,
-) -> None:
+    server,
+    monkeypatch,
+    model,
+    datatype,
+    nbytes,
+    is_inline,
+):
     threads: list[threading.Thread] = []
     read = Inference.read
 

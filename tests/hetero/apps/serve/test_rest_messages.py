@@ -58,7 +58,7 @@ PARAMETERS = st.sampled_from(
     top=st.dictionaries(st.sampled_from(["id", "parameters", "outputs"]), ODD, max_size=2),
     raw=st.binary(max_size=20),
 )
-def test_fields_of_any_type(entry: dict, parameters: dict, top: dict, raw: bytes) -> None:
+def test_fields_of_any_type(entry, parameters, top, raw):
     good = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}
     document = {"inputs": [{**good, "parameters": parameters, **entry}], **top}
     head = json.dumps(document).encode()
@@ -68,7 +68,7 @@ def test_fields_of_any_type(entry: dict, parameters: dict, top: dict, raw: bytes
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.data())
-def test_damaged_bytes(data: st.DataObject) -> None:
+def test_damaged_bytes(data):
     entry = {"name": "x", "shape": [2], "datatype": "BYTES", "parameters": {"binary_data_size": 13}}
     head = json.dumps({"inputs": [entry]}).encode()
     body = bytearray(head + b"\x03\0\0\0abc" + b"\x02\0\0\0de")
@@ -83,13 +83,13 @@ def test_damaged_bytes(data: st.DataObject) -> None:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.binary(max_size=40), st.sampled_from(["gzip", "deflate", "br", ""]))
-def test_bodies_that_are_not_compressed(body: bytes, encoding: str) -> None:
+def test_bodies_that_are_not_compressed(body, encoding):
     with suppress(ProtocolError):
         decompress(body, encoding, 1000)
 
 
 @pytest.mark.parametrize("more", [1, 200_000])
-def test_bytes_after_a_compressed_body_are_refused(more: int) -> None:
+def test_bytes_after_a_compressed_body_are_refused(more):
     packed = zlib.compress(random.Random(1).randbytes(200_000))
     assert len(decompress(packed, "deflate", 200_000)) == 200_000
     for body in (packed + bytes(more), packed[:-more]):
@@ -97,7 +97,7 @@ def test_bytes_after_a_compressed_body_are_refused(more: int) -> None:
             decompress(body, "deflate", 200_000)
 
 
-def test_decompressed_body_is_bounded() -> None:
+def test_decompressed_body_is_bounded():
     with pytest.raises(ProtocolError) as caught:
         decompress(zlib.compress(b"0" * 10_000_000), "deflate", 1000)
     assert caught.value.status == 413

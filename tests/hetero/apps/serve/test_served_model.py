@@ -20,9 +20,7 @@ from hetero.apps.serve.served_model import ServedModel
         (("", "[M, 7]"), ((), (2, 7)), 1),
     ],
 )
-def test_rows_are_the_first_size_of_the_first_input(
-    shapes: tuple[str, str], sizes: tuple[tuple[int, ...], ...], num_rows: int
-) -> None:
+def test_rows_are_the_first_size_of_the_first_input(shapes, sizes, num_rows):
     text = (
         f'<ir_version: 8, opset_import: ["": 17]> g (float{shapes[0]} x, int64{shapes[1]} z) '
         f"=> (float{shapes[0]} y, int64{shapes[1]} w) {{ y = Neg(x) w = Neg(z) }}"

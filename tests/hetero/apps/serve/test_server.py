@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
 
 
 @pytest.fixture
-def gated() -> Iterator[Server]:
+def gated():
     """A model that runs one request at a time while its gate is open; two more may wait."""
     config = {"MAX_REQUESTS_IN_FLIGHT": 1, "MAX_REQUESTS_WAITING": 2}
     with (
@@ -57,7 +56,7 @@ def gated() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
+def pool():
     with ThreadPoolExecutor(8) as pool:
         yield pool
 
@@ -78,9 +77,7 @@ def waiting(server: Server) -> int:
     return int(match[1]) - 1
 
 
-def test_request_beyond_the_waiting_limit_is_answered_503(
-    gated: Server, pool: ThreadPoolExecutor
-) -> None:
+def test_request_beyond_the_waiting_limit_is_answered_503(gated, pool):
     first = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     others = [begun(pool, gated) for _ in range(2)]
@@ -93,9 +90,7 @@ def test_request_beyond_the_waiting_limit_is_answered_503(
     assert [f.result(PATIENCE_S).status for f in (first, *others)] == [200] * 3
 
 
-def test_waiting_request_of_the_first_level_runs_first(
-    gated: Server, pool: ThreadPoolExecutor
-) -> None:
+def test_waiting_request_of_the_first_level_runs_first(gated, pool):
     first = begun(pool, gated, rows=2)
     assert GatedPlugin.began.wait(PATIENCE_S)
     normal = begun(pool, gated, rows=3)
@@ -107,9 +102,7 @@ def test_waiting_request_of_the_first_level_runs_first(
     assert GatedPlugin.runs == [2, 4, 3]
 
 
-def test_deadline_ends_running_and_waiting_requests(
-    gated: Server, pool: ThreadPoolExecutor
-) -> None:
+def test_deadline_ends_running_and_waiting_requests(gated, pool):
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
@@ -119,7 +112,7 @@ def test_deadline_ends_running_and_waiting_requests(
     assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
 
 
-def test_disconnect_cancels_a_waiting_request(gated: Server, pool: ThreadPoolExecutor) -> None:
+def test_disconnect_cancels_a_waiting_request(gated, pool):
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     with connected(gated) as disconnecting_client:
@@ -131,7 +124,7 @@ def test_disconnect_cancels_a_waiting_request(gated: Server, pool: ThreadPoolExe
     assert GatedPlugin.runs == [2]
 
 
-def test_close_answers_running_requests(gated: Server, pool: ThreadPoolExecutor) -> None:
+def test_close_answers_running_requests(gated, pool):
     running = begun(pool, gated)
     assert GatedPlugin.began.wait(PATIENCE_S)
     ending = threading.Thread(target=gated.close)
@@ -152,7 +145,7 @@ def _refuses(server: Server) -> bool:
     return False
 
 
-def test_large_and_slow_bodies_are_refused() -> None:
+def test_large_and_slow_bodies_are_refused():
     options = {"body_nbytes": 1000, "body_s": 0.2}
     with serving(options=options, plus=plus_one()) as server:
         assert ask(server, INFER, b" " * 1001).status == 413
@@ -165,7 +158,7 @@ def test_large_and_slow_bodies_are_refused() -> None:
         assert ask(server, INFER, BODY).status == 200
 
 
-def test_endless_headers_are_refused() -> None:
+def test_endless_headers_are_refused():
     with (
         serving(plus=plus_one()) as server,
         connected(server) as flood,
@@ -176,7 +169,7 @@ def test_endless_headers_are_refused() -> None:
         assert ask(server, "/v2").status == 200
 
 
-def test_requests_need_a_token_except_health_checks() -> None:
+def test_requests_need_a_token_except_health_checks():
     with serving(options={"tokens": ("sesame", "two")}, plus=plus_one()) as server:
         response = ask(server, INFER, BODY)
         assert (response.status, response.headers["www-authenticate"]) == (401, "Bearer")
@@ -186,8 +179,8 @@ def test_requests_need_a_token_except_health_checks() -> None:
 
 
 def test_access_log_has_proxied_client_and_disconnect(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     with (
         serving(
             "GATED", options={"access_log": True}, plugins=(GatedPlugin,), plus=plus_one()
@@ -204,7 +197,7 @@ def test_access_log_has_proxied_client_and_disconnect(
     assert (line["client"], line["status"]) == ("192.0.2.7", 499)
 
 
-def test_access_log_has_the_trace(caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_has_the_trace(caplog):
     with (
         serving(options={"access_log": True}, plus=plus_one()) as server,
         caplog.at_level(logging.INFO, "hetero.serve.access"),
@@ -219,7 +212,7 @@ def test_access_log_has_the_trace(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_trace_file_has_the_clients_trace(protocol: str, tmp_path: Path) -> None:
+def test_trace_file_has_the_clients_trace(protocol, tmp_path):
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     with hetero.Core("inprocess") as core, core.trace(tmp_path / "trace.json"):
         model = core.read_model(plus_one().SerializeToString())
@@ -239,9 +232,7 @@ def test_trace_file_has_the_clients_trace(protocol: str, tmp_path: Path) -> None
         ("soon", None, 200),
     ],
 )
-def test_deadline_of_a_proxy_is_kept(
-    gated: Server, pool: ThreadPoolExecutor, header_ms: str, timeout: int | None, status: int
-) -> None:
+def test_deadline_of_a_proxy_is_kept(gated, pool, header_ms, timeout, status):
     body = {**BODY, "parameters": {"timeout": timeout} if timeout else {}}
     headers = {"x-envoy-expected-rq-timeout-ms": header_ms}
     future = pool.submit(ask, gated, INFER, body, headers=headers)
@@ -251,7 +242,7 @@ def test_deadline_of_a_proxy_is_kept(
     assert future.result(PATIENCE_S).status == status
 
 
-def test_requests_of_several_clients_are_batched(pool: ThreadPoolExecutor) -> None:
+def test_requests_of_several_clients_are_batched(pool):
     config = {"AUTO_BATCH_SIZE": 64, "MAX_REQUESTS_IN_FLIGHT": 1}
     with (
         serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
@@ -267,7 +258,7 @@ def test_requests_of_several_clients_are_batched(pool: ThreadPoolExecutor) -> No
     assert max(GatedPlugin.runs) > 2
 
 
-def test_unknown_option_and_used_port_are_errors() -> None:
+def test_unknown_option_and_used_port_are_errors():
     with hetero.Core("inprocess") as core:
         compiled = core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU")
         with pytest.raises(ArgumentError, match="no_such"):
@@ -279,7 +270,7 @@ def test_unknown_option_and_used_port_are_errors() -> None:
             hetero.serve(compiled, server.port)
 
 
-def test_changes_of_a_model_folder_are_loaded(tmp_path: Path) -> None:
+def test_changes_of_a_model_folder_are_loaded(tmp_path):
     from hetero.apps.serve.model_folder import ModelOptions, folder_sources
 
     data = plus_one().SerializeToString()
@@ -322,7 +313,7 @@ def test_changes_of_a_model_folder_are_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
+def test_tls_serves_http_and_grpc(tmp_path):
     if not shutil.which("openssl"):
         pytest.skip("openssl makes the certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -364,7 +355,7 @@ def test_tls_serves_http_and_grpc(tmp_path: Path) -> None:
         pass
 
 
-def test_folder_that_cannot_be_searched_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_folder_that_cannot_be_searched_is_logged_once(caplog):
     searches = []
 
     def fail() -> list[ModelSource]:

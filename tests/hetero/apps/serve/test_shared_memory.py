@@ -6,7 +6,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,14 +22,14 @@ DATA = bytes(range(256)) * 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     (tmp_path / "key").write_bytes(DATA)
     return tmp_path
 
 
 @pytest.fixture
-def regions(folder: Path) -> SharedMemoryRegions:
+def regions(folder):
     regions = SharedMemoryRegions(is_allowed=True, max_nbytes=2**20)
     regions.register("all", "/key", 0, len(DATA))
     return regions
@@ -47,9 +46,7 @@ def limited(function: Callable[..., int], nbytes: int) -> Callable[..., int]:
     return call
 
 
-def test_short_reads_and_writes_continue(
-    folder: Path, regions: SharedMemoryRegions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_and_writes_continue(folder, regions, monkeypatch):
     for name in ("preadv", "pwrite"):
         monkeypatch.setattr(os, name, limited(getattr(os, name), 100))
     assert bytes(regions.read(Location("all", 0, len(DATA)))) == DATA
@@ -57,9 +54,7 @@ def test_short_reads_and_writes_continue(
     assert (folder / "key").read_bytes() == DATA[:10] + DATA[::-1][:999] + DATA[1009:]
 
 
-def test_write_without_space_is_an_error(
-    regions: SharedMemoryRegions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_without_space_is_an_error(regions, monkeypatch):
     def write(file: int, data: memoryview, offset: int) -> int:
         if offset:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -71,7 +66,7 @@ def test_write_without_space_is_an_error(
     assert caught.value.status == 503
 
 
-def test_shrunk_region_is_refused(folder: Path, regions: SharedMemoryRegions) -> None:
+def test_shrunk_region_is_refused(folder, regions):
     os.truncate(folder / "key", 100)
     with pytest.raises(ProtocolError, match="100 bytes"):
         regions.write(Location("all", 0, len(DATA)), DATA)
@@ -80,7 +75,7 @@ def test_shrunk_region_is_refused(folder: Path, regions: SharedMemoryRegions) ->
     assert (folder / "key").stat().st_size == 100
 
 
-def test_regions_are_bounded_and_hold_no_files(folder: Path) -> None:
+def test_regions_are_bounded_and_hold_no_files(folder):
     regions = SharedMemoryRegions(is_allowed=True, max_nbytes=2**20)
     num_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - it is no path of ours
     for number in range(MAX_REGIONS):
@@ -92,7 +87,7 @@ def test_regions_are_bounded_and_hold_no_files(folder: Path) -> None:
     regions.register("one more", "key", 0, 10)
 
 
-def test_tensor_is_bounded_before_it_is_read(folder: Path) -> None:
+def test_tensor_is_bounded_before_it_is_read(folder):
     os.truncate(folder / "key", 2**40)  # sparse
     regions = SharedMemoryRegions(is_allowed=True, max_nbytes=2**20)
     regions.register("large", "key", 0, 2**40)
@@ -103,9 +98,7 @@ def test_tensor_is_bounded_before_it_is_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 4, 12, 2**19])
-def test_tensor_size_is_checked_before_reading(
-    regions: SharedMemoryRegions, monkeypatch: pytest.MonkeyPatch, nbytes: int
-) -> None:
+def test_tensor_size_is_checked_before_reading(regions, monkeypatch, nbytes):
     parameters = {"shared_memory_region": "all", "shared_memory_byte_size": nbytes}
     entry = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
     message = RestMessage(json.dumps({"inputs": [entry]}).encode(), None, 1000)
@@ -118,7 +111,7 @@ def test_tensor_size_is_checked_before_reading(
         decode_request(message, regions)
 
 
-def test_tensor_is_read_and_written(folder: Path, regions: SharedMemoryRegions) -> None:
+def test_tensor_is_read_and_written(folder, regions):
     parameters = {"shared_memory_region": "all", "shared_memory_byte_size": 8}
     entry = {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
     output = {"name": "y", "parameters": {**parameters, "shared_memory_offset": 8}}
@@ -153,7 +146,7 @@ def test_tensor_is_read_and_written(folder: Path, regions: SharedMemoryRegions) 
         (5, 0, 1),
     ],
 )
-def test_bad_registrations_are_refused(folder: Path, key: Any, offset: Any, nbytes: Any) -> None:
+def test_bad_registrations_are_refused(folder, key, offset, nbytes):
     (folder / "link").symlink_to(folder / "key")
     (folder / "folder").mkdir()
     os.mkfifo(folder / "pipe")
@@ -163,16 +156,14 @@ def test_bad_registrations_are_refused(folder: Path, key: Any, offset: Any, nbyt
 
 
 @pytest.mark.parametrize("location", [Location("all", 1, len(DATA)), Location("none", 0, 1)])
-def test_ranges_outside_of_regions_are_refused(
-    regions: SharedMemoryRegions, location: Location
-) -> None:
+def test_ranges_outside_of_regions_are_refused(regions, location):
     with pytest.raises(ProtocolError):
         regions.read(location)
     with pytest.raises(ProtocolError):
         regions.write(location, b"x")
 
 
-def test_shared_memory_is_off_by_default() -> None:
+def test_shared_memory_is_off_by_default():
     with pytest.raises(ProtocolError, match="--shared-memory") as caught:
         SharedMemoryRegions(is_allowed=False, max_nbytes=1).status()
     assert caught.value.status == 501

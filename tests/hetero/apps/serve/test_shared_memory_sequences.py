@@ -99,9 +99,7 @@ TestRegionSequences = RegionSequences.TestCase
 TestRegionSequences.settings = settings(max_examples=20, stateful_step_count=15)
 
 
-def test_offsets_of_region_and_tensor_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_of_region_and_tensor_add_up(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_memory, "_FOLDER", tmp_path)
     (tmp_path / "key").write_bytes(bytes(range(20)))
     regions = SharedMemoryRegions(is_allowed=True, max_nbytes=100)

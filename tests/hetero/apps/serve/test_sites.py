@@ -42,7 +42,7 @@ def check(options: ServerOptions, headers: dict[str, str]) -> None:
         (OPEN, {"host": "10.0.0.1", "origin": "https://a.b", "sec-fetch-site": "same-origin"}),
     ],
 )
-def test_own_requests_pass(options: ServerOptions, headers: dict[str, str]) -> None:
+def test_own_requests_pass(options, headers):
     check(options, headers)
 
 
@@ -65,7 +65,7 @@ def test_own_requests_pass(options: ServerOptions, headers: dict[str, str]) -> N
         (NAMED, {"host": "localhost", "origin": "http://[evil"}),
     ],
 )
-def test_foreign_requests_are_refused(options: ServerOptions, headers: dict[str, str]) -> None:
+def test_foreign_requests_are_refused(options, headers):
     with pytest.raises(ProtocolError, match="--allow-host") as caught:
         check(options, headers)
     assert caught.value.status == 403
@@ -75,20 +75,18 @@ def test_foreign_requests_are_refused(options: ServerOptions, headers: dict[str,
     ("options", "words"),
     [({}, "without tokens and TLS"), ({"tokens": ("t",)}, "without TLS")],
 )
-def test_open_address_without_protection_is_warned_of(
-    options: dict[str, object], words: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_open_address_without_protection_is_warned_of(options, words, caplog):
     with serving(options={"host": "0.0.0.0", **options}, plus=plus_one()):
         [record] = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert words in record.message
 
 
-def test_loopback_address_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_loopback_address_is_not_warned_of(caplog):
     with serving(plus=plus_one()):
         assert not [r for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_server_refuses_foreign_requests_except_health_checks() -> None:
+def test_server_refuses_foreign_requests_except_health_checks():
     with serving(plus=plus_one()) as server:
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
             for path in ("/v2", "/v2/models/plus", "/metrics"):

@@ -17,7 +17,7 @@ from hetero.devices.request.response import Response, StageTiming
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     fake = SimpleNamespace(now_s=10.0)
     fake.perf_counter = lambda: fake.now_s
     fake.time = lambda: 1_700_000_000.25
@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_generation_counts_its_sequences_and_time(clock: SimpleNamespace) -> None:
+def test_generation_counts_its_sequences_and_time(clock):
     counters = ModelStatistics()
     for seconds in (0.5, 0.25):
         with counters.count_generation(3):
@@ -53,7 +53,7 @@ def test_generation_counts_its_sequences_and_time(clock: SimpleNamespace) -> Non
     assert counters.num_in_flight == 0
 
 
-def test_failed_generation_counts_as_failure_alone(clock: SimpleNamespace) -> None:
+def test_failed_generation_counts_as_failure_alone(clock):
     counters = ModelStatistics()
 
     def fail() -> None:
@@ -74,7 +74,7 @@ def test_failed_generation_counts_as_failure_alone(clock: SimpleNamespace) -> No
     assert counters.num_in_flight == 0
 
 
-def test_metrics_name_each_counter_of_each_model(clock: SimpleNamespace) -> None:
+def test_metrics_name_each_counter_of_each_model(clock):
     models = {("a", "1"): ModelStatistics(), ("b", "2"): ModelStatistics()}
     with models["b", "2"].count_generation(3):
         clock.now_s += 0.5
@@ -99,7 +99,7 @@ def test_metrics_name_each_counter_of_each_model(clock: SimpleNamespace) -> None
     }
 
 
-def test_inference_counts_its_rows_and_the_time_of_its_parts(clock: SimpleNamespace) -> None:
+def test_inference_counts_its_rows_and_the_time_of_its_parts(clock):
     timings = (StageTiming(0, "CPU", 0.0, 3.0, 3.25), StageTiming(1, "CPU", 0.0, 3.25, 3.5))
     response, requests = Response({"y": np.zeros(3, np.float32)}, timings), []
 

@@ -46,7 +46,7 @@ def nested(elements: list[Any], shape: list[int]) -> Any:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data(), datatype=st.sampled_from([*ELEMENTS]), shape=SHAPES)
-def test_json_is_decoded_flat_and_nested(data: Any, datatype: str, shape: list[int]) -> None:
+def test_json_is_decoded_flat_and_nested(data, datatype, shape):
     count = math.prod(shape)
     elements = data.draw(st.lists(ELEMENTS[datatype], min_size=count, max_size=count))
     dtype = DATATYPES[datatype].dtype
@@ -89,13 +89,13 @@ def test_json_is_decoded_flat_and_nested(data: Any, datatype: str, shape: list[i
         ([2**60], "[]"),
     ],
 )
-def test_json_of_another_layout_is_refused(shape: list[int], text: str) -> None:
+def test_json_of_another_layout_is_refused(shape, text):
     with pytest.raises(ProtocolError, match="input 'x'"):
         decode_json("x", "INT64", shape, text.encode())
 
 
 @pytest.mark.parametrize("count", [tensors._CHUNK - 1, tensors._CHUNK, 5 * tensors._CHUNK + 1])
-def test_large_tensors_are_decoded_in_chunks(count: int) -> None:
+def test_large_tensors_are_decoded_in_chunks(count):
     expected = np.random.default_rng(0).integers(-(10**9), 10**9, count)
     text = json.dumps(expected.tolist()).encode()
     np.testing.assert_array_equal(decode_json("x", "INT64", [count], text), expected)
@@ -103,7 +103,7 @@ def test_large_tensors_are_decoded_in_chunks(count: int) -> None:
     assert json.loads(encode_json("x", expected)) == expected.tolist()
 
 
-def test_data_of_wrong_size_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_of_wrong_size_is_not_decoded(monkeypatch):
     def fail(*_: object) -> None:
         pytest.fail("the data is decoded")
 
@@ -126,12 +126,12 @@ def test_data_of_wrong_size_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> N
         ("INT32", 1.5),
     ],
 )
-def test_elements_out_of_range_are_refused(datatype: str, element: float) -> None:
+def test_elements_out_of_range_are_refused(datatype, element):
     with pytest.raises(ProtocolError, match=datatype):
         decode_json("x", datatype, [1], json.dumps([element]).encode())
 
 
-def test_strings_are_bounded() -> None:
+def test_strings_are_bounded():
     count = tensors.MAX_STRINGS + 1
     for decode, data in (
         (decode_json, b"[" + b'"",' * (count - 1) + b'""]'),
@@ -143,11 +143,11 @@ def test_strings_are_bounded() -> None:
         assert caught.value.status == 413
 
 
-def test_raw_strings_beyond_the_shape_are_refused() -> None:
+def test_raw_strings_beyond_the_shape_are_refused():
     with pytest.raises(ProtocolError, match="2 elements"):
         decode_raw("x", "BYTES", [2], bytes(4 * 1000))
 
 
-def test_bfloat16_in_json() -> None:
+def test_bfloat16_in_json():
     array = decode_json("x", "BF16", [2], b"[0.5,-3e38]")
     np.testing.assert_array_equal(array, np.array([0.5, -3e38], ml_dtypes.bfloat16))

@@ -33,7 +33,7 @@ server = server_fixture(
 
 
 @pytest.fixture(params=["http", "grpc"])
-def form(request: pytest.FixtureRequest, server: Server) -> tuple[Any, Any]:
+def form(request, server):
     """The module of a protocol, and its client."""
     module = tritonclient_http if request.param == "http" else tritonclient_grpc
     return module, module.InferenceServerClient(address(server, request.param))
@@ -53,9 +53,7 @@ def given(module: Any, array: np.ndarray = X, datatype: str = "FP32", **options:
     ("raw_in", "raw_out", "encoding", "accepted"),
     [*product([False, True], [False, True], PACKINGS, PACKINGS[:2])],
 )
-def test_encodings_over_http(
-    server: Server, raw_in: bool, raw_out: bool, encoding: str | None, accepted: str | None
-) -> None:
+def test_encodings_over_http(server, raw_in, raw_out, encoding, accepted):
     module = tritonclient_http
     answer = module.InferenceServerClient(address(server, "http")).infer(
         "plus",
@@ -72,13 +70,13 @@ def test_encodings_over_http(
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_encodings_over_grpc(server: Server, packing: str | None) -> None:
+def test_encodings_over_grpc(server, packing):
     client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
     answer = client.infer("plus", [given(tritonclient_grpc)], compression_algorithm=packing)
     np.testing.assert_array_equal(answer.as_numpy("y"), X + 1)
 
 
-def test_calls(form: tuple[Any, Any]) -> None:
+def test_calls(form):
     module, client = form
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -98,7 +96,7 @@ def test_calls(form: tuple[Any, Any]) -> None:
         client.get_model_metadata("none")
 
 
-def test_shared_memory(form: tuple[Any, Any]) -> None:
+def test_shared_memory(form):
     memory: Any = pytest.importorskip("tritonclient.utils.shared_memory")
     module, client = form
     regions = [memory.create_shared_memory_region(n, f"/hetero_{n}", 12) for n in ("in", "out")]
@@ -119,7 +117,7 @@ def test_shared_memory(form: tuple[Any, Any]) -> None:
             memory.destroy_shared_memory_region(region)
 
 
-def test_stream(server: Server) -> None:
+def test_stream(server):
     client = tritonclient_grpc.InferenceServerClient(address(server, "grpc"))
     results: list[Any] = []
     has_all_results = threading.Event()
@@ -140,7 +138,7 @@ def test_stream(server: Server) -> None:
 
 
 @pytest.mark.parametrize("form_name", ["http", "grpc"])
-def test_asyncio(server: Server, form_name: str) -> None:
+def test_asyncio(server, form_name):
     module: Any = pytest.importorskip(f"tritonclient.{form_name}.aio")
 
     async def many() -> list[Any]:

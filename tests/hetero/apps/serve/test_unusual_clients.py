@@ -47,7 +47,7 @@ def head(more: bytes, method: bytes = b"POST", path: str = INFER) -> bytes:
     return b"%s %s HTTP/1.1\r\nhost: localhost\r\n%s\r\n" % (method, path.encode(), more)
 
 
-def test_offer_of_another_protocol_is_ignored() -> None:
+def test_offer_of_another_protocol_is_ignored():
     length = b"content-length: %d\r\n" % len(BODY)
     chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
     with serving(plus=plus_one()) as server:
@@ -68,7 +68,7 @@ def test_offer_of_another_protocol_is_ignored() -> None:
 
 
 @pytest.mark.slow
-def test_pipelined_requests_are_answered_in_order() -> None:
+def test_pipelined_requests_are_answered_in_order():
     length = b"content-length: %d\r\n" % len(BODY)
     token, traced = b"authorization: Bearer a\r\n", b"traceparent: 00-0-0-00\r\n"
     good, slow = (head(length + more) + BODY for more in (token, token + traced))
@@ -97,7 +97,7 @@ def test_pipelined_requests_are_answered_in_order() -> None:
             assert client.makefile("rb").read().endswith(plain[1])  # the connection closes
 
 
-def test_long_numbers_in_headers() -> None:
+def test_long_numbers_in_headers():
     digits = "9" * 5000
     with serving(plus=plus_one()) as server:
         timeout = {"x-envoy-expected-rq-timeout-ms": digits}
@@ -107,7 +107,7 @@ def test_long_numbers_in_headers() -> None:
 
 
 @pytest.mark.parametrize("parameters", [[1], "x", 1])
-def test_parameters_have_to_be_an_object(parameters: object) -> None:
+def test_parameters_have_to_be_an_object(parameters):
     with serving(plus=plus_one()) as server:
         body = {"text_input": [1], "parameters": parameters}
         for call in ("generate", "generate_stream"):
@@ -115,7 +115,7 @@ def test_parameters_have_to_be_an_object(parameters: object) -> None:
 
 
 @pytest.mark.parametrize("stop", [["a"] * 17, "a" * 257])
-def test_stops_are_bounded(stop: object) -> None:
+def test_stops_are_bounded(stop):
     with serving(plus=plus_one()) as server:
         body = {"model": "plus", "prompt": [1], "stop": stop}
         response = ask(server, "/v1/completions", body)
@@ -123,7 +123,7 @@ def test_stops_are_bounded(stop: object) -> None:
         assert "stop" in response.json["error"]["message"]
 
 
-def test_request_beyond_the_drain_time_gets_503() -> None:
+def test_request_beyond_the_drain_time_gets_503():
     with (
         serving("GATED", options={"drain_s": 1}, plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),
@@ -137,7 +137,7 @@ def test_request_beyond_the_drain_time_gets_503() -> None:
         assert responses.json["error"]
 
 
-def test_running_request_is_answered_after_ctrl_c() -> None:
+def test_running_request_is_answered_after_ctrl_c():
     with (
         serving("GATED", plugins=(GatedPlugin,), plus=plus_one()) as server,
         GatedPlugin.closed(),

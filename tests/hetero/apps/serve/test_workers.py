@@ -125,7 +125,7 @@ def has_ended(number: int) -> bool:
 
 
 @pytest.mark.slow
-def test_call_reaches_all_workers_including_new_ones(tmp_path: Path) -> None:
+def test_call_reaches_all_workers_including_new_ones(tmp_path):
     with pool(tmp_path) as both:
         assert both.call(0, "RepositoryModelUnload a") == "done"
         assert both.call(1, "RepositoryModelUnload b") == "done"
@@ -144,9 +144,7 @@ def test_call_reaches_all_workers_including_new_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [pytest.param("stopped", marks=pytest.mark.slow), "hanging"])
-def test_worker_without_signs_of_life_is_replaced(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_without_signs_of_life_is_replaced(tmp_path, way, monkeypatch):
     with pool(tmp_path) as both:
         victim = both.ids[0]
         monkeypatch.setattr(workers_module, "SILENT_S", 3.0)
@@ -162,7 +160,7 @@ def test_worker_without_signs_of_life_is_replaced(
 
 
 @pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_workers_end_with_their_parent(tmp_path: Path, is_stopped: bool) -> None:
+def test_workers_end_with_their_parent(tmp_path, is_stopped):
     command = [sys.executable, "-c", PARENT, sys.executable, "-c", WORKER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -210,7 +208,7 @@ def wait_for(server: subprocess.Popen[str], port: int) -> None:
 
 
 @pytest.mark.slow
-def test_killed_worker_is_replaced(tmp_path: Path) -> None:
+def test_killed_worker_is_replaced(tmp_path):
     model = tmp_path / "plus.onnx"
     model.write_bytes(plus_one().SerializeToString())
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -27,7 +26,6 @@ from hetero.planning.plan_report import PlanReport
 from hetero.planning.plan_task import PlanOptions, plan_task
 from hetero.report.html_page import report_style
 from tests.support.chains import chain
-from tests.support.command_line import Shell
 from tests.support.costs import costs, task
 
 
@@ -46,7 +44,7 @@ def fleet(report: PlanReport, **counts: int) -> Fleet:
 
 
 @pytest.mark.slow
-def test_one_device_matches_md1_queue() -> None:
+def test_one_device_matches_md1_queue():
     # M/D/1: the mean wait is load * time / (2 * (1 - load)) (Pollaczek and Khinchine).
     report = plan_of(0.01)
     for load in (0.3, 0.7):
@@ -67,7 +65,7 @@ def shared(report: PlanReport, devices: int, nodes: Mapping[str, FleetNode]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6])
-def test_shared_core_matches_processor_sharing(load: float) -> None:
+def test_shared_core_matches_processor_sharing(load):
     # M/G/1 with processor sharing: the mean number of requests is load / (1 - load), and equals
     # the mean number of busy devices, because no device has two requests.
     report = plan_of(0.01)
@@ -80,7 +78,7 @@ def test_shared_core_matches_processor_sharing(load: float) -> None:
 
 
 @pytest.mark.slow
-def test_shared_cores_limit_the_rate() -> None:
+def test_shared_cores_limit_the_rate():
     report = plan_of(0.01)
     for cores, together, rate in ((2, 1.0, 200.0), (2, 0.7, 140.0), (1, 1.0, 100.0)):
         two = shared(report, 2, {"local": FleetNode(cores, together)})
@@ -97,7 +95,7 @@ def test_shared_cores_limit_the_rate() -> None:
 @pytest.mark.parametrize(
     ("requests", "near"), [(2_000, 0.3), pytest.param(20_000, 0.12, marks=pytest.mark.slow)]
 )
-def test_exponential_run_times_match_mm1_queue(requests: int, near: float) -> None:
+def test_exponential_run_times_match_mm1_queue(requests, near):
     # M/M/1: the mean wait is load * time / (1 - load); quantiles of an exponential.
     report = plan_of(0.01)
     times = tuple(-math.log(1 - (i + 0.5) / 400) for i in range(400))
@@ -107,7 +105,7 @@ def test_exponential_run_times_match_mm1_queue(requests: int, near: float) -> No
     assert device.queued_s == pytest.approx(0.6 * 0.01 / 0.4, rel=near)
 
 
-def test_overheads_of_the_scheduler() -> None:
+def test_overheads_of_the_scheduler():
     report = plan_of(0.0001, 0.0001, 0.0001)
 
     def full(**program: Any) -> float:
@@ -126,7 +124,7 @@ def test_overheads_of_the_scheduler() -> None:
     assert single.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.002, rel=0.02)
 
 
-def test_pipeline_rate_is_that_of_its_slowest_stage() -> None:
+def test_pipeline_rate_is_that_of_its_slowest_stage():
     report = plan_of(0.004, 0.010, 0.006)
     assert run(report, fleet(report), None, requests=400).throughput_per_s == pytest.approx(
         100, rel=0.01
@@ -137,7 +135,7 @@ def test_pipeline_rate_is_that_of_its_slowest_stage() -> None:
     )
 
 
-def test_simulation_names_bottleneck_and_best_addition() -> None:
+def test_simulation_names_bottleneck_and_best_addition():
     report = plan_of(0.004, 0.010, 0.006)
     simulation = simulate(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
     assert "D1" in simulation.bottleneck
@@ -157,7 +155,7 @@ def test_simulation_names_bottleneck_and_best_addition() -> None:
     assert again == simulation.outcome
 
 
-def test_busy_client_is_the_bottleneck() -> None:
+def test_busy_client_is_the_bottleneck():
     report = plan_of(0.0001)
     devices, nodes = planned_fleet(report, {"D0": 4}).devices, {"local": FleetNode(4)}
     busy = Fleet(devices, {}, client_s=200e-6, nodes=nodes)
@@ -167,7 +165,7 @@ def test_busy_client_is_the_bottleneck() -> None:
     assert simulation.added[0].gain == pytest.approx(1.0, abs=0.05)
 
 
-def test_cluster_file_is_read(tmp_path: Path) -> None:
+def test_cluster_file_is_read(tmp_path):
     report = plan_of(0.004, 0.010)
     path = tmp_path / "cluster.yaml"
     path.write_text(
@@ -225,7 +223,7 @@ def test_cluster_file_is_read(tmp_path: Path) -> None:
         ("devices: {", "not YAML"),
     ],
 )
-def test_cluster_file_with_an_error(tmp_path: Path, text: str, words: str) -> None:
+def test_cluster_file_with_an_error(tmp_path, text, words):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(ArgumentError, match=words):
@@ -236,18 +234,18 @@ def test_cluster_file_with_an_error(tmp_path: Path, text: str, words: str) -> No
     "text",
     ["poisson:0/s", "poisson:x/s", "gamma:3", "gamma:3/s:0", "poisson:3/s:2", "no-such-file"],
 )
-def test_invalid_arrivals(text: str) -> None:
+def test_invalid_arrivals(text):
     with pytest.raises(ArgumentError):
         read_arrivals(text)
 
 
 @pytest.mark.parametrize("text", ["200/s", "200"])
-def test_rate_without_a_process_suggests_poisson(text: str) -> None:
+def test_rate_without_a_process_suggests_poisson(text):
     with pytest.raises(ArgumentError, match="did you mean poisson:200/s"):
         read_arrivals(text)
 
 
-def test_recorded_arrivals(tmp_path: Path) -> None:
+def test_recorded_arrivals(tmp_path):
     path = tmp_path / "times"
     path.write_text("5.0\n5.5\n6.5\n")
     assert read_arrivals(str(path)).gaps_s == (0.5, 1.0)
@@ -256,7 +254,7 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
         read_arrivals(str(path))
 
 
-def test_arrivals_beyond_capacity() -> None:
+def test_arrivals_beyond_capacity():
     report = plan_of(0.010)
     with pytest.raises(ArgumentError, match=r"200 requests per second exceed.* capacity of 100"):
         simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"), requests=500)
@@ -264,7 +262,7 @@ def test_arrivals_beyond_capacity() -> None:
         planned_fleet(report, {"ORT": 2})
 
 
-def test_batching_shares_run_time() -> None:
+def test_batching_shares_run_time():
     report = plan_of(0.010)
     single = run(report, fleet(report), None, requests=500)
     batched = run(report, fleet(report), None, requests=2000, batches=read_batches("4:2"))
@@ -277,7 +275,7 @@ def test_batching_shares_run_time() -> None:
             read_batches(text)
 
 
-def test_trace_has_each_run_with_its_duration(tmp_path: Path) -> None:
+def test_trace_has_each_run_with_its_duration(tmp_path):
     report = plan_of(0.004, 0.010)
     path = tmp_path / "trace.json"
     simulate(report, fleet(report), Arrivals("", 40.0), requests=200, trace=path)
@@ -298,11 +296,11 @@ def test_trace_has_each_run_with_its_duration(tmp_path: Path) -> None:
         (251, [0, 100, 200, 300]),
     ],
 )
-def test_scales_of_plots_have_round_steps(maximum: float, ticks: list[float]) -> None:
+def test_scales_of_plots_have_round_steps(maximum, ticks):
     assert _ticks(maximum) == ticks
 
 
-def test_page_plots_the_curve() -> None:
+def test_page_plots_the_curve():
     report = plan_of(0.004, 0.010)
     simulation = simulate(
         report, fleet(report), Arrivals("", 40.0), requests=200, slo_s=0.1, curve=True
@@ -319,7 +317,7 @@ def test_page_plots_the_curve() -> None:
     assert page.count("requests per second</text>") == 2
 
 
-def test_costs_of_another_model() -> None:
+def test_costs_of_another_model():
     measured = costs(read_model(chain(2)), {"CPU": {"n0": 0.001, "n1": 0.001}})
     with hetero.Core("inprocess") as core, pytest.raises(PlanError) as raised:
         core.simulate(chain(3), "HETERO:CPU", costs=measured)
@@ -327,7 +325,7 @@ def test_costs_of_another_model() -> None:
 
 
 @pytest.mark.slow
-def test_command_writes_trace_and_page(shell: Shell, tmp_path: Path) -> None:
+def test_command_writes_trace_and_page(shell, tmp_path):
     model, file = tmp_path / "model.onnx", tmp_path / "costs.json"
     header = '<ir_version: 8, opset_import: ["": 17]>'
     body = "small (float[1, 64] x) => (float[1, 64] y) { h = Exp(x) y = Neg(h) }"

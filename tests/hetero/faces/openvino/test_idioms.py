@@ -6,9 +6,6 @@ Each line runs with hetero, and with OpenVINO if that is installed.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -95,7 +92,7 @@ SUBJECTS = [
 
 
 @pytest.fixture(scope="module", params=SUBJECTS)
-def names(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dict[str, Any]]:
+def names(request, tmp_path_factory):
     """Return the names that a script has defined after its first lines."""
     path = tmp_path_factory.mktemp("idioms") / "model.onnx"
     onnx.save_model(branches(), path)
@@ -118,7 +115,7 @@ def names(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[dic
 
 
 @pytest.mark.parametrize("idiom", IDIOMS)
-def test_idiom_runs(names: dict[str, Any], idiom: str) -> None:
+def test_idiom_runs(names, idiom):
     *statements, expression = idiom.split("; ")
     names = dict(names)
     exec("\n".join(statements), names)
@@ -126,7 +123,7 @@ def test_idiom_runs(names: dict[str, Any], idiom: str) -> None:
     assert eval(expression, names) is not False
 
 
-def test_reshape_returns_another_model() -> None:
+def test_reshape_returns_another_model():
     """OpenVINO changes the model in place; models of hetero are immutable."""
     with hetero.Core("inprocess") as core:
         model = core.read_model(branches())
@@ -151,20 +148,20 @@ def test_reshape_returns_another_model() -> None:
         ({"z": [5, 3]}, TensorNameError),
     ],
 )
-def test_invalid_shapes_raise(shapes: Any, error: type[Exception]) -> None:
+def test_invalid_shapes_raise(shapes, error):
     with hetero.Core("inprocess") as core:
         model = core.read_model(branches())
         with pytest.raises(error):
             model.reshape(shapes)
 
 
-def test_save_model_writes_onnx(tmp_path: Path) -> None:
+def test_save_model_writes_onnx(tmp_path):
     hetero.save_model(branches(), tmp_path / "model.onnx")
     onnx.checker.check_model(str(tmp_path / "model.onnx"))
 
 
 @pytest.mark.parametrize("kind", ["f32", np.float16, hetero.Type.i64, "uint8"])
-def test_tensor_of_type_and_shape_is_zero(kind: Any) -> None:
+def test_tensor_of_type_and_shape_is_zero(kind):
     tensor = hetero.Tensor(kind, [2, 3])
     assert tensor.shape == (2, 3)
     assert not tensor.data.any()
@@ -172,6 +169,6 @@ def test_tensor_of_type_and_shape_is_zero(kind: Any) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_compile_model_without_a_core() -> None:
+def test_compile_model_without_a_core():
     compiled = hetero.compile_model(branches(), "CPU")
     np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)

@@ -1,8 +1,6 @@
 """Models of `hetero.openvino` change in place: the same code with openvino and with hetero."""
 
-from collections.abc import Iterator
 from copy import deepcopy
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ ADD = """<ir_version: 8, opset_import: ["": 18]>
 
 
 @pytest.fixture(scope="module")
-def cores() -> Iterator[list[tuple[ModuleType, Any]]]:
+def cores():
     with face.Core("inprocess") as core:
         yield [(face, core), (ov, ov.Core())]
 
@@ -39,7 +37,7 @@ def shapes(ports: Any) -> list[str]:
     "shape", [[4, 3], "[1..8,?]", [(1, 8), 3], [-1, -1], (5, 3), "?,3", "[..4,3]"]
 )
 @pytest.mark.parametrize("key", [None, 0, "x", "port"])
-def test_reshape_changes_the_model_and_its_ports(cores: Any, shape: Any, key: Any) -> None:
+def test_reshape_changes_the_model_and_its_ports(cores, shape, key):
     columns = []
     for module, core in cores:
         model = read(core, CHAIN)
@@ -54,7 +52,7 @@ def test_reshape_changes_the_model_and_its_ports(cores: Any, shape: Any, key: An
     assert columns[0] == columns[1]
 
 
-def test_reshape_of_all_inputs_at_once(cores: Any) -> None:
+def test_reshape_of_all_inputs_at_once(cores):
     columns = []
     for _, core in cores:
         model = read(core, ADD)
@@ -66,7 +64,7 @@ def test_reshape_of_all_inputs_at_once(cores: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [{0: range(3)}, {"nope": [1, 3]}, {1.5: [1, 3]}, [(1, 2, 3), 3]])
-def test_invalid_reshape_leaves_the_model(cores: Any, shape: Any) -> None:
+def test_invalid_reshape_leaves_the_model(cores, shape):
     for _, core in cores:
         model = read(core, CHAIN)
         with pytest.raises((RuntimeError, TypeError)):
@@ -75,7 +73,7 @@ def test_invalid_reshape_leaves_the_model(cores: Any, shape: Any) -> None:
             assert shapes(model.inputs) == ["[2,3]"]
 
 
-def test_batch_of_layouts(cores: Any) -> None:
+def test_batch_of_layouts(cores):
     columns = []
     for module, core in cores:
         model = read(core, ADD)
@@ -90,7 +88,7 @@ def test_batch_of_layouts(cores: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", ["y", ["y"], ("one", 0), [("one", 0)], "port"])
-def test_added_outputs_run(cores: Any, outputs: Any) -> None:
+def test_added_outputs_run(cores, outputs):
     x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
     columns = []
     for _, core in cores:
@@ -107,7 +105,7 @@ def test_added_outputs_run(cores: Any, outputs: Any) -> None:
 
 
 @pytest.mark.parametrize("outputs", ["nope", ("one", 7), ("nope", 0), 0, [0, 0]])
-def test_unknown_outputs_raise(cores: Any, outputs: Any) -> None:
+def test_unknown_outputs_raise(cores, outputs):
     kinds = []
     for _, core in cores:
         model = read(core, CHAIN)
@@ -118,7 +116,7 @@ def test_unknown_outputs_raise(cores: Any, outputs: Any) -> None:
     assert kinds[0] == kinds[1]
 
 
-def test_removed_results_can_be_added_again(cores: Any) -> None:
+def test_removed_results_can_be_added_again(cores):
     columns = []
     for _, core in cores:
         model = read(core, CHAIN)
@@ -131,7 +129,7 @@ def test_removed_results_can_be_added_again(cores: Any) -> None:
     assert columns[0] == columns[1]
 
 
-def test_result_of_another_model_has_no_index(cores: Any) -> None:
+def test_result_of_another_model_has_no_index(cores):
     for _, core in cores:
         model, other = read(core, CHAIN), read(core, CHAIN)
         assert model.get_result_index(model.get_results()[0]) == 0
@@ -139,7 +137,7 @@ def test_result_of_another_model_has_no_index(cores: Any) -> None:
         assert model.get_parameter_index(other.get_parameters()[0]) == -1
 
 
-def test_evaluate_writes_into_tensors(cores: Any) -> None:
+def test_evaluate_writes_into_tensors(cores):
     columns = []
     for module, core in cores:
         model = read(core, ADD)
@@ -150,7 +148,7 @@ def test_evaluate_writes_into_tensors(cores: Any) -> None:
     assert columns[0] == columns[1] == [[3], [20]]
 
 
-def test_run_time_information(cores: Any, tmp_path: Any) -> None:
+def test_run_time_information(cores, tmp_path):
     columns = []
     for _, core in cores:
         model = read(core, CHAIN)
@@ -185,7 +183,7 @@ def test_run_time_information(cores: Any, tmp_path: Any) -> None:
     )
 
 
-def test_preprocessing_changes_the_model(cores: Any) -> None:
+def test_preprocessing_changes_the_model(cores):
     columns = []
     for module, core in cores:
         model = read(core, CHAIN)
@@ -199,7 +197,7 @@ def test_preprocessing_changes_the_model(cores: Any) -> None:
     assert columns[0] == columns[1]
 
 
-def test_a_copy_is_independent(cores: Any) -> None:
+def test_a_copy_is_independent(cores):
     for _, core in cores:
         model = read(core, CHAIN)
         copies = [model.clone(), deepcopy(model)]
@@ -210,7 +208,7 @@ def test_a_copy_is_independent(cores: Any) -> None:
         assert shapes(compiled.inputs) == ["[2,3]"]
 
 
-def test_functions_of_hetero_accept_the_model(cores: Any) -> None:
+def test_functions_of_hetero_accept_the_model(cores):
     core = cores[0][1]
     model = read(core, CHAIN)
     model.reshape([4, 3])
@@ -221,7 +219,7 @@ def test_functions_of_hetero_accept_the_model(cores: Any) -> None:
     assert isinstance(core.compile_model(model, "CPU").get_runtime_model(), face.Model)
 
 
-def test_names_for_people(cores: Any) -> None:
+def test_names_for_people(cores):
     for _, core in cores:
         model = read(core, CHAIN)
         model.set_friendly_name("renamed")
@@ -231,7 +229,7 @@ def test_names_for_people(cores: Any) -> None:
         assert model.inputs[0].any_name == "x"
 
 
-def test_runtime_model_has_run_time_information(cores: Any) -> None:
+def test_runtime_model_has_run_time_information(cores):
     keys = {"layerType", "execOrder", "execTimeMcs", "originalLayersNames"}
     for _, core in cores:
         compiled = core.compile_model(read(core, CHAIN), "CPU", {"PERF_COUNT": True})
@@ -241,7 +239,7 @@ def test_runtime_model_has_run_time_information(cores: Any) -> None:
             assert keys <= set(dict(node.get_rt_info().items()))
 
 
-def test_text_of_models_and_nodes(cores: Any) -> None:
+def test_text_of_models_and_nodes(cores):
     texts = [repr(read(core, CHAIN)) for _, core in cores]
     # OpenVINO names every ONNX model alike.
     assert texts[0].splitlines()[1:] == texts[1].splitlines()[1:]
@@ -251,7 +249,7 @@ def test_text_of_models_and_nodes(cores: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [{"picture"}, {"picture", "x"}])
-def test_ports_are_renamed(cores: Any, names: set[str]) -> None:
+def test_ports_are_renamed(cores, names):
     x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
     columns = []
     for _, core in cores:
@@ -273,7 +271,7 @@ def test_ports_are_renamed(cores: Any, names: set[str]) -> None:
     assert columns[0] == columns[1]
 
 
-def test_name_of_another_value_is_refused(cores: Any) -> None:
+def test_name_of_another_value_is_refused(cores):
     model = read(cores[0][1], CHAIN)
     with pytest.raises(ArgumentError, match="another value is named 'y'"):
         model.input().set_names({"y"})
@@ -282,7 +280,7 @@ def test_name_of_another_value_is_refused(cores: Any) -> None:
     assert model.input().names == {"x"}
 
 
-def test_layout_is_assigned(cores: Any) -> None:
+def test_layout_is_assigned(cores):
     columns = []
     for module, core in cores:
         model = read(core, CHAIN)

@@ -48,7 +48,7 @@ def check(expression: str, **names: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_type_flags_equal_openvinos(name: str) -> None:
+def test_type_flags_equal_openvinos(name):
     for flag in FLAGS:
         check(f"m.Type.{name}.{flag}()")
     for member in ("type_name", "size", "bitwidth", "real", "integral", "signed", "quantized"):
@@ -59,12 +59,12 @@ def test_type_flags_equal_openvinos(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*NUMPY, str, bytes, np.str_, np.bytes_, "float32", "|S", "|U"])
-def test_type_of_numpy_dtype(dtype: Any) -> None:
+def test_type_of_numpy_dtype(dtype):
     check("m.Type(t)", t=dtype)
 
 
 @pytest.mark.parametrize("name", sorted(set(TYPES) - {"bf16", "dynamic", "i4", "u4"}))
-def test_to_dtype_equals_openvinos(name: str) -> None:
+def test_to_dtype_equals_openvinos(name):
     if not name.startswith("f8"):
         check(f"str(np.dtype(m.Type.{name}.to_dtype()))")
     # OpenVINO returns float16 for bfloat16, and bytes for types that numpy does not have.
@@ -91,7 +91,7 @@ SHAPES = (
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_dimension_methods_equal_openvinos(dimension: str) -> None:
+def test_dimension_methods_equal_openvinos(dimension):
     for member in ("is_static", "is_dynamic", "min_length", "max_length", "get_min_length()"):
         check(f"{dimension}.{member}")
     check(f"{dimension}.get_length()")
@@ -102,7 +102,7 @@ def test_dimension_methods_equal_openvinos(dimension: str) -> None:
 
 
 @pytest.mark.parametrize("text", SHAPES)
-def test_partial_shape_methods_equal_openvinos(text: str) -> None:
+def test_partial_shape_methods_equal_openvinos(text):
     shape = f"m.PartialShape({text!r})"
     for member in (
         "is_static",
@@ -122,7 +122,7 @@ def test_partial_shape_methods_equal_openvinos(text: str) -> None:
         check(f"{shape} == m.PartialShape({other!r})")
 
 
-def test_shapes_compare_like_lists() -> None:
+def test_shapes_compare_like_lists():
     for line in (
         "m.Shape([1, 2]) == [1, 2]",
         "m.Shape([1, 2]) == m.Shape((1, 2))",
@@ -167,7 +167,7 @@ def test_shapes_compare_like_lists() -> None:
         "len({m.Symbol(), m.Symbol()})",
     ],
 )
-def test_dimension_and_shape_expressions_equal_openvinos(line: str) -> None:
+def test_dimension_and_shape_expressions_equal_openvinos(line):
     """A TypeError counts like a RuntimeError."""
 
     def outcome(module: Any) -> Any:
@@ -179,13 +179,13 @@ def test_dimension_and_shape_expressions_equal_openvinos(line: str) -> None:
     assert outcome(hetero) == outcome(ov)
 
 
-def test_symbolic_dimension_has_a_short_text() -> None:
+def test_symbolic_dimension_has_a_short_text():
     assert str(hetero.PartialShape("[?,3]")) == "[?,3]"
     assert hetero.PartialShape(["N", 3]) == ["N", 3]
 
 
 @pytest.mark.parametrize("dtype", NUMPY)
-def test_tensor_of_an_array(dtype: Any) -> None:
+def test_tensor_of_an_array(dtype):
     array = np.arange(24).reshape(2, 3, 4).astype(dtype)
     for tensor in ("m.Tensor(x)", "m.Tensor(array=x, shared_memory=True)", "m.Tensor(x, False)"):
         for member in ("element_type", "shape", "size", "byte_size", "strides", "is_continuous()"):
@@ -211,7 +211,7 @@ def test_tensor_of_an_array(dtype: Any) -> None:
 @pytest.mark.parametrize(
     "items", [[1.0, 2.0], [1, 2], [[True]], ["x", "yy"], [["x"], ["ł"]], [b"q"]]
 )
-def test_tensor_of_a_list(items: Any) -> None:
+def test_tensor_of_a_list(items):
     check("m.Tensor(x).element_type", x=items)
     check("m.Tensor(x).shape", x=items)
     if not isinstance(np.ravel(items)[0], str | bytes):
@@ -219,7 +219,7 @@ def test_tensor_of_a_list(items: Any) -> None:
 
 
 @pytest.mark.parametrize("items", [["a", "bb"], [b"a", b"xyz"], [["jeszcze więcej"], ["효과가"]]])
-def test_tensor_of_strings(items: Any) -> None:
+def test_tensor_of_strings(items):
     for tensor in ("m.Tensor(x)", "m.Tensor(np.array(x))"):
         check(f"{tensor}.str_data", x=items)
         check(f"{tensor}.bytes_data", x=items)
@@ -238,7 +238,7 @@ def test_tensor_of_strings(items: Any) -> None:
     check("[t := m.Tensor(str, [7]), t.copy_from(np.array(x)), t.str_data][2]", x=items)
 
 
-def test_set_shape_equals_openvinos() -> None:
+def test_set_shape_equals_openvinos():
     for line in (
         "[t := m.Tensor(A), t.set_shape([3, 2]), t.data][2]",
         "[t := m.Tensor(A, shared_memory=True), t.set_shape([2, 2]), t.data][2]",
@@ -260,7 +260,7 @@ def test_set_shape_equals_openvinos() -> None:
         check(line)
 
 
-def test_tensor_rejects_invalid_arguments() -> None:
+def test_tensor_rejects_invalid_arguments():
     """OpenVINO reads beyond the array's memory in the last case."""
     with pytest.raises(hetero.ArgumentTypeError, match="several"):
         hetero.Tensor(array=A, other=hetero.Tensor(A))
@@ -270,7 +270,7 @@ def test_tensor_rejects_invalid_arguments() -> None:
         hetero.Tensor(A, (4, 2))
 
 
-def test_ports_and_results_equal_openvinos() -> None:
+def test_ports_and_results_equal_openvinos():
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y, float[2,3] z)'
         " {y = Relu(x) z = Neg(x)}"
@@ -327,7 +327,7 @@ RELU = """<ir_version: 8, opset_import: ["": 18]>
 
 
 @pytest.fixture(scope="module")
-def relu() -> Any:
+def relu():
     """Return `(module, core, model, compiled)` of one model for hetero and OpenVINO."""
     data = onnx.parser.parse_model(RELU).SerializeToString()
     both = []
@@ -371,7 +371,7 @@ def relu() -> Any:
         "core.compile_model(model, 'NOPE')",
     ],
 )
-def test_model_and_request_expressions_equal_openvinos(relu: Any, line: str) -> None:
+def test_model_and_request_expressions_equal_openvinos(relu, line):
     data = onnx.parser.parse_model(RELU).SerializeToString()
     results = []
     for module, core, model, compiled in relu:
@@ -402,7 +402,7 @@ def test_model_and_request_expressions_equal_openvinos(relu: Any, line: str) -> 
     ],
     ids=str,
 )
-def test_reshape_equals_openvinos(shape: Any) -> None:
+def test_reshape_equals_openvinos(shape):
     """OpenVINO changes the model; hetero returns another, with intervals as open dimensions."""
     data = onnx.parser.parse_model(RELU).SerializeToString()
     results = []
@@ -419,7 +419,7 @@ def test_reshape_equals_openvinos(shape: Any) -> None:
     assert results[0] == results[1]
 
 
-def test_tensor_of_a_port_reads_array_start(relu: Any) -> None:
+def test_tensor_of_a_port_reads_array_start(relu):
     for module, _, model, _ in relu:
         with pytest.warns(RuntimeWarning):
             tensor = module.Tensor(model.input(0), np.arange(9, dtype=np.float32))
@@ -428,7 +428,7 @@ def test_tensor_of_a_port_reads_array_start(relu: Any) -> None:
 
 @pytest.mark.parametrize("texts", [["a", "ł"], [b"xyz", b"q"]])
 @pytest.mark.parametrize("decode", [True, False])
-def test_decode_strings_selects_str_or_bytes(texts: Any, decode: bool) -> None:
+def test_decode_strings_selects_str_or_bytes(texts, decode):
     """Not compared with OpenVINO, whose CPU device crashes on strings of ONNX models."""
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (string[N] x) => (string[N] y) {y = Identity(x)}'
@@ -445,7 +445,7 @@ def test_decode_strings_selects_str_or_bytes(texts: Any, decode: bool) -> None:
             ours(texts, False, False, False)
 
 
-def test_unused_result_of_a_model_change_warns() -> None:
+def test_unused_result_of_a_model_change_warns():
     model = hetero.Core("inprocess").read_model(onnx.parser.parse_model(RELU))
     processor = hetero.PrePostProcessor(model)
     processor.input().preprocess().mean(1.0)
@@ -464,7 +464,7 @@ def test_unused_result_of_a_model_change_warns() -> None:
     assert hetero.set_batch(model, 5).output().shape == [5, 3]
 
 
-def test_batch_size_is_that_of_the_layout() -> None:
+def test_batch_size_is_that_of_the_layout():
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y) '
         "{ y = Neg(x) }"
@@ -478,7 +478,7 @@ def test_batch_size_is_that_of_the_layout() -> None:
     assert hetero.get_batch(changed) == 5
 
 
-def test_separate_weights_and_fp16_compression_raise(tmp_path: Any) -> None:
+def test_separate_weights_and_fp16_compression_raise(tmp_path):
     core = hetero.Core("inprocess")
     with pytest.raises(hetero.ArgumentError, match="an ONNX model contains its weights"):
         core.read_model(onnx.parser.parse_model(RELU), b"bytes")
@@ -490,7 +490,7 @@ def test_separate_weights_and_fp16_compression_raise(tmp_path: Any) -> None:
         hetero.save_model(model, tmp_path / "m.onnx", True)
 
 
-def test_property_functions_equal_openvinos() -> None:
+def test_property_functions_equal_openvinos():
     import openvino.properties as peer
 
     from hetero.properties import device, hint, log, streams
@@ -528,7 +528,7 @@ def test_property_functions_equal_openvinos() -> None:
 
 
 @pytest.mark.parametrize("text", ["NCHW", "N...C", "[batch,channels,?,?]", "...", "NC...HW"])
-def test_layouts_equal_openvinos(text: str) -> None:
+def test_layouts_equal_openvinos(text):
     for name in ("N", "C", "batch", "channels", "height", "W", "X"):
         check(f"m.Layout({text!r}).has_name({name!r})")
         check(f"m.Layout({text!r}).get_index_by_name({name!r})")
@@ -537,7 +537,7 @@ def test_layouts_equal_openvinos(text: str) -> None:
     check("m.Layout.scalar() == m.Layout.scalar()")
 
 
-def test_longest_idle_job_is_next() -> None:
+def test_longest_idle_job_is_next():
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y) {y = Relu(x)}'
     )
@@ -568,7 +568,7 @@ RemoteContext RemoteTensor Shape Symbol Tensor Type Core Model ConstOutput Node 
 
 
 @pytest.fixture(scope="module")
-def instances() -> Any:
+def instances():
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 3]) for n in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     with hetero.Core("inprocess") as core:
@@ -588,7 +588,7 @@ def instances() -> Any:
 
 
 @pytest.mark.parametrize("name", CLASSES.split())
-def test_classes_have_openvinos_members(instances: Any, name: str) -> None:
+def test_classes_have_openvinos_members(instances, name):
     theirs = getattr(ov, name, ov.utils.data_helpers.wrappers.OVDict)
     ours = instances.get(name, getattr(hetero, name, None))
     members = {*dir(ours), *dir(type(ours)), *getattr(ours, "__dataclass_fields__", ())}
@@ -596,7 +596,7 @@ def test_classes_have_openvinos_members(instances: Any, name: str) -> None:
     assert missing == set(OMITTED_MEMBERS.get(name, "").split())
 
 
-def test_modules_have_openvinos_names() -> None:
+def test_modules_have_openvinos_names():
     native = ov._pyopenvino.properties  # dir() of the package is incomplete
     modules = {"preprocess": ov.preprocess, "properties": native, "properties.hint": native.hint}
     modules |= {"properties.log": native.log, "properties.streams": native.streams}
@@ -619,7 +619,7 @@ def test_modules_have_openvinos_names() -> None:
     assert missing == ["get_version"]  # of the package, not of preprocessing
 
 
-def test_remote_tensors_equal_openvinos(instances: Any) -> None:
+def test_remote_tensors_equal_openvinos(instances):
     tensor, context = instances["RemoteTensor"], instances["RemoteContext"]
     tensor.copy_from(hetero.Tensor(np.array([1, 2], np.float32)))
     host = context.create_host_tensor(hetero.Type.f32, [2])
@@ -633,7 +633,7 @@ def test_remote_tensors_equal_openvinos(instances: Any) -> None:
         context.create_tensor("f32", (2,), {"SHARED_MEM_TYPE": "USM"})
 
 
-def test_rt_info_equals_openvinos() -> None:
+def test_rt_info_equals_openvinos():
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 3]) for n in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     opset = [onnx.helper.make_opsetid("", 17)]

@@ -1,8 +1,6 @@
 """Properties of OpenVINO's API: values of calls, and blobs and models as hints."""
 
-from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +16,7 @@ WEIGHTS = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) / 100
 
 
 @pytest.fixture(scope="module")
-def core() -> Iterator[face.Core]:
+def core():
     with face.Core("inprocess") as core:
         yield core
 
@@ -50,14 +48,14 @@ def matmul() -> bytes:
         ("streams.num", 42),
     ],
 )
-def test_value_of_a_pair(name: str, value: Any) -> None:
+def test_value_of_a_pair(name, value):
     pairs = [attrgetter(name)(module.properties)(value) for module in (face, ov)]
     assert pairs[0][0] == pairs[1][0]
     assert pairs[0][1].value == pairs[1][1].value == value
     assert pairs[0] == (pairs[1][0], value)
 
 
-def test_pairs_are_options(core: face.Core) -> None:
+def test_pairs_are_options(core):
     names = face.properties
     hints = names.hint
     core.set_property(names.cache_dir(""))
@@ -79,13 +77,13 @@ def test_pairs_are_options(core: face.Core) -> None:
         core.set_property("CPU", {"NUM_STREAMS": names.cache_dir("x")[1]})
 
 
-def test_device_type_is_a_member(core: face.Core) -> None:
+def test_device_type_is_a_member(core):
     for module, own_core in ((face, core), (ov, ov.Core())):
         device = module.properties.device
         assert own_core.get_property("CPU", device.type) == device.Type.INTEGRATED
 
 
-def test_model_of_a_weightless_blob(core: face.Core) -> None:
+def test_model_of_a_weightless_blob(core):
     hint = face.properties.hint
     model = core.read_model(matmul())
     x = np.ones((1, 64), np.float32)
@@ -99,7 +97,7 @@ def test_model_of_a_weightless_blob(core: face.Core) -> None:
 
 
 @pytest.mark.parametrize("kind", [bytes, face.Tensor])
-def test_compiled_blob_replaces_compilation(core: face.Core, kind: Any) -> None:
+def test_compiled_blob_replaces_compilation(core, kind):
     hint = face.properties.hint
     model = core.read_model(matmul())
     blob = core.compile_model(model, "CPU", {"PERF_COUNT": True}).export_model(weightless=True)

@@ -2,7 +2,6 @@
 
 import importlib
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,12 +22,12 @@ READ_ONLY = np.frombuffer(np.ones((4, 2), np.float32).tobytes(), np.float32).res
 
 
 @pytest.fixture(scope="module")
-def cores() -> Iterator[list[tuple[Any, Any]]]:
+def cores():
     with face.Core("inprocess") as core:
         yield [(face, core), (ov, ov.Core())]
 
 
-def test_output_tensor_keeps_its_memory(cores: Any) -> None:
+def test_output_tensor_keeps_its_memory(cores):
     columns = []
     for _, core in cores:
         model = core.read_model(onnx.parser.parse_model(ADD).SerializeToString())
@@ -46,7 +45,7 @@ def test_output_tensor_keeps_its_memory(cores: Any) -> None:
     assert columns[0] == columns[1] == [4, 4, 4, 8, 8, 8, True]
 
 
-def test_batched_tensors_are_read_at_each_run(cores: Any) -> None:
+def test_batched_tensors_are_read_at_each_run(cores):
     columns = []
     for module, core in cores:
         model = core.read_model(onnx.parser.parse_model(ADD).SerializeToString())
@@ -69,7 +68,7 @@ def test_batched_tensors_are_read_at_each_run(cores: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["callback", "after the end"])
-def test_output_tensor_has_the_results_without_a_wait(cores: Any, place: str) -> None:
+def test_output_tensor_has_the_results_without_a_wait(cores, place):
     columns = []
     for _, core in cores:
         model = core.read_model(onnx.parser.parse_model(ADD).SerializeToString())
@@ -95,7 +94,7 @@ def test_output_tensor_has_the_results_without_a_wait(cores: Any, place: str) ->
 
 
 @pytest.mark.parametrize("share_inputs", [True, False])
-def test_tensor_of_a_read_only_input_is_writable(cores: Any, share_inputs: bool) -> None:
+def test_tensor_of_a_read_only_input_is_writable(cores, share_inputs):
     for _, core in cores:
         model = core.read_model(onnx.parser.parse_model(ADD).SerializeToString())
         request = core.compile_model(model, "CPU").create_infer_request()
@@ -106,7 +105,7 @@ def test_tensor_of_a_read_only_input_is_writable(cores: Any, share_inputs: bool)
         assert request.infer()[0].max() == 6
 
 
-def test_inputs_of_a_wrong_kind_are_a_type_error(cores: Any) -> None:
+def test_inputs_of_a_wrong_kind_are_a_type_error(cores):
     for _, core in cores:
         model = core.read_model(onnx.parser.parse_model(TWO_INPUTS).SerializeToString())
         request = core.compile_model(model, "CPU").create_infer_request()
@@ -116,7 +115,7 @@ def test_inputs_of_a_wrong_kind_are_a_type_error(cores: Any) -> None:
             core.read_model(model=3, weights=3)
 
 
-def test_reading_accepts_options(cores: Any, tmp_path: Any) -> None:
+def test_reading_accepts_options(cores, tmp_path):
     data = onnx.parser.parse_model(ADD).SerializeToString()
     for module, core in cores:
         options = {module.properties.cache_dir: str(tmp_path), "ENABLE_MMAP": True}
@@ -127,7 +126,7 @@ def test_reading_accepts_options(cores: Any, tmp_path: Any) -> None:
         cores[0][1].read_model(data, config={"CACHE_DIR": 5})
 
 
-def test_precision_hint_accepts_element_types(cores: Any) -> None:
+def test_precision_hint_accepts_element_types(cores):
     for module, core in cores:
         hint = module.properties.hint.inference_precision
         for value in (module.Type.f32, "f32"):
@@ -136,7 +135,7 @@ def test_precision_hint_accepts_element_types(cores: Any) -> None:
             assert getattr(setting, "type_name", setting) == "f32"
 
 
-def test_submodules_are_importable_by_name() -> None:
+def test_submodules_are_importable_by_name():
     hints = importlib.import_module("hetero.openvino.properties.hint")
     assert importlib.import_module("hetero.openvino.properties") is hetero.properties
     assert hints.performance_mode == ov.properties.hint.performance_mode()

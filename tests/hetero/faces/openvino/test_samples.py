@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ SAMPLES = {
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory):
     model = onnx.parser.parse_model(MODEL)
     weights = np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float32)
     tensors = [t for t in model.graph.initializer if t.name != "w"]
@@ -165,9 +164,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
-def test_sample_runs_with_another_import(
-    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_runs_with_another_import(name, path, monkeypatch):
     core_class = hetero.Core
     # Starting Ray for each sample would take too long.
     monkeypatch.setattr(hetero, "Core", lambda: core_class("inprocess"))

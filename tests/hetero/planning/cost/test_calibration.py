@@ -15,7 +15,7 @@ from hetero.planning.cost.calibration import (
 )
 
 
-def test_settled_and_disturbed_samples() -> None:
+def test_settled_and_disturbed_samples():
     regular = [1.0, 1.02, 1.01, 1.03, 1.0] * 4
     spiky = [sample * (170 if i % 3 == 1 else 1) for i, sample in enumerate(regular)]
     assert low_percentile(spiky) == pytest.approx(low_percentile(regular), rel=0.03)
@@ -28,7 +28,7 @@ def test_settled_and_disturbed_samples() -> None:
     assert not was_disturbed(spiky)
 
 
-def test_fit_load_factors() -> None:
+def test_fit_load_factors():
     """A call takes 1 ms; another process uses the core for 9 ms of one round, 1 ms of another."""
     fast = LoadRound(0.01, 0.011, 0.012)
     rounds = [LoadRound(0.01, 0.030, 0.040), LoadRound(0.02, 0.030, 0.032), fast, fast, fast]
@@ -42,7 +42,7 @@ def test_fit_load_factors() -> None:
     assert default.source == "estimated"
 
 
-def test_rounds_disagree_if_fastest_two_differ() -> None:
+def test_rounds_disagree_if_fastest_two_differ():
     loads = {False: ([1.0, 1.2, 9.0], [1.0]), True: ([1.0, 1.8, 1.9],)}
     for expected, cases in loads.items():
         for case in cases:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ def sample() -> Costs:
     )
 
 
-def test_cost_file_round_trip(tmp_path: Path) -> None:
+def test_cost_file_round_trip(tmp_path):
     path = tmp_path / "costs.json"
     write_costs(sample(), path)
     assert read_costs(path) == sample()
@@ -67,9 +66,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         (("shapes", "x"), [-1], "Profile the model again"),
     ],
 )
-def test_read_costs_damaged_value_raises(
-    tmp_path: Path, keys: tuple[Any, ...], value: Any, words: str
-) -> None:
+def test_read_costs_damaged_value_raises(tmp_path, keys, value, words):
     document = to_document(sample())
     _set(document, keys, value)
     path = tmp_path / "costs.json"
@@ -80,23 +77,23 @@ def test_read_costs_damaged_value_raises(
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"format": 1}'])
-def test_read_costs_other_content_raises(tmp_path: Path, text: str) -> None:
+def test_read_costs_other_content_raises(tmp_path, text):
     path = tmp_path / "costs.json"
     path.write_text(text)
     with pytest.raises(PlanError):
         read_costs(path)
 
 
-def test_read_costs_missing_file_raises(tmp_path: Path) -> None:
+def test_read_costs_missing_file_raises(tmp_path):
     with pytest.raises(PlanError, match="hetero profile"):
         read_costs(tmp_path / "none.json")
 
 
-def test_check_costs_of_matching_device() -> None:
+def test_check_costs_of_matching_device():
     check_costs(sample(), MODEL.content_hash, {"ORT": identity("ORT")}, "cost file x")
 
 
-def test_check_costs_of_other_cluster_nodes() -> None:
+def test_check_costs_of_other_cluster_nodes():
     def measured_on(**nodes: str) -> Costs:
         identities = {n: replace(identity(n), node=node) for n, node in nodes.items()}
         devices = {n: replace(d, identity=identities[n]) for n, d in sample().devices.items()}
@@ -113,7 +110,7 @@ def test_check_costs_of_other_cluster_nodes() -> None:
         check(measured_on(ORT="10.0.0.1", CPU="10.0.0.2"), THIS_PROCESS)
 
 
-def test_costs_basis_sentence() -> None:
+def test_costs_basis_sentence():
     assert sample().basis() == (
         "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; assumed: load"
     )
@@ -131,7 +128,7 @@ def test_costs_basis_sentence() -> None:
     )
 
 
-def test_check_costs_lists_every_difference() -> None:
+def test_check_costs_lists_every_difference():
     expected = {
         "ORT": replace(identity("ORT"), fingerprint="g", num_threads=4),
         "GPU": identity("GPU"),

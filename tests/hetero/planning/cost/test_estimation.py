@@ -25,7 +25,7 @@ from tests.support.graphs import build
     # (ResNet-50 in the variant with the stride in the first 1x1 convolution).
     [("resnet50", 3.86), ("vgg19", 19.6), ("squeezenet", 0.35), ("shufflenet", 0.13)],
 )
-def test_count_work_matches_published_networks(name: str, gmacs: float) -> None:
+def test_count_work_matches_published_networks(name, gmacs):
     model = read_model(f"light:{name}")
     operations = sum(
         count_work(model, model.nodes[p]).operations
@@ -35,19 +35,19 @@ def test_count_work_matches_published_networks(name: str, gmacs: float) -> None:
     assert operations / 2e9 == pytest.approx(gmacs, rel=0.08)
 
 
-def test_request_dependent_positions_exclude_computed_weights() -> None:
+def test_request_dependent_positions_exclude_computed_weights():
     model = read_model("light:squeezenet")
     op_types = {model.nodes[p].op_type for p in request_dependent_positions(model)}
     assert "Conv" in op_types
     assert "ConstantOfShape" not in op_types
 
 
-def test_request_dependent_positions_include_random_nodes() -> None:
+def test_request_dependent_positions_include_random_nodes():
     model = build("draw: r = RandomUniform()\nadd: y = Add(x, r)", outputs="y")
     assert request_dependent_positions(model) == (0, 1)
 
 
-def test_with_input_shapes_scales_work() -> None:
+def test_with_input_shapes_scales_work():
     model = read_model("light:resnet50")
     port = model.inputs[0]
     open_model = model.replace(inputs=[type(port)(port.name, port.type, ("N", 3, 224, 224))])
@@ -58,7 +58,7 @@ def test_with_input_shapes_scales_work() -> None:
     assert light_model_inputs(model)[port.name].shape == (1, 3, 224, 224)
 
 
-def test_fit_speed_recovers_coefficients() -> None:
+def test_fit_speed_recovers_coefficients():
     rng = np.random.default_rng(1)
     true_speed = Speed(3e-6, 1e-10, 4e-10)
     works = [Work(*rng.uniform(1e3, 1e7, 2)) for _ in range(40)]
@@ -68,7 +68,7 @@ def test_fit_speed_recovers_coefficients() -> None:
     assert solution.s_per_byte == pytest.approx(true_speed.s_per_byte, rel=1e-6)
 
 
-def test_nonnegative_least_squares_is_optimal() -> None:
+def test_nonnegative_least_squares_is_optimal():
     rng = np.random.default_rng(2)
     for _ in range(50):
         table, target = rng.standard_normal((9, 3)), rng.standard_normal(9)

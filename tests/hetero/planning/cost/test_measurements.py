@@ -65,7 +65,7 @@ from tests.support.graphs import build
         ("(float[4, 1] x) => (y) <int64[2] s = {4, 9}> { y = Expand(x, s) }", 36),
     ],
 )
-def test_operations_of_a_node(graph: str, operations: float) -> None:
+def test_operations_of_a_node(graph, operations):
     def fill(match: re.Match[str]) -> str:
         count = int(np.prod([int(size) for size in match[1].split(", ")]))
         return f"float[{match[1]}] {match[2]} = {{{', '.join(['1.0'] * count)}}}"
@@ -82,7 +82,7 @@ def test_operations_of_a_node(graph: str, operations: float) -> None:
     assert work.nbytes == sum(value_nbytes(model.spec(v)) for v in values if v)
 
 
-def test_speed_of_few_samples_scales_the_default() -> None:
+def test_speed_of_few_samples_scales_the_default():
     works = [Work(1e6, 1e6), Work(5e6, 2e6)]
     samples = [(work, 3 * DEFAULT_SPEED(work)) for work in works]
     assert fit_speed(samples) == pytest.approx([3 * c for c in DEFAULT_SPEED])
@@ -105,7 +105,7 @@ SMALL, LARGE = transfer_times.SIZES
         (2 * SMALL, 3 * LARGE, 0, (3 * LARGE - 2 * SMALL) / (LARGE - SMALL)),
     ],
 )
-def test_line_through_two_sizes(small_s: float, large_s: float, a: float, b: float) -> None:
+def test_line_through_two_sizes(small_s, large_s, a, b):
     line = transfer_times._line(small_s, large_s)
     assert (line.a, line.b) == (pytest.approx(a, abs=1e-6), pytest.approx(b))
     assert line.source == "calibrated"
@@ -114,7 +114,7 @@ def test_line_through_two_sizes(small_s: float, large_s: float, a: float, b: flo
 @pytest.mark.parametrize(
     ("seconds", "start_s"), [([0.5], 0.5 - 2e-10 * 12), ([1e-12], 0.0), ([0.5, 9, 9], None)]
 )
-def test_transfer_of_the_client(seconds: list[float], start_s: float | None) -> None:
+def test_transfer_of_the_client(seconds, start_s):
     model = build("a: y = Neg(x)", outputs="y")
     group = DeviceGroup(DeviceIdentity("X", "1", "f", "local", 1), [], parts=[model])
     transfer = profile._client_transfer(seconds, group, "inputs")
@@ -126,9 +126,7 @@ def test_transfer_of_the_client(seconds: list[float], start_s: float | None) -> 
 
 
 @pytest.mark.parametrize(("seconds", "run_s"), [(0.8, 0.2), (9.0, 0.25), (-1.0, 0.0)])
-def test_transfer_is_measured_in_equal_parts_of_the_time(
-    seconds: float, run_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transfer_is_measured_in_equal_parts_of_the_time(seconds, run_s, monkeypatch):
     """Two sizes have a latency and a throughput measurement each, of at most 0.25 s."""
     clock = SimpleNamespace(now_s=50.0)
     measured: list[Any] = []
@@ -181,13 +179,13 @@ def test_transfer_is_measured_in_equal_parts_of_the_time(
         ({"B": 1, "A": 2.5}, 4, (("A", "2.5"), ("B", "1"))),
     ],
 )
-def test_identity_of_a_device(config: Any, threads: int, relevant: Any) -> None:
+def test_identity_of_a_device(config, threads, relevant):
     device = descriptor("X.0", num_threads=4, node="n", version="v", fingerprint="f")
     expected = DeviceIdentity("X", "v", "f", "n", threads, relevant)
     assert identify_device(device, config) == expected
 
 
-def test_identical_devices_form_a_group() -> None:
+def test_identical_devices_form_a_group():
     devices = tuple(descriptor(f"X.{i}") for i in range(5))
     supports = {d.name: Support({"a": d.name, "b": d.name}) for d in devices}
     supports["X.4"] = Support({"a": "X.4"})
@@ -246,7 +244,7 @@ def measure(seconds: float, run_times_s: tuple[float, ...]) -> list[DeviceGroup]
     return groups
 
 
-def test_each_group_runs_alone_and_then_all_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_group_runs_alone_and_then_all_run_at_once(monkeypatch):
     loads = Loads(monkeypatch)
     first, second = measure(4.0, (0.01, 0.02))
     # Two rounds of latency and throughput for each group, and of all devices: 5 parts of 0.4 s.
@@ -274,9 +272,7 @@ def test_each_group_runs_alone_and_then_all_run_at_once(monkeypatch: pytest.Monk
         (0.1, 0.001, 0.01),
     ],
 )
-def test_duration_of_a_load_measurement(
-    seconds: float, slowest_s: float, round_s: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_duration_of_a_load_measurement(seconds, slowest_s, round_s, monkeypatch):
     loads = Loads(monkeypatch)
     measure(seconds, (slowest_s / 2, slowest_s))
     expected = [] if round_s is None else [round_s] * 6
@@ -296,11 +292,11 @@ def feed(times_s: list[float], run_s: list[float]) -> timing._RequestFeeder:
     return feeder
 
 
-def test_few_results_are_averaged() -> None:
+def test_few_results_are_averaged():
     assert feed([1.0, 3.0, 7.0], [9, 1, 2]).throughput() == ThroughputMeasurement(3.0, (1.5, 3.0))
 
 
-def test_windows_after_the_first_two_count() -> None:
+def test_windows_after_the_first_two_count():
     # 17 slow results are two windows and one more; then three windows at 0.5, 0.25 and 1 s.
     times = [10.0 * i for i in range(17)]
     for period_s in (0.5, 0.25, 1.0):
@@ -312,13 +308,13 @@ def test_windows_after_the_first_two_count() -> None:
     assert feed(times[:16], [1.0] * 16)._windows == []
 
 
-def test_rates_settle_after_ten_equal_windows() -> None:
+def test_rates_settle_after_ten_equal_windows():
     times = [float(i) for i in range(8 * 11 + 1)]
     assert feed(times, [1.0] * len(times)).has_settled
     assert not feed(times[:-1], [1.0] * (len(times) - 1)).has_settled
 
 
-def test_feeder_stops_after_three_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feeder_stops_after_three_results(monkeypatch):
     submissions: list[Any] = []
 
     class Deployment:
@@ -337,7 +333,7 @@ def test_feeder_stops_after_three_results(monkeypatch: pytest.MonkeyPatch) -> No
     assert submissions[0] == {"x": 1}
 
 
-def test_measured_node_times_are_scaled_to_the_percentile() -> None:
+def test_measured_node_times_are_scaled_to_the_percentile():
     model = build("a: v = Neg(x)\nb: w = Neg(v)\nd: y = Neg(w)", outputs="y")
     device = descriptor("X.0")
     group = DeviceGroup(

@@ -68,7 +68,7 @@ class Clock:
         monkeypatch.setattr(core.executor, "deploy", temporary_deployment)
 
 
-def test_profile_respects_time_limit(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_respects_time_limit(core, monkeypatch):
     """Each run takes 0.1 s: warm-up, measurement, load and transfers all count."""
     clock = Clock(read_s=0.0, run_s=0.1)
     clock.install(core, monkeypatch)
@@ -87,9 +87,7 @@ def test_profile_respects_time_limit(core: hetero.Core, monkeypatch: pytest.Monk
     assert all(t.seconds > 0 for d in costs.devices.values() for t in d.nodes.values())
 
 
-def test_profile_without_time_runs_three_times_per_device(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_without_time_runs_three_times_per_device(core, monkeypatch):
     clock = Clock(read_s=1e-3, run_s=1.0)
     clock.install(core, monkeypatch)
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,CPU", SCRIPT, seconds=1e-9)
@@ -100,9 +98,7 @@ def test_profile_without_time_runs_three_times_per_device(
 
 
 @pytest.mark.slow
-def test_profile_measures_scripted_times(
-    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_measures_scripted_times(core, monkeypatch):
     Clock().install(core, monkeypatch)
     # Other processes must not affect this test; `test_calibration` covers disturbed samples.
     monkeypatch.setattr("hetero.planning.cost.calibration.MIN_DISTURBED_DRIFT", math.inf)
@@ -123,7 +119,7 @@ def test_profile_measures_scripted_times(
     assert all(t.latency.source == "calibrated" for t in costs.transfers.values())
 
 
-def test_profile_measures_devices_with_different_settings(core: hetero.Core) -> None:
+def test_profile_measures_devices_with_different_settings(core):
     config = {"DEVICE_PROPERTIES": {"NULL.1": {"NULL_NODE_TIME_US": 200}}}
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,NULL.1", config, seconds=0.3)
     fast, slow = costs.devices["NULL.0"], costs.devices["NULL.1"]
@@ -131,7 +127,7 @@ def test_profile_measures_devices_with_different_settings(core: hetero.Core) -> 
     assert slow.nodes["n0"].seconds >= 200e-6 > fast.nodes["n0"].seconds
 
 
-def test_profile_omits_refused_nodes(core: hetero.Core) -> None:
+def test_profile_omits_refused_nodes(core):
     config = {"DEVICE_PROPERTIES": {"NULL.1": {"NULL_UNSUPPORTED": ["n4"]}}}
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,NULL.1", config, seconds=0.3)
     assert "n4" in costs.devices["NULL.0"].nodes
@@ -139,7 +135,7 @@ def test_profile_omits_refused_nodes(core: hetero.Core) -> None:
     assert len(costs.devices["NULL.1"].nodes) == 11
 
 
-def test_profile_estimates_failing_part(core: hetero.Core) -> None:
+def test_profile_estimates_failing_part(core):
     config = {"NULL_FAULT": "fail@1"}
     costs = core.profile_model(CHAIN, "HETERO:NULL.0", config, seconds=0.2)
     assert {t.source for t in costs.devices["NULL.0"].nodes.values()} == {"estimated"}
@@ -147,7 +143,7 @@ def test_profile_estimates_failing_part(core: hetero.Core) -> None:
 
 
 @pytest.mark.parametrize("step", ["nodes on NULL.1", "all devices at once"])
-def test_profile_interrupted_returns_measured_costs(core: hetero.Core, step: str) -> None:
+def test_profile_interrupted_returns_measured_costs(core, step):
     # Another speed, so that the second device forms a separate group.
     config = {"DEVICE_PROPERTIES": {"NULL.1": {"NULL_NODE_TIME_US": 20}}}
 
@@ -184,7 +180,7 @@ class _ExecutorWithoutDevice:
         return self._inner.deploy(plan, *arguments, **options)
 
 
-def test_profile_lists_lost_device_as_missing(core: hetero.Core) -> None:
+def test_profile_lists_lost_device_as_missing(core):
     names = core.resolve_devices("HETERO:NULL.0,NULL.1")
     described = {d.name: d for d in core.device_descriptors}
     configs = {"NULL.0": {}, "NULL.1": {"NULL_NODE_TIME_US": 10}}
@@ -203,14 +199,14 @@ def test_profile_lists_lost_device_as_missing(core: hetero.Core) -> None:
     assert set(costs.transfers) == {("NULL.0", CLIENT), (CLIENT, "NULL.0")}
 
 
-def test_profile_input_without_sample_raises(core: hetero.Core) -> None:
+def test_profile_input_without_sample_raises(core):
     port = CHAIN.inputs[0]
     sequence = CHAIN.replace(inputs=[type(port)(port.name, "seq(tensor(float))")])
     with pytest.raises(TensorTypeError, match="v0"):
         core.profile_model(sequence, "HETERO:NULL.0")
 
 
-def test_profile_accepts_sequence_inputs(core: hetero.Core) -> None:
+def test_profile_accepts_sequence_inputs(core):
     model = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["" : 17]>
@@ -227,10 +223,10 @@ def test_profile_accepts_sequence_inputs(core: hetero.Core) -> None:
     [((0.0, 0.0), (1.0, 2.0, 3.0)), ((70.0, -50.0), (2.0, 2.0, 2.0))],
 )
 def test_measure_latency_with_and_without_common_clock(
-    clock_offsets: tuple[float, float],
-    transfer_times: tuple[float, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    clock_offsets,
+    transfer_times,
+    monkeypatch,
+):
     """Transfers of 1, 2 and 3 s, runs of 1 and 3 s; `clock_offsets` are those of the devices."""
 
     class Scripted(Clock):
@@ -255,7 +251,7 @@ def test_measure_latency_with_and_without_common_clock(
     )
 
 
-def test_supported_parts_omit_computed_weights() -> None:
+def test_supported_parts_omit_computed_weights():
     model = read_model("light:squeezenet")
     parts = supported_parts(model, model.node_names, "A")
     assert len(parts) == 1
@@ -279,7 +275,7 @@ def _model() -> Model:
     return build("a: p = Relu(x)\nb: q = Neg(p)\nc: y = Abs(q)", outputs="y")
 
 
-def test_distribute_times_of_fused_nodes() -> None:
+def test_distribute_times_of_fused_nodes():
     timing = _timing({"ab": (2.0, ("a", "b")), "layout": (1.0, ()), "c": (1.0, ("c",))}, 8.0)
     times = distribute_times(_model(), timing)
     # The layout conversion counts for a and b, in equal parts: (2 + 1) / 4 of 8 seconds.
@@ -287,7 +283,7 @@ def test_distribute_times_of_fused_nodes() -> None:
     assert find_fused_groups(_model(), timing.executed_nodes) == [("a", "b")]
 
 
-def test_distribute_times_of_node_folded_into_several() -> None:
+def test_distribute_times_of_node_folded_into_several():
     rows = {"ab": (2.0, ("a", "b")), "ac": (6.0, ("a", "c"))}
     timing = _timing(rows, 8.0)
     assert distribute_times(_model(), timing) == pytest.approx({"a": 0.0, "b": 2.0, "c": 6.0})
@@ -296,6 +292,6 @@ def test_distribute_times_of_node_folded_into_several() -> None:
     assert distribute_times(_model(), other_timing) == pytest.approx({"a": 2.0, "b": 1.0, "c": 1.0})
 
 
-def test_distribute_times_of_eliminated_node_is_zero() -> None:
+def test_distribute_times_of_eliminated_node_is_zero():
     times = distribute_times(_model(), _timing({"a": (1.0, ("a",)), "c": (1.0, ("c",))}, 4.0))
     assert times == pytest.approx({"a": 2.0, "b": 0.0, "c": 2.0})

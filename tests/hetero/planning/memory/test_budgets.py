@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import random
 import resource
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -62,7 +61,7 @@ def products(dice: random.Random) -> Model:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[ProcessPoolExecutor]:
+def worker():
     """Process that runs models within a limit."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool
@@ -96,9 +95,7 @@ def run_within(models: list[Model], nbytes: int) -> str:
 
 @pytest.mark.parametrize("make", [convolutions, products])
 @pytest.mark.parametrize("seed", range(10))
-def test_stages_run_within_random_budgets(
-    worker: ProcessPoolExecutor, make: Callable[[random.Random], Model], seed: int
-) -> None:
+def test_stages_run_within_random_budgets(worker, make, seed):
     dice = random.Random(seed)
     model = make(dice)
     with hetero.Core("inprocess", devices={"CPU": 2}) as core:

@@ -22,17 +22,17 @@ from hetero.planning.memory.predict_memory import predict_memory
         ("4kB", 4000),
     ],
 )
-def test_sizes_have_decimal_and_binary_units(text: str, nbytes: int) -> None:
+def test_sizes_have_decimal_and_binary_units(text, nbytes):
     assert parse_nbytes(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["2GBB", "GB", "-1GB", "0", "1e9", "2 G B", ""])
-def test_misspelled_sizes_are_refused(text: str) -> None:
+def test_misspelled_sizes_are_refused(text):
     with pytest.raises(ValueError, match="expected a size such as"):
         parse_nbytes(text)
 
 
-def test_peak_is_that_of_compiling_or_of_running() -> None:
+def test_peak_is_that_of_compiling_or_of_running():
     memory = DeviceMemory(
         "A",
         1000,
@@ -54,7 +54,7 @@ def test_peak_is_that_of_compiling_or_of_running() -> None:
     ("operator", "factor"),
     [("y = Conv <pads = [0, 0, 0, 0]> (x, w)", 3.0), ("y = Mul (x, w)", 1.5)],
 )
-def test_convolutions_need_more_memory_for_values(operator: str, factor: float) -> None:
+def test_convolutions_need_more_memory_for_values(operator, factor):
     text = f"""<ir_version: 9, opset_import: ["": 18]>
         g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y)
         <float[1, 1, 1, 1] w = {{2.0}}> {{ {operator} }}"""

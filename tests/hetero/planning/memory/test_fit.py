@@ -72,7 +72,7 @@ def fit_search(
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(12))
-def test_plan_is_found_if_one_of_all_assignments_fits(seed: int) -> None:
+def test_plan_is_found_if_one_of_all_assignments_fits(seed):
     dice = random.Random(seed)
     model = products([dice.choice([8, 16, 64]) for _ in range(3)], dice)
     total = model.weight_nbytes
@@ -92,7 +92,7 @@ def test_plan_is_found_if_one_of_all_assignments_fits(seed: int) -> None:
         assert all(p.peak_nbytes <= budgets[d] for d, p in predictions.items())
 
 
-def test_devices_are_filled_in_order() -> None:
+def test_devices_are_filled_in_order():
     model = products([100] * 4)
     stage_nbytes = 2 * 100 * WIDTH * 4
     budgets = {"A": 1000 + 3 * stage_nbytes, "B": 100_000}
@@ -101,7 +101,7 @@ def test_devices_are_filled_in_order() -> None:
     assert fit.predictions["A"].weights_nbytes == 2.5 * stage_nbytes
 
 
-def test_alternatives_over_the_budgets_are_marked_and_not_advised() -> None:
+def test_alternatives_over_the_budgets_are_marked_and_not_advised():
     model = products([100] * 4)
     traits = {"A": PLAIN, "B": PLAIN}
     model_costs = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in traits})
@@ -118,7 +118,7 @@ def test_alternatives_over_the_budgets_are_marked_and_not_advised() -> None:
     assert all(a.fits for a in plan_task(task(model, model_costs), options).alternatives)
 
 
-def test_copies_of_weights_are_left_out_if_too_large() -> None:
+def test_copies_of_weights_are_left_out_if_too_large():
     model = products([100] * 4)
     budgets = {"A": int(1.2 * model.weight_nbytes)}
     (prediction,) = fit_search(model, budgets, {"A": COMPACT}).search().predictions.values()
@@ -130,7 +130,7 @@ def test_copies_of_weights_are_left_out_if_too_large() -> None:
     assert prediction.copies_nbytes == model.weight_nbytes
 
 
-def test_error_names_the_smallest_budget_that_suffices() -> None:
+def test_error_names_the_smallest_budget_that_suffices():
     model = products([100] * 4)
     budgets = {"A": 5000, "B": 5000}
     traits = {"A": PLAIN, "B": PLAIN}
@@ -145,7 +145,7 @@ def test_error_names_the_smallest_budget_that_suffices() -> None:
     fit_search(model, several, dict.fromkeys("ABCD", PLAIN)).search()
 
 
-def test_error_names_the_stage_that_no_device_holds() -> None:
+def test_error_names_the_stage_that_no_device_holds():
     model = products([1000])
     with pytest.raises(PlanError) as caught:
         fit_search(model, {"A": 900}, {"A": PLAIN}).search()

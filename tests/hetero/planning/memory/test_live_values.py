@@ -23,27 +23,27 @@ def live(source: Model, traits: MemoryTraits) -> list[float]:
     return [nbytes / 40 for nbytes in found]
 
 
-def test_values_are_live_until_their_last_reader() -> None:
+def test_values_are_live_until_their_last_reader():
     source = model("a = Neg(x) b = Sin(a) c = Cos(a) y = Add(b, c)")
     # x and a; x is dead afterwards; a, b, c; b, c, y.
     assert live(source, MemoryTraits()) == [2, 2, 3, 3]
 
 
-def test_elementwise_results_replace_dead_inputs() -> None:
+def test_elementwise_results_replace_dead_inputs():
     source = model("a = Sin(x) b = Neg(a) c = Exp(b) y = Sqrt(c)")
     assert live(source, IN_PLACE) == [2, 1, 1, 1]
     assert live(source, MemoryTraits()) == [2, 2, 2, 2]
 
 
-def test_inputs_of_requests_are_not_replaced() -> None:
+def test_inputs_of_requests_are_not_replaced():
     assert live(model("y = Neg(x)"), IN_PLACE) == [2]
 
 
-def test_views_take_no_memory_and_keep_their_source() -> None:
+def test_views_take_no_memory_and_keep_their_source():
     source = model("a = Sin(x) b = Identity(a) c = Cos(a) y = Add(b, c)")
     assert live(source, MemoryTraits()) == [2, 1, 2, 3]
 
 
-def test_outputs_stay_live_to_the_end() -> None:
+def test_outputs_stay_live_to_the_end():
     source = model("y = Sin(x) b = Cos(x) c = Tan(b)")
     assert live(source, MemoryTraits()) == [2, 3, 3]

@@ -51,11 +51,11 @@ def small_problems(count: int) -> list[Problem]:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[Problem, float]]:
+def cases():
     return [(p, least_bottleneck(p)) for p in small_problems(15)]
 
 
-def test_loads_match_brute_force() -> None:
+def test_loads_match_brute_force():
     for problem in small_problems(6):
         rows = every_assignment(problem)[::37]
         expected = every_load(problem, rows)
@@ -64,8 +64,8 @@ def test_loads_match_brute_force() -> None:
 
 
 def test_search_plan_finds_the_optimum(
-    cases: list[tuple[Problem, float]],
-) -> None:
+    cases,
+):
     for problem, optimum in cases[:5]:
         result = plan(problem, seconds=0.3, replicates=False)
         assert is_feasible(problem, result.choice.assignment)
@@ -73,7 +73,7 @@ def test_search_plan_finds_the_optimum(
         assert max(result.choice.loads) == result.choice.bottleneck
 
 
-def test_bounds_are_at_most_the_optimum(cases: list[tuple[Problem, float]]) -> None:
+def test_bounds_are_at_most_the_optimum(cases):
     for problem, optimum in cases:
         base = collapse_groups(problem).problem
         lower_bounds = [bounds.largest_node(base), bounds.total_work(base), bounds.priced_cut(base)]
@@ -81,7 +81,7 @@ def test_bounds_are_at_most_the_optimum(cases: list[tuple[Problem, float]]) -> N
             assert bound is None or 0 < bound.seconds <= optimum, bound
 
 
-def test_anneal_is_feasible_and_never_worse(cases: list[tuple[Problem, float]]) -> None:
+def test_anneal_is_feasible_and_never_worse(cases):
     for problem, optimum in cases:
         base = collapse_groups(problem).problem
         start = priority_plan(base)
@@ -96,13 +96,13 @@ def test_anneal_is_feasible_and_never_worse(cases: list[tuple[Problem, float]]) 
         )
 
 
-def test_anneal_with_very_slow_device_does_not_overflow() -> None:
+def test_anneal_with_very_slow_device_does_not_overflow():
     times = np.array([[1e-3, 1e3]] * 4)
     problem = make_problem(times, [(v, [v + 1], np.zeros(2), np.zeros(2)) for v in range(3)])
     assert anneal(problem, (0,) * 4, proposals=500, seed=1) == ((0,) * 4, False)
 
 
-def test_load_state_moves_keep_loads_exact() -> None:
+def test_load_state_moves_keep_loads_exact():
     problem = random_problem(5, nodes=9, devices=3)
     state = LoadState(problem, priority_plan(problem) or ())
     rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def test_load_state_moves_keep_loads_exact() -> None:
     np.testing.assert_allclose(state.loads, expected, atol=1e-9)
 
 
-def test_remove_fragments_is_never_worse() -> None:
+def test_remove_fragments_is_never_worse():
     for problem in small_problems(20):
         base = collapse_groups(problem).problem
         for row in every_assignment(base)[::701].tolist():
@@ -125,7 +125,7 @@ def test_remove_fragments_is_never_worse() -> None:
             assert loads_after.sum() <= loads_before.sum() * (1 + 1e-9)
 
 
-def test_minimum_cut_is_optimal() -> None:
+def test_minimum_cut_is_optimal():
     for seed in range(12):
         problem = random_problem(seed, nodes=9, devices=2)
         weighted_sums = every_load(problem, every_assignment(problem)) @ np.array([0.3, 0.7])
@@ -147,7 +147,7 @@ def best_rate(table: np.ndarray) -> float:
     return -float(result.fun) / scale
 
 
-def test_priced_cut_is_the_best_routing_of_two_devices() -> None:
+def test_priced_cut_is_the_best_routing_of_two_devices():
     num_bounds = 0
     for seed in range(10):
         problem = random_problem(seed, nodes=8, devices=2)
@@ -160,7 +160,7 @@ def test_priced_cut_is_the_best_routing_of_two_devices() -> None:
     assert num_bounds > 5
 
 
-def test_whole_model_replicas_are_equally_busy() -> None:
+def test_whole_model_replicas_are_equally_busy():
     problem = make_problem(np.array([[1.0, 2.0, 4.0], [1.0, 2.0, np.inf]]), [])
     (replicas,) = whole_model_replicas(problem)
     assert [r.assignment for r in replicas] == [(0, 0), (1, 1)]
@@ -169,14 +169,14 @@ def test_whole_model_replicas_are_equally_busy() -> None:
     assert busy_s == pytest.approx([4 / 3, 4 / 3])
 
 
-def test_cuts_are_replicated_on_devices_of_the_same_class() -> None:
+def test_cuts_are_replicated_on_devices_of_the_same_class():
     times = np.array([[1.0, 1.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 1.0, 1.0]])
     problem = make_problem(times, [])
     (replicas,) = replicate_cuts(problem, [(0, 3), (0, 0), (0, 1)])
     assert [(r.assignment, r.share) for r in replicas] == [((0, 3), 0.5), ((1, 4), 0.5)]
 
 
-def test_slice_order_is_optimal() -> None:
+def test_slice_order_is_optimal():
     for seed in range(9):
         problem = random_problem(seed, nodes=7, devices=3)
         if seed % 2:

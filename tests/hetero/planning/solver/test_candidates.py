@@ -52,7 +52,7 @@ def choose(*candidates: Candidate, problem: Problem = PROBLEM, **options: Any) -
     return [c.name for c in (choice, *others)]
 
 
-def test_smallest_objective_wins() -> None:
+def test_smallest_objective_wins():
     slow, fast = candidate("slow", 2, latency=1), candidate("fast", 1, latency=2)
     assert choose(slow, fast) == ["fast", "slow"]
     assert choose(slow, fast, hint="LATENCY") == ["slow", "fast"]
@@ -74,13 +74,13 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_simpler_candidate_wins_within_the_tolerance(rule: str) -> None:
+def test_simpler_candidate_wins_within_the_tolerance(rule):
     simple, other = RULES[rule]
     assert choose(simple, other)[0] == choose(other, simple)[0] == "simple"
 
 
 @pytest.mark.parametrize(("objective", "choice"), [(1.03, "simple"), (1.0301, "best")])
-def test_tolerance(objective: float, choice: str) -> None:
+def test_tolerance(objective, choice):
     best = candidate("best", 1, levels=2)
     assert choose(best, candidate("simple", objective))[0] == choice
 
@@ -95,13 +95,13 @@ def test_tolerance(objective: float, choice: str) -> None:
         ("LATENCY", 1.0, 1.025, "simple"),
     ],
 )
-def test_tolerance_near_the_bound(hint: str, bound_s: float, objective: float, choice: str) -> None:
+def test_tolerance_near_the_bound(hint, bound_s, objective, choice):
     best = candidate("best", 1, 1, levels=2)
     simple = candidate("simple", objective, objective)
     assert choose(best, simple, hint=hint, bound_s=bound_s)[0] == choice
 
 
-def test_replicas_that_are_not_allowed_remain_alternatives() -> None:
+def test_replicas_that_are_not_allowed_remain_alternatives():
     two = candidate("two", 1, assignments=TWO)
     one = candidate("one", 2)
     assert choose(two, one, replicates=True) == ["two", "one"]
@@ -112,7 +112,7 @@ def with_limit(max_subgraphs: int) -> Problem:
     return make_problem(PROBLEM.times, [], max_subgraphs=max_subgraphs)
 
 
-def test_limit_of_subgraphs_excludes_candidates() -> None:
+def test_limit_of_subgraphs_excludes_candidates():
     small, large = candidate("small", 2, subgraphs=2), candidate("large", 1, subgraphs=3)
     assert choose(small, large, problem=with_limit(3)) == ["large", "small"]
     assert choose(small, large, problem=with_limit(2)) == ["small"]
@@ -123,7 +123,7 @@ def test_limit_of_subgraphs_excludes_candidates() -> None:
     assert caught.value.data["nodes"] == ()
 
 
-def test_required_candidate_is_chosen_regardless_of_its_objective() -> None:
+def test_required_candidate_is_chosen_regardless_of_its_objective():
     listed = Candidate(("single A", "priority"), (Replica((0, 0), 1),), (1, 0), 9, 9, 3, 1)
     assert choose(candidate("fast", 1), listed, required_name="priority") == ["single A", "fast"]
     with_three = with_limit(3)
@@ -134,23 +134,21 @@ def test_required_candidate_is_chosen_regardless_of_its_objective() -> None:
     ("problem", "assignment", "constraint"),
     [(PROBLEM, (1, 1), "memory"), (with_limit(1), (0, 1), "subgraphs")],
 )
-def test_required_candidate_that_violates_a_constraint_raises(
-    problem: Problem, assignment: tuple[int, ...], constraint: str
-) -> None:
+def test_required_candidate_that_violates_a_constraint_raises(problem, assignment, constraint):
     listed = candidate("priority", 1, assignments=(assignment,), subgraphs=2)
     with pytest.raises(PlanError, match=r"^priority: this plan violates") as caught:
         choose(listed, candidate("other", 1), problem=problem, required_name="priority")
     assert caught.value.data["constraint"] == constraint
 
 
-def test_assignment_of_replicas_has_the_largest_share() -> None:
+def test_assignment_of_replicas_has_the_largest_share():
     replicas = (Replica((0, 0), 0.3), Replica((1, 1), 0.7))
     two = Candidate(("annealing", "replicas"), replicas, (1.0,), 1, 2, 1, 1)
     assert (two.assignment, two.name) == ((1, 1), "annealing")
     assert (two.objective_s("THROUGHPUT"), two.objective_s("LATENCY")) == (1, 2)
 
 
-def test_bound_of_replicas_covers_replicas() -> None:
+def test_bound_of_replicas_covers_replicas():
     bounds = (Bound("one", 3, covers_replicas=False), Bound("all", 2, covers_replicas=True))
     one, two = candidate("one", 1), candidate("two", 1, assignments=TWO)
     assert Solution(one, (), bounds, cut_short=False).bound.name == "one"
@@ -172,7 +170,7 @@ def test_bound_of_replicas_covers_replicas() -> None:
         ("singles", False),
     ],
 )
-def test_names_that_are_always_reported(name: str, expected: bool) -> None:
+def test_names_that_are_always_reported(name, expected):
     assert is_always_reported(name) == expected
 
 
@@ -197,12 +195,12 @@ def predicted(hint: Any, plans: dict[Any, tuple[str, ...]], deadline: float) -> 
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch):
     monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
 
 
 @pytest.mark.usefixtures("clock")
-def test_most_promising_plan_is_predicted_first() -> None:
+def test_most_promising_plan_is_predicted_first():
     # Loads: all on A 2 and 0; all on B 0 and 6; halves 1 and 3;
     # split: A 1 + 0.25, B 4 + 0.0625 and the dispatch of 16.
     names = {ON_B: ("slicing",), SPLIT: ("annealing",), HALVES: ("packing",), ON_A: ("tidied",)}
@@ -211,7 +209,7 @@ def test_most_promising_plan_is_predicted_first() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_objective_of_the_estimate_depends_on_the_hint() -> None:
+def test_objective_of_the_estimate_depends_on_the_hint():
     # Half the requests on A and a quarter on B: the maximum is smaller, the sum is larger.
     uneven = (Replica((0, 0), 0.5), Replica((1, 1), 0.25))
     names = {ON_A: ("slicing",), uneven: ("packing",)}
@@ -220,14 +218,14 @@ def test_objective_of_the_estimate_depends_on_the_hint() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_required_plans_come_before_others_and_after_the_best() -> None:
+def test_required_plans_come_before_others_and_after_the_best():
     names = {ON_A: ("slicing",), HALVES: ("packing",), ON_B: ("annealing", "priority")}
     assert predicted("THROUGHPUT", names, 101) == ([ON_A, ON_B, HALVES], False)
     assert predicted("THROUGHPUT", names, 99) == ([ON_A, ON_B], True)
 
 
 @pytest.mark.usefixtures("clock")
-def test_deadline_leaves_one_plan_and_all_that_are_required() -> None:
+def test_deadline_leaves_one_plan_and_all_that_are_required():
     assert predicted("THROUGHPUT", {ON_A: ("slicing",)}, 99) == ([ON_A], False)
     names = {ON_A: ("slicing",), ON_B: ("single B",)}
     assert predicted("THROUGHPUT", names, 99) == ([ON_A, ON_B], False)
@@ -242,7 +240,7 @@ def chain(times: list[list[float]], **limits: Any) -> Problem:
     return make_problem(np.array(times), [(0, [1], sides, sides)], **limits)
 
 
-def test_whole_model_replicas_share_by_speed() -> None:
+def test_whole_model_replicas_share_by_speed():
     problem = chain([[1.0, 4.0, 2.0, np.inf], [1.0, 4.0, 2.0, 1.0]])
     expected = [
         {(0, 0): 2 / 3, (2, 2): 1 / 3},
@@ -257,11 +255,11 @@ def test_whole_model_replicas_share_by_speed() -> None:
     "limits",
     [{"memory": np.array([9.0, 50.0]), "weights": np.array([5.0, 5.0])}, {"pins": [(0, 1)]}],
 )
-def test_replica_that_does_not_fit_is_left_out(limits: Any) -> None:
+def test_replica_that_does_not_fit_is_left_out(limits):
     assert list(whole_model_replicas(chain([[1.0, 1.0], [1.0, 1.0]], **limits))) == []
 
 
-def test_cuts_are_copied_within_the_classes() -> None:
+def test_cuts_are_copied_within_the_classes():
     # Devices 0, 2 and 4 are equal, and 1 and 3.
     problem = chain([[1.0, 3.0, 1.0, 3.0, 1.0], [1.0, 3.0, 1.0, 3.0, 1.0]])
     plans = [(0, 1), (1, 0), (0, 2), (0, 0), (2, 3)]
@@ -274,7 +272,7 @@ def test_cuts_are_copied_within_the_classes() -> None:
     assert copies == halves
 
 
-def test_cut_of_one_class_is_copied_to_disjoint_devices() -> None:
+def test_cut_of_one_class_is_copied_to_disjoint_devices():
     problem = chain([[1.0] * 6, [1.0] * 6])
     ((first, second, third),) = replicate_cuts(problem, [(1, 0)])
     assert [r.assignment for r in (first, second, third)] == [(1, 0), (3, 2), (5, 4)]

@@ -12,7 +12,7 @@ from tests.support.planner_problems import random_problem, residual_network
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_contraction_preserves_loads(seed: int) -> None:
+def test_contraction_preserves_loads(seed):
     problem = random_problem(seed, nodes=20, devices=3, groups=[(0, 7), (7, 12), (3, 4)])
     problem.times[:] = np.where(np.isfinite(problem.times), problem.times, 5.0)
     rng = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ def test_contraction_preserves_loads(seed: int) -> None:
     assert len(topological_order(without_cycles.problem.node_count, without_cycles.problem.edges()))
 
 
-def test_coarsen_is_acyclic_and_preserves_support() -> None:
+def test_coarsen_is_acyclic_and_preserves_support():
     problem = residual_network(3000, seed=1)
     problem.times[:, :2] = problem.times[:, 2:] / 4
     contracted = coarsen(problem, 100)

@@ -20,7 +20,7 @@ def chain(times: list[list[float]], cost: float) -> Problem:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_topological_order_respects_every_edge(seed: int) -> None:
+def test_topological_order_respects_every_edge(seed):
     problem = random_problem(seed, nodes=40, devices=2)
     n, edges = problem.node_count, problem.edges()
     order = topological_order(n, edges)
@@ -29,13 +29,13 @@ def test_topological_order_respects_every_edge(seed: int) -> None:
     assert all(position_of[u] < position_of[v] for u, v in edges)
 
 
-def test_topological_order_of_cycle_raises_with_nodes() -> None:
+def test_topological_order_of_cycle_raises_with_nodes():
     with pytest.raises(PlanError, match="cycle") as error:
         topological_order(4, [(0, 1), (1, 2), (2, 1)])
     assert error.value.data["nodes"] == (1, 2)
 
 
-def test_strong_components_match_reachability() -> None:
+def test_strong_components_match_reachability():
     rng = np.random.default_rng(4)
     for _ in range(20):
         n = 9
@@ -51,7 +51,7 @@ def test_strong_components_match_reachability() -> None:
                 assert (component_of[u] == component_of[v]) == bool(reach[u, v] and reach[v, u])
 
 
-def test_evaluate_chain_by_hand() -> None:
+def test_evaluate_chain_by_hand():
     problem = chain([[1, 9], [1, 9], [9, 2], [1, 9]], cost=0.5)
     evaluation = evaluate(problem, (0, 0, 1, 0))
     # Device 0: three nodes, one tensor out, one in; device 1: its node, one in, one out.

@@ -43,7 +43,7 @@ def candidate_named(solution: Solution, name: str) -> Candidate:
 
 
 @pytest.mark.parametrize("name", CONTIGUOUS)
-def test_contiguous_plans_reach_published_optimum(name: str) -> None:
+def test_contiguous_plans_reach_published_optimum(name):
     solution = plan(load(DATA / f"{name}.json"), seconds=1, contiguous=True)
     assert solution.choice.bottleneck == pytest.approx(CONTIGUOUS[name], rel=1e-5)
     assert solution.bound.seconds <= BEST_KNOWN[name]
@@ -52,7 +52,7 @@ def test_contiguous_plans_reach_published_optimum(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BEST_KNOWN)
-def test_plans_reach_best_known_bottleneck(name: str) -> None:
+def test_plans_reach_best_known_bottleneck(name):
     solution = plan(load(DATA / f"{name}.json"), seconds=5, replicates=False)
     bottlenecks = [
         c.bottleneck for c in (solution.choice, *solution.runners_up) if len(c.replicas) == 1
@@ -70,7 +70,7 @@ GAPS = {("operator/bert_l-3_inference", 1, 0.1): 1.055}
 @pytest.mark.parametrize("mask", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", [n for n in BEST_KNOWN if n.startswith("operator")])
-def test_plans_are_close_to_bound(name: str, seed: int, mask: float) -> None:
+def test_plans_are_close_to_bound(name, seed, mask):
     problem = load(DATA / f"{name}.json", mask=mask, seed=seed, slow=3.0)
     solution = plan(problem, seconds=2)
     bound = max(b.seconds for b in solution.bounds if b.covers_replicas)
@@ -79,7 +79,7 @@ def test_plans_are_close_to_bound(name: str, seed: int, mask: float) -> None:
     assert greedy.bottleneck >= solution.choice.bottleneck
 
 
-def test_replicas_beat_pipeline_if_model_fits() -> None:
+def test_replicas_beat_pipeline_if_model_fits():
     problem = make_problem(
         np.full((4, 3), 1.0), [(v, [v + 1], np.ones(3), np.ones(3)) for v in range(3)]
     )
@@ -94,7 +94,7 @@ def test_replicas_beat_pipeline_if_model_fits() -> None:
     assert single.choice.bottleneck == pytest.approx(least_bottleneck(problem))
 
 
-def test_replicas_fit_memory_together() -> None:
+def test_replicas_fit_memory_together():
     for seed in range(6):
         problem = random_problem(seed, nodes=7, devices=2, memory=np.array([2.2, 2.2]))
         if not len(every_assignment(problem)):
@@ -110,7 +110,7 @@ def test_replicas_fit_memory_together() -> None:
             assert problem.weights[sorted(nodes)].sum() <= problem.memory[d] * (1 + 1e-9)
 
 
-def test_search_plan_is_deterministic() -> None:
+def test_search_plan_is_deterministic():
     problem = load(DATA / "layer/resnet50_inference.json")
     first = plan(problem, seconds=0.3, seed=5)
     second = plan(problem, seconds=0.3, seed=5)
@@ -119,7 +119,7 @@ def test_search_plan_is_deterministic() -> None:
     assert first.runners_up == second.runners_up
 
 
-def test_choice_prefers_fewer_subgraphs_within_tolerance() -> None:
+def test_choice_prefers_fewer_subgraphs_within_tolerance():
     solution = plan(load(DATA / "layer/bert24_inference.json"), seconds=0.5, replicates=False)
     strict = next(c for c in solution.runners_up if len(c.replicas) == 1)
     assert solution.choice.subgraphs < strict.subgraphs
@@ -127,7 +127,7 @@ def test_choice_prefers_fewer_subgraphs_within_tolerance() -> None:
 
 
 @pytest.mark.slow
-def test_plan_meets_all_constraints() -> None:
+def test_plan_meets_all_constraints():
     for seed in range(6):
         base = random_problem(seed, nodes=12, devices=3)
         device = int(np.isfinite(base.times[3]).argmax())
@@ -150,7 +150,7 @@ def test_plan_meets_all_constraints() -> None:
         assert solution.choice.subgraphs <= 4
 
 
-def test_latency_plans_are_close_to_optimum() -> None:
+def test_latency_plans_are_close_to_optimum():
     for seed in range(2):
         problem = random_problem(seed, nodes=9, devices=2)
         solution = plan(problem, "LATENCY", seconds=1)
@@ -160,7 +160,7 @@ def test_latency_plans_are_close_to_optimum() -> None:
 
 
 @pytest.mark.parametrize("mask", [pytest.param(0.1, marks=pytest.mark.slow), 0.3])
-def test_plans_have_no_fragments(mask: float) -> None:
+def test_plans_have_no_fragments(mask):
     problem = load(DATA / "operator/bert_l-3_inference.json", mask=mask, slow=3.0)
     solution = plan(problem, seconds=1, replicates=False)
     evaluation = evaluate(problem, solution.choice.assignment)
@@ -176,7 +176,7 @@ def test_plans_have_no_fragments(mask: float) -> None:
             ) or evaluation.loads.sum() > evaluation.loads.sum() * (1 - 1e-9), nodes
 
 
-def test_partition_benchmark_json_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_partition_benchmark_json_output(capsys):
     file = str(DATA / "layer/bert24_inference.json")
     assert partition.main([file, "--mode", "contiguous", "--seconds", "0.5", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
@@ -186,7 +186,7 @@ def test_partition_benchmark_json_output(capsys: pytest.CaptureFixture[str]) -> 
     assert row["ratio"] == pytest.approx(row["bottleneck"] / row["lower_bound"])
 
 
-def test_large_graph_is_coarsened() -> None:
+def test_large_graph_is_coarsened():
     problem = residual_network(1200, seed=2)
     solution = plan(problem, seconds=0.2)
     greedy = candidate_named(solution, "priority")
@@ -223,9 +223,7 @@ def solve_small_problem(**limits: object) -> None:
         ({"pins": [(0, 1), (2, 1)], "max_subgraphs": 2}, "subgraphs", "the smallest plan has 3"),
     ],
 )
-def test_search_plan_impossible_constraints_raise(
-    limits: dict[str, object], constraint: str, words: str
-) -> None:
+def test_search_plan_impossible_constraints_raise(limits, constraint, words):
     with pytest.raises(PlanError) as error:
         solve_small_problem(**limits)
     assert words in str(error.value)

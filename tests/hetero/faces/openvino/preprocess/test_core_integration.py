@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -28,7 +26,7 @@ def expected(x: np.ndarray) -> np.ndarray:
 X = picture((2, 6, 8, 3))
 
 
-def test_preprocessing_nodes_are_queried_and_split(core: hetero.Core) -> None:
+def test_preprocessing_nodes_are_queried_and_split(core):
     support = core.query_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
     assert dict(support) == {"x/cast": "CPU", "x/sub": "CPU", "x/transpose": "CPU", "model": "ORT"}
     compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
@@ -36,7 +34,7 @@ def test_preprocessing_nodes_are_queried_and_split(core: hetero.Core) -> None:
     np.testing.assert_array_equal(compiled(X)[0], expected(X))
 
 
-def test_blob_contains_steps_and_layouts(core: hetero.Core) -> None:
+def test_blob_contains_steps_and_layouts(core):
     blob = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"}).export_model()
     compiled = core.import_model(blob)
     assert compiled.input().layout == "NHWC"
@@ -47,7 +45,7 @@ def test_blob_contains_steps_and_layouts(core: hetero.Core) -> None:
         request.set_tensors("x", [X, X])
 
 
-def test_onnx_file_contains_layouts(core: hetero.Core, tmp_path: Path) -> None:
+def test_onnx_file_contains_layouts(core, tmp_path):
     source().save(tmp_path / "model.onnx")
     read_back = core.read_model(tmp_path / "model.onnx")
     assert (read_back.inputs, read_back.outputs) == (source().inputs, source().outputs)
@@ -58,7 +56,7 @@ def test_onnx_file_contains_layouts(core: hetero.Core, tmp_path: Path) -> None:
     )  # the batch dimension in ONNX
 
 
-def test_steps_and_layouts_change_the_cache_key(core: hetero.Core, tmp_path: Path) -> None:
+def test_steps_and_layouts_change_the_cache_key(core, tmp_path):
     config = {"CACHE_DIR": str(tmp_path)}
     hits = [
         core.compile_model(source_model, "CPU", config).get_property("LOADED_FROM_CACHE")
@@ -72,7 +70,7 @@ def test_steps_and_layouts_change_the_cache_key(core: hetero.Core, tmp_path: Pat
 
 @pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
 @pytest.mark.parametrize("layout", ["NHWC", "HWNC"])
-def test_set_tensors_joins_along_axis_n(core: hetero.Core, device: str, layout: str) -> None:
+def test_set_tensors_joins_along_axis_n(core, device, layout):
     request = core.compile_model(source(layout=layout), device).create_infer_request()
     images = [item[None].transpose(["NHWC".index(x) for x in layout]) for item in X]
     request.set_tensors("x", images)
@@ -83,7 +81,7 @@ def test_set_tensors_joins_along_axis_n(core: hetero.Core, device: str, layout: 
         request.set_tensors("x", [np.concatenate([item, item], axis) for item in images])
 
 
-def test_set_tensors_needs_a_batch_in_the_layout(core: hetero.Core) -> None:
+def test_set_tensors_needs_a_batch_in_the_layout(core):
     request = core.compile_model(source(layout="HWC", batch=1), "CPU").create_infer_request()
     with pytest.raises(TensorShapeError, match=r"HWC.*expected a port with a batch axis"):
         request.set_tensors("x", [X[0], X[1]])
@@ -94,7 +92,7 @@ def test_set_tensors_needs_a_batch_in_the_layout(core: hetero.Core) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_preprocessing_runs_on_ray(local_ray: None) -> None:
+def test_preprocessing_runs_on_ray(local_ray):
     with hetero.Core() as core:
         compiled = core.compile_model(source(), "HETERO:ORT,CPU", affinity={"x/*": "CPU"})
         np.testing.assert_array_equal(compiled(X)[0], expected(X))

@@ -47,7 +47,7 @@ def implied_type(module: Any, processor: Any) -> None:
 
 
 @pytest.mark.parametrize("describe", [image, colors, outputs, implied_type])
-def test_text_of_steps(describe: Any) -> None:
+def test_text_of_steps(describe):
     texts = []
     with face.Core("inprocess") as core:
         for module, own_core in ((face, core), (ov, ov.Core())):
@@ -59,7 +59,7 @@ def test_text_of_steps(describe: Any) -> None:
     assert texts[0] == texts[1]
 
 
-def test_text_of_an_invalid_step() -> None:
+def test_text_of_an_invalid_step():
     with face.Core("inprocess") as core:
         data = onnx.parser.parse_model(MODEL).SerializeToString()
         processor = face.preprocess.PrePostProcessor(core.read_model(data))

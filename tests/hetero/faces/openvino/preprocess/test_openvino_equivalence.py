@@ -43,7 +43,7 @@ def expected(case: Case) -> tuple[Any, Any]:
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES, ids=repr)
-def test_ports_and_results_equal_openvinos(case: Case) -> None:
+def test_ports_and_results_equal_openvinos(case):
     theirs, compiled = expected(case)
     ppp = hetero.PrePostProcessor(model(case.takes))
     case.describe(ppp, hetero)
@@ -61,7 +61,7 @@ def test_ports_and_results_equal_openvinos(case: Case) -> None:
             assert np.mean(np.abs(output.astype(float) - expected_output) > 0.01) < 0.02
 
 
-def test_twenty_images_equal_openvinos_on_two_devices() -> None:
+def test_twenty_images_equal_openvinos_on_two_devices():
     case = next(case for case in CASES if case.describe is camera)
     _, compiled = expected(case)
     ppp = hetero.PrePostProcessor(model(case.takes))
@@ -142,7 +142,7 @@ def random_steps(seed: int) -> tuple[tuple[int, ...], Describe]:
 
 
 @pytest.mark.slow
-def test_random_steps_equal_openvinos_or_are_refused() -> None:
+def test_random_steps_equal_openvinos_or_are_refused():
     num_equal, core = 0, hetero.Core("inprocess")
     for seed in range(150):
         takes, describe = random_steps(seed)
@@ -170,7 +170,7 @@ def test_random_steps_equal_openvinos_or_are_refused() -> None:
     assert num_equal > 30
 
 
-def test_layout_in_the_model_is_used() -> None:
+def test_layout_in_the_model_is_used():
     """Also the layout in a model that another processor built."""
     names, data = OpenVINO(), model([1, 3, 4, 6]).SerializeToString()
     source = openvino.Core().read_model(data)
@@ -195,7 +195,7 @@ def test_layout_in_the_model_is_used() -> None:
 
 
 @pytest.mark.parametrize("color", ["RGB", "BGR"])
-def test_image_without_a_layout_is_nhwc(color: str) -> None:
+def test_image_without_a_layout_is_nhwc(color):
     names, data = OpenVINO(), model([1, 4, 6, 1]).SerializeToString()
     image = np.random.default_rng(0).random((1, 4, 6, 3), np.float32)
     outputs = []
@@ -214,7 +214,7 @@ def test_image_without_a_layout_is_nhwc(color: str) -> None:
 @pytest.mark.parametrize(
     ("color", "shape"), [("NV12_SINGLE_PLANE", (1, 12, 10, 1)), ("BGRX", (1, 8, 10, 4))]
 )
-def test_image_is_nhwc_although_the_model_has_a_layout(color: str, shape: tuple[int, ...]) -> None:
+def test_image_is_nhwc_although_the_model_has_a_layout(color, shape):
     names, data = OpenVINO(), model([1, 3, 8, 10]).SerializeToString()
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
     outputs = []
@@ -234,7 +234,7 @@ def test_image_is_nhwc_although_the_model_has_a_layout(color: str, shape: tuple[
 
 
 @pytest.mark.parametrize("color", ["NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
-def test_image_of_open_size_is_converted_from_planes(color: str) -> None:
+def test_image_of_open_size_is_converted_from_planes(color):
     names, data = OpenVINO(), model([1, 3, 8, 10]).SerializeToString()
     image = np.random.default_rng(0).integers(0, 256, (1, 24, 20, 1)).astype(np.uint8)
     outputs = []

@@ -13,7 +13,7 @@ from PIL import Image
 import hetero
 from hetero import ColorFormat, PrePostProcessor
 from tests.support import preprocess_formulas as formulas
-from tests.support.preprocess_cases import CASES, Case, camera, model, picture
+from tests.support.preprocess_cases import CASES, camera, model, picture
 
 
 def build_model(
@@ -40,7 +40,7 @@ def run_on_devices(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray)
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 @pytest.mark.parametrize("opset", [9, 11, 13, 18, 23])
-def test_steps_are_valid_onnx_at_the_models_opset(case: Case, opset: int) -> None:
+def test_steps_are_valid_onnx_at_the_models_opset(case, opset):
     ppp = PrePostProcessor(model(case.takes, opset))
     case.describe(ppp, hetero)
     source = ppp.build()
@@ -56,9 +56,7 @@ def test_steps_are_valid_onnx_at_the_models_opset(case: Case, opset: int) -> Non
 @pytest.mark.parametrize("algorithm", ["RESIZE_NEAREST", "RESIZE_LINEAR", "RESIZE_CUBIC"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("size", [(7, 31), (29, 9)])
-def test_resizing_equals_the_formula(
-    core: hetero.Core, algorithm: str, layout: str, size: tuple[int, int]
-) -> None:
+def test_resizing_equals_the_formula(core, algorithm, layout, size):
     def describe(ppp: PrePostProcessor) -> None:
         tensor = ppp.input().tensor().set_element_type("u8").set_layout(layout)
         tensor.set_spatial_static_shape(13, 18)
@@ -76,9 +74,7 @@ def test_resizing_equals_the_formula(
     ("algorithm", "resampling"),
     [("RESIZE_LINEAR", Image.Resampling.BILINEAR), ("RESIZE_NEAREST", Image.Resampling.NEAREST)],
 )
-def test_enlarged_bytes_equal_pillows(
-    core: hetero.Core, algorithm: str, resampling: Image.Resampling
-) -> None:
+def test_enlarged_bytes_equal_pillows(core, algorithm, resampling):
     def describe(ppp: PrePostProcessor) -> None:
         tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
         tensor.set_spatial_static_shape(13, 18)
@@ -96,9 +92,7 @@ def test_enlarged_bytes_equal_pillows(
     "source", ["NV12_SINGLE_PLANE", "NV12_TWO_PLANES", "I420_THREE_PLANES", "I420_SINGLE_PLANE"]
 )
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_yuv_conversion_equals_the_formula(
-    core: hetero.Core, source: str, target: str, layout: str
-) -> None:
+def test_yuv_conversion_equals_the_formula(core, source, target, layout):
     y, u, v = picture((10, 14)), picture((5, 7), seed=1), picture((5, 7), seed=2)
     uv = np.stack([u, v], -1)
     planes = {
@@ -123,9 +117,7 @@ def test_yuv_conversion_equals_the_formula(
 
 @pytest.mark.parametrize("source", ["RGB", "BGR", "RGBX", "BGRX"])
 @pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
-def test_color_conversions_reorder_and_sum_channels(
-    core: hetero.Core, source: str, target: str
-) -> None:
+def test_color_conversions_reorder_and_sum_channels(core, source, target):
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_layout("NCHW").set_color_format(source)
         ppp.input().preprocess().convert_color(ColorFormat[target])
@@ -139,7 +131,7 @@ def test_color_conversions_reorder_and_sum_channels(
 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
-def test_padding_equals_numpys(core: hetero.Core, mode: str) -> None:
+def test_padding_equals_numpys(core, mode):
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_shape([1, 6, 8, 3])
         ppp.input().preprocess().pad([0, 1, 2, 0], [0, 3, 5, 0], 7.5 * (mode == "constant"), mode)
@@ -152,7 +144,7 @@ def test_padding_equals_numpys(core: hetero.Core, mode: str) -> None:
     )
 
 
-def test_dynamic_sizes_differ_between_requests(core: hetero.Core) -> None:
+def test_dynamic_sizes_differ_between_requests(core):
     def describe(ppp: PrePostProcessor) -> None:
         tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
         tensor.set_spatial_dynamic_shape()
@@ -167,7 +159,7 @@ def test_dynamic_sizes_differ_between_requests(core: hetero.Core) -> None:
         np.testing.assert_allclose(run_on_devices(core, source, x), expected, atol=2e-3)
 
 
-def test_steps_run_in_the_order_of_their_calls(core: hetero.Core) -> None:
+def test_steps_run_in_the_order_of_their_calls(core):
     source = build_model(
         (4,), lambda ppp: ppp.input().preprocess().mean(2).scale(4).mean(-1).scale(0.5)
     )
@@ -175,7 +167,7 @@ def test_steps_run_in_the_order_of_their_calls(core: hetero.Core) -> None:
     np.testing.assert_array_equal(run_on_devices(core, source, x), ((x - 2) / 4 + 1) / 0.5)
 
 
-def test_float16_stays_float16_until_the_model(core: hetero.Core) -> None:
+def test_float16_stays_float16_until_the_model(core):
     def describe(ppp: PrePostProcessor) -> None:
         ppp.input().tensor().set_element_type("f16")
         ppp.input().preprocess().scale(3)
@@ -188,7 +180,7 @@ def test_float16_stays_float16_until_the_model(core: hetero.Core) -> None:
     )
 
 
-def test_postprocessing_changes_the_output(core: hetero.Core) -> None:
+def test_postprocessing_changes_the_output(core):
     def describe(ppp: PrePostProcessor) -> None:
         ppp.output("y").model().set_layout("NCHW")
         ppp.output("y").postprocess().convert_layout("NHWC").convert_element_type("i32")
@@ -202,7 +194,7 @@ def test_postprocessing_changes_the_output(core: hetero.Core) -> None:
     np.testing.assert_array_equal(output, x.transpose(0, 2, 3, 1).astype(np.int64))
 
 
-def test_build_does_not_change_the_model(core: hetero.Core) -> None:
+def test_build_does_not_change_the_model(core):
     source = core.read_model(model((1, 3, 10, 22)))
     before, digest = source.to_bytes(), source.content_hash
     ppp = PrePostProcessor(source)
