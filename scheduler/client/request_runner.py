@@ -28,7 +28,7 @@ from hetero.scheduler.types import events
 from hetero.scheduler.types.events import ClientEvent, ClientInstruction
 from hetero.scheduler.types.limits import Limits
 from hetero.scheduler.types.placement import Route
-from hetero.scheduler.types.request_record import RequestRecord, StoryLine
+from hetero.scheduler.types.request_record import RequestRecord, RequestState, StoryLine
 
 
 class Attempts(Protocol):
@@ -367,10 +367,16 @@ class RequestRunner:
             return self._machine.story(request_id)
 
     def live_records(self) -> list[RequestRecord]:
-        """Return copies of the records of live requests."""
+        """Return copies of the records of live requests; those without a record are running."""
         with self._lock:
             return [
-                replace(record, story=record.story.copy())
+                replace(
+                    record,
+                    story=record.story.copy(),
+                    state=RequestState.RUNNING
+                    if record.state is RequestState.DIRECT
+                    else record.state,
+                )
                 for record in self._machine.live_records()
             ]
 

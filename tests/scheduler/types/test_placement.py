@@ -34,7 +34,7 @@ def chain(*devices: str) -> Plan:
     return Plan("m", (X,), (Y,), tuple(stages))
 
 
-def test_single_plan_has_one_route() -> None:
+def test_single_plan_has_one_route():
     placed = single_placement(chain("A", "B"))
     assert placed.stages == chain("A", "B").stages
     assert [r.stages for r in placed.routes] == [(0, 1)]
@@ -43,7 +43,7 @@ def test_single_plan_has_one_route() -> None:
     assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()})
 
 
-def test_equal_parts_of_plans_are_one_stage() -> None:
+def test_equal_parts_of_plans_are_one_stage():
     placed = share([chain("A", "B"), chain("A", "C"), chain("C", "B")], [1, 1, 1])
     assert [(s.index, s.device) for s in placed.stages] == [
         *((0, "A"), (1, "B"), (2, "C"), (3, "C")),
@@ -51,14 +51,14 @@ def test_equal_parts_of_plans_are_one_stage() -> None:
     assert [r.stages for r in placed.routes] == [(0, 1), (0, 2), (3, 1)]
 
 
-def test_plans_that_share_requests_have_separate_stages() -> None:
+def test_plans_that_share_requests_have_separate_stages():
     placed = share([chain("A", "B"), chain("C")], [3, 1])
     assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C")]
     assert [(r.stages, r.share) for r in placed.routes] == [((0, 1), 3), ((2,), 1)]
     assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()}, {1: ()})
 
 
-def test_replicated_stage_has_a_route_per_device() -> None:
+def test_replicated_stage_has_a_route_per_device():
     placed = replicate(chain("A", "B", "C"), {1: {"B": 2 / 3, "D": 1 / 3}})
     assert [(s.index, s.device) for s in placed.stages] == [
         *((0, "A"), (1, "B"), (2, "C"), (3, "D")),
@@ -71,7 +71,7 @@ def test_replicated_stage_has_a_route_per_device() -> None:
     assert placed.sends[3] == {1: ((2, ("t1",)),)}
 
 
-def test_placement_is_extended_by_missing_stages() -> None:
+def test_placement_is_extended_by_missing_stages():
     placed = single_placement(chain("A", "B", "C")).with_routes(
         single_placement(chain("A", "C", "C"))
     )
@@ -79,7 +79,7 @@ def test_placement_is_extended_by_missing_stages() -> None:
     assert [r.stages for r in placed.routes] == [(0, 1, 2), (0, 3, 2)]
 
 
-def test_invalid_placements_are_refused() -> None:
+def test_invalid_placements_are_refused():
     with pytest.raises(PlanError, match="no route"):
         Placement((), ())
     with pytest.raises(PlanError, match="ports"):
@@ -92,13 +92,13 @@ def test_invalid_placements_are_refused() -> None:
         Placement((), single_placement(chain("A")).routes)
 
 
-def test_equal_idle_routes_take_turns() -> None:
+def test_equal_idle_routes_take_turns():
     routes = Routes([route("A"), route("B"), route("C")])
     assert [routes.choose() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4))
-def test_idle_routes_get_their_shares(shares: list[int]) -> None:
+def test_idle_routes_get_their_shares(shares):
     routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
     count = 20 * sum(shares)
     counts = Counter(routes.choose() for _ in range(count))
@@ -107,7 +107,7 @@ def test_idle_routes_get_their_shares(shares: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_route_that_is_due_first_is_chosen(seed: int) -> None:
+def test_route_that_is_due_first_is_chosen(seed):
     """The expected route follows from integer credits; the last route is stuck."""
     random = Random(seed)
     shares = [random.choice((1, 2, 4)) for _ in range(random.randint(2, 6))]
@@ -153,18 +153,18 @@ def calls_of_choices(count: int) -> int:
     return calls["call"] + calls["c_call"]
 
 
-def test_choice_of_route_has_constant_cost() -> None:
+def test_choice_of_route_has_constant_cost():
     assert calls_of_choices(1000) < 1.5 * calls_of_choices(10)
 
 
-def test_congested_route_is_avoided() -> None:
+def test_congested_route_is_avoided():
     routes = Routes([route("A"), route("B")])
     for _ in range(4):
         routes.begin(0)
     assert [routes.choose() for _ in range(4)] == [1] * 4
 
 
-def test_device_on_probation_is_used_as_last_choice() -> None:
+def test_device_on_probation_is_used_as_last_choice():
     routes = Routes([route("A"), route("B")])
 
     def route_number() -> set[int | None]:
@@ -187,7 +187,7 @@ def test_device_on_probation_is_used_as_last_choice() -> None:
     assert route_number() == {0, 1}
 
 
-def test_slow_route_gets_requests_by_its_speed() -> None:
+def test_slow_route_gets_requests_by_its_speed():
     """A runs a request in 1 s, B in 4 s, with 5 in flight, so B runs a fifth."""
     routes = Routes([route("A", share=4), route("B", share=1)])
     takes_s, ends, done = (1, 4), [0, 0], Counter[int]()
@@ -208,18 +208,18 @@ def test_slow_route_gets_requests_by_its_speed() -> None:
     assert done[1] == pytest.approx(40, abs=3)
 
 
-def test_requests_run_on_the_device_of_their_inputs() -> None:
+def test_requests_run_on_the_device_of_their_inputs():
     routes = Routes([route("A", "B", "C"), route("A", "C"), route("D")])
-    near = frozenset("AC")
-    assert [routes.choose(near=near) for _ in range(3)] == [1] * 3
+    devices = frozenset("AC")
+    assert [routes.choose(preferred_devices=devices) for _ in range(3)] == [1] * 3
     routes.mark_lost(ev.DeviceLost(0.0, "C", "n", "x"))
-    assert routes.choose(near=near) == 2
+    assert routes.choose(preferred_devices=devices) == 2
     routes.mark_available("C")
-    assert routes.choose([1], near=near) == 0
+    assert routes.choose([1], preferred_devices=devices) == 0
     assert {routes.choose() for _ in range(3)} == {0, 1, 2}
 
 
-def test_routes_with_a_lost_device_are_not_used() -> None:
+def test_routes_with_a_lost_device_are_not_used():
     routes = Routes([route("A"), route("A", "B"), route("C")])
     routes.mark_lost(ev.DeviceLost(0.0, "A", "n", "x"))
     assert [routes.choose(), routes.choose([2])] == [2, None]
