@@ -37,7 +37,7 @@ class PoolSupervisor:
     def start(self, names: Sequence[str]) -> PoolTable:
         """Start devices that do not run, and supervise them; return the device table.
 
-        Raises the errors of `RayDevices.reached`.
+        Raises the errors of `RayDevices.with_addresses`.
         """
         self._executor.keep(names)
         return self.table(wait=False)

@@ -118,14 +118,14 @@ def test_generation_continues_on_remaining_devices(
     ):
         executor: Any = core.executor
         devices, missing = executor._devices, set[str]()
-        reach = devices.reached
+        with_addresses = devices.with_addresses
 
-        def reach_unless_missing(names: Collection[str], *, wait: bool = True) -> Any:
+        def with_addresses_unless_missing(names: Collection[str], *, wait: bool = True) -> Any:
             if absent_names := missing.intersection(names):
                 raise UnknownDeviceError(f"{absent_names} left the cluster")
-            return reach(names, wait=wait)
+            return with_addresses(names, wait=wait)
 
-        monkeypatch.setattr(devices, "reached", reach_unless_missing)
+        monkeypatch.setattr(devices, "with_addresses", with_addresses_unless_missing)
         monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
         generation = compiled.generate(PROMPTS[0], 24)
         for _ in range(8):

@@ -217,7 +217,7 @@ def test_query_state_recomputes_while_other_caller_receives(core, log, monkeypat
         request.infer({"ids": [[1]]})
         (before, *_) = [np.array(state.state) for state in request.query_state()]
         kill(core, "CPU.0")
-        send = RemoteMemory.give
+        send = RemoteMemory.send_resident_inputs
 
         def send_after_others(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
             if task.request.route == REPLAY:
@@ -225,7 +225,7 @@ def test_query_state_recomputes_while_other_caller_receives(core, log, monkeypat
                     other({"x": np.zeros((2, 3), np.float32)})
             return send(memory, channel, task, *rest)
 
-        monkeypatch.setattr(RemoteMemory, "give", send_after_others)
+        monkeypatch.setattr(RemoteMemory, "send_resident_inputs", send_after_others)
         (after, *_) = [np.array(state.state) for state in request.query_state()]
         np.testing.assert_array_equal(after, before)
         assert log.devices
@@ -238,14 +238,14 @@ def test_error_after_recomputation_reaches_the_request(core, log, monkeypatch):
         request = compiled.create_infer_request()
         request.infer({"ids": [[1]]})
         kill(core, "CPU.0")
-        send = RemoteMemory.give
+        send = RemoteMemory.send_resident_inputs
 
         def fail(memory: RemoteMemory, channel: Any, task: Task, *rest: Any) -> Any:
             if log.devices and task.request.route != REPLAY:
                 raise MemoryError("no room")
             return send(memory, channel, task, *rest)
 
-        monkeypatch.setattr(RemoteMemory, "give", fail)
+        monkeypatch.setattr(RemoteMemory, "send_resident_inputs", fail)
         with pytest.raises(MemoryError, match="no room"):
             request.infer({"ids": [[2]]})
 

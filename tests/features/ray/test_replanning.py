@@ -40,14 +40,14 @@ def test_requests_run_on_remaining_devices_until_none_remains(new_core, monkeypa
     executor: Any = new_core.executor
     devices = executor._devices
     missing: set[str] = set()
-    reach = devices.reached
+    with_addresses = devices.with_addresses
 
-    def reached_unless_missing(names: Collection[str], *, wait: bool = True) -> Any:
+    def with_addresses_unless_missing(names: Collection[str], *, wait: bool = True) -> Any:
         if absent_names := missing.intersection(names):
             raise UnknownDeviceError(f"{absent_names} left the cluster")
-        return reach(names, wait=wait)
+        return with_addresses(names, wait=wait)
 
-    monkeypatch.setattr(devices, "reached", reached_unless_missing)
+    monkeypatch.setattr(devices, "with_addresses", with_addresses_unless_missing)
     monkeypatch.setattr("hetero.scheduler.ray.executor.AWAITED_S", 0.0)
     compiled = new_core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}

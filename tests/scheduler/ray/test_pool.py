@@ -51,7 +51,7 @@ import numpy as np
 import ray
 import hetero
 from tests.support.models import branches
-def use_actor(is_local):
+def use(is_local):
     with hetero.Core(devices={"CPU": 1}) as core, core.compile_model(branches(), "CPU") as model:
         assert core.executor._session.is_local == is_local
         assert model({"x": np.zeros((2, 3), np.float32)})[0].shape
