@@ -49,6 +49,7 @@ MANY_CLUSTERS_PROGRAM = """
 import os, subprocess, sys
 import numpy as np
 import ray
+import threadpoolctl  # its import sets an environment variable
 import hetero
 from tests.support.models import branches
 def use(is_local):
