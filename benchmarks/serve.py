@@ -29,6 +29,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import grpc
 import numpy as np
@@ -151,9 +152,8 @@ def shared_request(port: int, array: np.ndarray) -> Iterator[bytes]:
     try:
         np.frombuffer(memory.buf, array.dtype, array.size)[:] = array
         body = json.dumps({"key": memory.name, "offset": 0, "byte_size": memory.size}).encode()
-        with suppress(IndexError):
-            load(port, post("/v2/systemsharedmemory/region/bench/register", body), 1, 0.0)
-        time.sleep(0.5)
+        url = f"http://127.0.0.1:{port}/v2/systemsharedmemory/region/bench/register"
+        urlopen(Request(url, body), timeout=10).close()
         region = {"shared_memory_region": "bench", "shared_memory_byte_size": array.nbytes}
         x = {"name": "x", "shape": array.shape, "datatype": "FP32", "parameters": region}
         result_region = {**region, "shared_memory_offset": array.nbytes}
