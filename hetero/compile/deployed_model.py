@@ -43,6 +43,8 @@ class DeployedModel:
         optional_inputs: tuple[TensorSpec, ...] = (),
         variables: tuple[Variable, ...] = (),
     ) -> None:
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._finalizer: weakref.finalize[..., DeployedModel] | None = None
         self.deployment = deployment
         self.profiles = profiles
@@ -61,7 +63,6 @@ class DeployedModel:
         #: Repeats a share of the requests on the reference, if any.
         self.sampler: LiveSampler | None = None
         self._models_by_inputs: dict[frozenset[str], DeployedModel] = {}
-        self._lock = threading.Lock()
         #: Replaces the deployment if a device runs out of memory, if the plan has to fit.
         self.recovery: MemoryRecovery | None = None
 
@@ -72,11 +73,17 @@ class DeployedModel:
 
     @deployment.setter
     def deployment(self, deployment: Deployment) -> None:
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._deployment = deployment
-        self._finalizer = weakref.finalize(self, deployment.close_later)
-        self._finalizer.atexit = False  # at exit, the process ends its threads and devices itself
+        with self._lock:
+            is_closed = self._is_closed
+            if not is_closed:
+                if self._finalizer is not None:
+                    self._finalizer.detach()
+                self._deployment = deployment
+                self._finalizer = weakref.finalize(self, deployment.close_later)
+                # At exit, the process ends its threads and devices itself.
+                self._finalizer.atexit = False
+        if is_closed:  # the user closed the model while another plan was loaded
+            deployment.close()
 
     @property
     def callback_executor(self) -> Executor:
@@ -142,6 +149,7 @@ class DeployedModel:
     def close(self) -> None:
         """Close the deployment and release the devices' memory; later requests fail."""
         with self._lock:
+            self._is_closed = True
             deployed_models, self._models_by_inputs = self._models_by_inputs, {}
             self.compile_with_inputs = None
         if self._finalizer is not None:

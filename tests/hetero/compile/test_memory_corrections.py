@@ -92,9 +92,31 @@ def test_device_that_runs_out_of_memory_twice_is_an_error():
     assert caught.value.data["device"] == "FULL"
 
 
-def test_exhausted_device_is_replaced_by_another_plan(
-    caplog,
-):
+def test_model_closed_during_recovery_stays_closed(monkeypatch):
+    x, deployments = np.zeros((1, WIDTH), np.float32), []
+    with hetero.Core("inprocess", plugins=[OverfullPlugin]) as core:
+        compiled = core.compile_model(products(4), "HETERO:OVERFULL,CPU", options("OVERFULL"))
+        recovery = compiled.target.recovery
+        plan_again = recovery._plan_again
+
+        def plan_and_close(error):
+            deploy = plan_again(error)
+
+            def deploy_and_close():
+                deployments.append(deploy())
+                compiled.close()
+                return deployments[0]
+
+            return deploy_and_close
+
+        monkeypatch.setattr(recovery, "_plan_again", plan_and_close)
+        for _ in range(2):
+            with pytest.raises(hetero.HeteroError, match="closed"):
+                compiled({"v0": x})
+        assert [deployment.is_closed for deployment in deployments] == [True]
+
+
+def test_exhausted_device_is_replaced_by_another_plan(caplog):
     x = np.arange(WIDTH, dtype=np.float32)[None]
     with (
         hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
