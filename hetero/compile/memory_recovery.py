@@ -76,7 +76,7 @@ class RecoverableSubmission:
         self._recovery = recovery
         self._values = values
         self._request = request
-        self._is_cancelled = False
+        self._cancellation = threading.Event()
         self._submission: Submission | CompletedSubmission = submission
         self._future: Promise[Response] = Promise()
         submission.future.add_done_callback(partial(self._receive, deployment))
@@ -103,7 +103,7 @@ class RecoverableSubmission:
 
     def cancel(self) -> object:
         """Cancel the run."""
-        self._is_cancelled = True
+        self._cancellation.set()
         return self._submission.cancel()
 
     def pending_outputs(self) -> Mapping[str, Value]:
@@ -116,7 +116,7 @@ class RecoverableSubmission:
         if error is None:
             self._future.set_result(future.result())
         elif isinstance(error, DeviceMemoryError | RequestCancelledError) and not (
-            self._is_cancelled
+            self._cancellation.is_set()
         ):
             # Compiling takes long, and this thread may belong to the deployment.
             threading.Thread(
@@ -127,10 +127,15 @@ class RecoverableSubmission:
 
     def _recover(self, deployment: Deployment, error: BaseException) -> None:
         try:
-            if not self._recovery.recover(self._model, deployment, error) or self._is_cancelled:
+            if (
+                not self._recovery.recover(self._model, deployment, error)
+                or self._cancellation.is_set()
+            ):
                 raise error
             deployment = self._model.deployment
             self._submission = deployment.submit(self._values, self._request)
+            if self._cancellation.is_set():  # meanwhile: `cancel` had only the previous run
+                self._submission.cancel()
             self._submission.future.add_done_callback(partial(self._receive, deployment))
         except BaseException as raised:
             if not isinstance(raised, HeteroError):
