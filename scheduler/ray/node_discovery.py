@@ -21,7 +21,7 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from hetero.devices.errors import ClusterError, HeteroError
+from hetero.devices.errors import ClusterError, HeteroError, PluginLoadError
 from hetero.scheduler.device.discovery import PluginSpec
 from hetero.scheduler.ray.actor import probe
 from hetero.scheduler.ray.address import is_of_this_process, reach
@@ -284,8 +284,14 @@ def _probe_here(future: Future[Sequence[DeviceDescriptor]], *arguments: Any) -> 
     """List the devices of this machine in this process."""
     try:
         future.set_result(probe(*arguments))
-    except BaseException as error:
+    except HeteroError as error:
         future.set_exception(error)
+    except BaseException as error:  # SystemExit, for example: it must not end the caller's process
+        future.set_exception(
+            PluginLoadError(
+                f"a plugin ended the listing of devices: {type(error).__name__}: {error}"
+            )
+        )
 
 
 def _why_unreached(node: ClusterNode) -> OSError | None:
