@@ -74,7 +74,7 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
             _describe(node, plugin, device_id, f"{plugin.name}.{i}", device_ids.count(device_id))
             for i, device_id in enumerate(device_ids)
         ]
-    except Exception as error:  # list a broken plugin with its error
+    except (Exception, SystemExit) as error:  # list a broken plugin with its error
         kind = "" if isinstance(error, HeteroError) else f"{type(error).__name__}: "
         reason = f"{kind}{error}"
         return [DeviceDescriptor(entry.name, entry.name, "", node, error=reason)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -123,6 +124,13 @@ def test_plugin_that_fails_is_listed_with_its_error():
         usable(rows[0])
     assert c.value.data["device"] == "GONE"
     assert usable(rows[2]) is rows[2]
+
+
+def test_plugin_that_exits_is_listed_with_its_error():
+    plugin = BoardPlugin()
+    plugin.device_ids = lambda: sys.exit(3)  # type: ignore[method-assign]
+    rows = probe_node("here", entries=entries(plugin, ToyPlugin()))
+    assert [(row.name, row.error) for row in rows] == [("BOARD", "SystemExit: 3"), ("TOY.0", None)]
 
 
 def test_devices_of_one_node_are_named():
