@@ -200,13 +200,7 @@ def _enumerates_a_fit(model: Model, devices: Sequence[str], memory: MemoryModel)
 def _save(subgraph: Subgraph, folder: Path) -> Path:
     """Write a subgraph with its weights in a file to map; return its path."""
     path = folder / f"{subgraph.index}.onnx"
-    onnx.save(
-        subgraph.model.to_proto(),
-        path,
-        save_as_external_data=True,
-        location=f"{subgraph.index}.weights",
-        size_threshold=1024,
-    )
+    networks.save_with_mapped_weights(subgraph.model.to_proto(), path)
     return path
 
 

@@ -149,13 +149,7 @@ def _crossing_values(
 def _save(subgraph: Subgraph, values: Mapping[str, Any], folder: Path) -> Path:
     """Write a subgraph with its weights in a file to map, and its inputs; return the model."""
     path = folder / f"{subgraph.index}.onnx"
-    onnx.save(
-        subgraph.model.to_proto(),
-        path,
-        save_as_external_data=True,
-        location=f"{subgraph.index}.weights",
-        size_threshold=1024,
-    )
+    networks.save_with_mapped_weights(subgraph.model.to_proto(), path)
     inputs = {f"input {i}": values[port.name] for i, port in enumerate(subgraph.model.inputs)}
     np.savez(path.with_suffix(".npz"), **inputs)
     return path

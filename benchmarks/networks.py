@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -150,3 +151,14 @@ def lstm(length: int = 50, width: int = 256, layers: int = 2) -> onnx.ModelProto
 
 #: Name -> function that makes the model.
 NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {"bert": bert, "vit": vit, "lstm": lstm}
+
+
+def save_with_mapped_weights(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model whose weights are in a file beside it, which a device can map."""
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        location=f"{path.stem}.weights",
+        size_threshold=1024,
+    )
