@@ -309,7 +309,8 @@ class CompiledModel(BaseCompiledModel):
             case "LOADED_FROM_CACHE":
                 return self._loaded_from_cache
             case "SUPPORTED_PROPERTIES":
-                return dict.fromkeys(HETERO_PROPERTIES, "RO")
+                device_id = ["DEVICE_ID"] if len(self._execution_devices) == 1 else []
+                return dict.fromkeys([*HETERO_PROPERTIES, *device_id], "RO")
             case "EXECUTION_DEVICES":
                 return self._execution_devices
             case "MULTI_DEVICE_PRIORITIES":
