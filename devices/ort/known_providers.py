@@ -29,6 +29,9 @@ class KnownProvider:
     pip_options: str = ""
     #: Environment variables to set before the library is loaded, unless the user has set them.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it writes its compiled model as EPContext nodes.
+    #: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+    writes_contexts: bool = False
 
 
 def _option(name: str, doc: str, *choices: Any, kind: type = str) -> Property:
@@ -60,6 +63,7 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = {
         "Intel's CPUs, GPUs and NPUs, through OpenVINO",
         "it supports processors, GPUs and NPUs of Intel with their drivers; device OV runs on "
         "other x86 processors too",
+        writes_contexts=True,
     ),
     "ORT_QNN": KnownProvider(
         "onnxruntime-qnn",
@@ -88,6 +92,7 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = {
         ),
         # The default backend is a library that the wheel for Linux does not contain.
         {"backend_type": "htp"},
+        writes_contexts=True,
     ),
     "ORT_WEBGPU": KnownProvider(
         "onnxruntime-ep-webgpu",
@@ -99,6 +104,7 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = {
         "onnxruntime-ep-nv-tensorrt-rtx",
         "NVIDIA's RTX GPUs, through TensorRT",
         "it needs an RTX GPU with NVIDIA's driver",
+        writes_contexts=True,
     ),
     "ORT_MLX": KnownProvider(
         "onnxruntime-ep-mlx", "Apple's GPUs, through MLX", "it needs a Mac with Apple silicon"

@@ -19,8 +19,9 @@ from hetero.devices.ort.provider_library import ProviderLibrary
 from hetero.devices.ort.provider_plugin import ProviderPlugin, ProviderProgram
 from hetero.devices.ort.query import WORKER
 from hetero.devices.ort.runtime import onnxruntime
+from hetero.devices.ort.session import compile_context
 from hetero.devices.ort.trial import ProviderDevice, check_provider, try_library
-from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.program import Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.plugin.support import Refusal
@@ -30,6 +31,8 @@ from hetero.devices.plugin.support import Refusal
 _RANKS: Final = {"CPU": 46, "GPU": 10, "NPU": 10}
 #: Processor time of the trial of a library, as a number of queries: drivers compile shaders.
 _TRIAL_QUERIES: Final = 400
+#: The compiled model in the header of a payload.
+_CONTEXT: Final = "context"
 
 
 class LibraryProgram(ProviderProgram):
@@ -39,10 +42,16 @@ class LibraryProgram(ProviderProgram):
     tensors without elements end the process, as ggml's does.
 
     `level`: ONNX Runtime's optimisations; by default all, or none with DISABLE_TRANSFORMATIONS.
+    `writes_contexts`: whether the provider writes its compiled model, which is then exported.
     """
 
-    def __init__(self, *arguments: Any, level: str = "", **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, level: str = "", writes_contexts: bool = False, **options: Any
+    ) -> None:
         self._level = level
+        self._writes_contexts = writes_contexts
+        #: The model as the provider compiled it; empty if the provider does not write it.
+        self._context = b""
         super().__init__(*arguments, **options)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
@@ -57,6 +66,13 @@ class LibraryProgram(ProviderProgram):
         provider = Provider(libraries=self._provider.libraries)
         return OrtProgram(self._model, self._config, provider, payload=self._payload)
 
+    def export(self) -> Payload:
+        """Return the model, and the compiled model if the provider writes it."""
+        payload = super().export()
+        if self._context and self._payload is None:
+            return replace(payload, header={**payload.header, _CONTEXT: self._context})
+        return payload
+
     def nodes_elsewhere(self) -> list[str]:
         """Return the names of the session's nodes that another provider runs."""
         if self._session is None:
@@ -67,6 +83,29 @@ class LibraryProgram(ProviderProgram):
             if group.ep_name != self._provider.name
             for node in group.get_nodes()
         ]
+
+    def _open(
+        self, options: onnxruntime.SessionOptions
+    ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
+        """Open a session; the provider loads its compiled model if there is one."""
+        if self._payload is not None:
+            self._context = self._payload.header.get(_CONTEXT, b"")
+        elif self._writes_contexts:
+            self._context = self._compile_context()
+        if not self._context:
+            return super()._open(options)
+        try:
+            return self._provider.open_session(self._context, options), []
+        except Exception as error:
+            raise self._compile_error(error) from error
+
+    def _compile_context(self) -> bytes:
+        """Compile the model once, for the session and for the export."""
+        data, weights = self._session_source()
+        try:
+            return compile_context(data, weights, self._options(), self._provider)
+        except Exception:  # the session compiles the model itself, and raises a reason that lasts
+            return b""
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
         options = super()._options(level or self._level)
@@ -164,9 +203,12 @@ class LibraryPlugin(ProviderPlugin):
         """
         provider = self.provider(config)
         try:
-            program = LibraryProgram(model, config, provider)
+            contexts = self.provider_facts.writes_contexts
+            program = LibraryProgram(model, config, provider, writes_contexts=contexts)
             if program.nodes_elsewhere():
-                program = LibraryProgram(model, config, provider, level="ORT_DISABLE_ALL")
+                program = LibraryProgram(
+                    model, config, provider, level="ORT_DISABLE_ALL", writes_contexts=contexts
+                )
         except DeviceError as error:
             raise self._unsupported_error(model, model.nodes, str(error)) from error
         names = set(program.nodes_elsewhere())

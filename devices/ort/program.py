@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from hetero.devices.errors import HeteroError
 from hetero.devices.file_reader import parse_json, read_regular
 from hetero.devices.model.model import Model
 from hetero.devices.model.node_validation import check_self_contained
@@ -209,23 +210,27 @@ class OrtProgram(Program):
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Open a session; also returns the weights' arrays, which must outlive it."""
-        if self._payload is None:
-            data, stubs = session_model(self._source, self._session_outputs)
-            weights = {name: self._source.constants[name].array for name in stubs}
-        else:
-            data, stubs = self._payload.header["model"], self._payload.header["stubs"]
-            check_self_contained(
-                onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}"
-            )
-            weights = {name: self._payload.tensors[name] for name in stubs}
+        data, weights = self._session_source()
         maps_weights = self._provider.is_cpu and self._config["ORT_MAPPED_WEIGHTS"]
         try:
             if maps_weights:
                 return open_mapped_session(data, weights, options, self._provider), []
             return open_session(data, weights, options, self._provider)
         except Exception as error:
-            summary = f"ONNX Runtime cannot compile model {self._model.name!r}"
-            raise ERRORS.compile_error(summary, error, "ORT") from error
+            raise self._compile_error(error) from error
+
+    def _session_source(self) -> tuple[bytes, dict[str, np.ndarray]]:
+        """Return the session's model as ONNX bytes, and the weights that it does not contain."""
+        if self._payload is None:
+            data, stubs = session_model(self._source, self._session_outputs)
+            return data, {name: self._source.constants[name].array for name in stubs}
+        data, stubs = self._payload.header["model"], self._payload.header["stubs"]
+        check_self_contained(onnx.ModelProto.FromString(data), stubs, f"model {self._model.name!r}")
+        return data, {name: self._payload.tensors[name] for name in stubs}
+
+    def _compile_error(self, error: Exception) -> HeteroError:
+        summary = f"ONNX Runtime cannot compile model {self._model.name!r}"
+        return ERRORS.compile_error(summary, error, "ORT")
 
     def _outputs(self, inputs: Mapping[str, Value], results: Mapping[str, Value]) -> list[Value]:
         """Return the model's outputs from the session's results, the inputs and the constants."""

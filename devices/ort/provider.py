@@ -61,23 +61,43 @@ class Provider:
         self, data: bytes, options: onnxruntime.SessionOptions
     ) -> onnxruntime.InferenceSession:
         """Open a session of a model on this provider; raise rather than fall back to another."""
-        for path in self.libraries:
-            options.register_custom_ops_library(path)
-        arguments: Mapping[str, Any] = {"providers": [(self.name, dict(self.options))]}
-        if self.plugin_library is not None:
-            devices = [d for d in self.plugin_library.ep_devices() if d.ep_name == self.name]
-            if self.device_index >= len(devices):
-                raise RuntimeError(
-                    f"{self.name} has {len(devices)} devices; number {self.device_index} is gone"
-                )
-            device = devices[self.device_index]
-            options.add_provider_for_devices([device], dict(self.options))
-            arguments = {}
+        arguments = self._configure(options)
         with NativeCall():
             session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **arguments)
         if self.name not in session.get_providers():
             raise RuntimeError(f"{self.name} does not start; ONNX Runtime's log has the reason")
         return session
+
+    def compile_context(self, data: bytes, options: onnxruntime.SessionOptions) -> bytes:
+        """Compile a model to a model of EPContext nodes; return nothing if it has none.
+
+        https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
+        """
+        self._configure(options)
+        with NativeCall():
+            compiler = onnxruntime.ModelCompiler(
+                options,
+                data,
+                embed_compiled_data_into_model=True,
+                graph_optimization_level=options.graph_optimization_level,
+            )
+            context: bytes = compiler.compile_to_bytes()
+        nodes = onnx.ModelProto.FromString(context).graph.node
+        return context if any(node.op_type == "EPContext" for node in nodes) else b""
+
+    def _configure(self, options: onnxruntime.SessionOptions) -> Mapping[str, Any]:
+        """Add the provider to session options; return the arguments of the session."""
+        for path in self.libraries:
+            options.register_custom_ops_library(path)
+        if self.plugin_library is None:
+            return {"providers": [(self.name, dict(self.options))]}
+        devices = [d for d in self.plugin_library.ep_devices() if d.ep_name == self.name]
+        if self.device_index >= len(devices):
+            raise RuntimeError(
+                f"{self.name} has {len(devices)} devices; number {self.device_index} is gone"
+            )
+        options.add_provider_for_devices([devices[self.device_index]], dict(self.options))
+        return {}
 
     def open_assignment_session(
         self, data: bytes, log_severity: int = 4

@@ -65,11 +65,35 @@ def open_session(
     `data` and the names in `weights` come from `session_model`; the weights are added to `options`.
     Also returns the arrays, which must outlive the session.
     """
+    arrays = _add_weights(weights, options)
+    return provider.open_session(data, options), arrays
+
+
+def compile_context(
+    data: bytes,
+    weights: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions,
+    provider: Provider,
+) -> bytes:
+    """Return a model with the provider's compiled subgraphs; empty if the provider has none.
+
+    Takes the arguments of `open_session`.
+    """
+    arrays = _add_weights(weights, options)
+    context = provider.compile_context(data, options)
+    del arrays  # the compiler read them
+    return context
+
+
+def _add_weights(
+    weights: Mapping[str, np.ndarray], options: onnxruntime.SessionOptions
+) -> list[np.ndarray]:
+    """Add weights to session options; return the arrays, which must outlive their use."""
     arrays = [np.require(array, None, ["C", "A"]) for array in weights.values()]
     if arrays:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         options.add_external_initializers(list(weights), values)
-    return provider.open_session(data, options), arrays
+    return arrays
 
 
 def open_mapped_session(

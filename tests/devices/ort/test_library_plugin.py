@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import hetero
@@ -21,6 +22,7 @@ from tests.support.provider_libraries import compile_library
 onnxruntime = pytest.importorskip("onnxruntime")
 from hetero.devices.ort import provider_library  # noqa: E402 - needs onnxruntime
 from hetero.devices.ort.library_plugin import library_class  # noqa: E402 - as above
+from hetero.devices.ort.provider import Provider  # noqa: E402 - as above
 from hetero.devices.ort.provider_library import ProviderLibrary, device_name  # noqa: E402 - as above
 
 RELU = parsed("(float[2,3] x) => (float[2,3] y) {y = Relu(x)}")
@@ -238,3 +240,35 @@ def test_cached_model_of_missing_provider_raises_typed_error(ggml_path, tmp_path
         np.testing.assert_array_equal(compiled(X)["y"], np.maximum(X, 0))
         with pytest.raises(UnknownDeviceError, match="not available: ORT_MINE"):
             core.import_model(blob)
+
+
+def test_compiled_model_of_the_provider_is_exported_and_loaded(monkeypatch):
+    """Qualcomm's provider writes what it compiles as EPContext nodes; its simulator runs on x86."""
+    pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
+    text = "(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) {c = Conv(x, w) y = Relu(c)}"
+    proto = parsed(text).to_proto()
+    random = np.random.default_rng(2)
+    proto.graph.initializer.append(
+        onnx.numpy_helper.from_array(random.standard_normal((4, 3, 3, 3), np.float32), "w")
+    )
+    del proto.graph.input[1]
+    x = random.random((1, 3, 8, 8), np.float32)
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(proto, "ORT_QNN", {"VERIFY": "NO"})
+        y = compiled(x)["y"]
+        expected = core.compile_model(proto, "ORT")(x)["y"]
+        np.testing.assert_allclose(y, expected, rtol=0.02, atol=0.02)
+        blob = compiled.export_model()
+        assert b"EPContext" in blob
+        opened_models = []
+        open_session = Provider.open_session
+
+        def record(self, data, options):
+            opened_models.append(data)
+            return open_session(self, data, options)
+
+        monkeypatch.setattr(Provider, "open_session", record)
+        imported = core.import_model(blob)
+        np.testing.assert_array_equal(imported(x)["y"], y)
+        assert [b"EPContext" in data for data in opened_models] == [True]
+        assert b"EPContext" in imported.export_model()
