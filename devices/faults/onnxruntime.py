@@ -31,6 +31,11 @@ NOTES: Final = by_operator(
         "Resize": "NaN does not propagate to samples that weight it with 0",
     }
 )
+#: The same for one type of the first input.
+NOTES_OF_TYPES: Final = {
+    ("LogSoftmax", "tensor(double)"): "NaN and infinities do not propagate to other elements",
+    ("Sign", "tensor(float16)"): "the sign of NaN is 0",
+}
 
 
 def _ignores_post_transform(view: NodeView) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from hetero.devices.faults.fault import FaultTable, NodeView
-from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25, NOTES
+from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25, NOTES, NOTES_OF_TYPES
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
@@ -155,7 +155,8 @@ def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
         types = {*query.input_types, *query.output_types}
         types -= kernels.get((query.domain, query.op_type), frozenset())
         is_cast = kernels and "tensor(float16)" in types
-        return "computed in float32, with casts" if is_cast else _nan_note(query, provider)
+        cast_note = "computed in float32, with casts" if is_cast else None
+        return "; ".join(filter(None, (cast_note, _nan_note(query, provider)))) or None
     parts = ", ".join(dict.fromkeys(operator.op_type for operator in operators))
     return f"decomposed into {parts}" if parts else "eliminated"
 
@@ -164,7 +165,10 @@ def _nan_note(query: OrtNodeQuery, provider: Provider) -> str | None:
     """Return the note on a node's treatment of NaN, if the CPU provider runs it on floats."""
     reads_floats = any(re.search("float|double", kind) for kind in query.input_types)
     is_noted = provider.is_cpu and reads_floats and not query.domain
-    return NOTES.get(query.op_type) if is_noted else None
+    if not is_noted:
+        return None
+    of_type = NOTES_OF_TYPES.get((query.op_type, query.input_types[0]))
+    return NOTES.get(query.op_type) or of_type
 
 
 #: Patterns of error messages -> code of the refusal; the first match counts.

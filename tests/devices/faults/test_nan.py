@@ -29,6 +29,9 @@ GRAPHS = {
     "(float[2] x, float low) => (float[2] y) {y = Clip(x, low)}": ([[1, 2], NAN], "ORT"),
     """(float[3] x) => (uint8[3] y, float s, uint8 z)
     {y, s, z = DynamicQuantizeLinear(x)}""": ([[1, NAN, 2]], "ORT"),
+    "(float16[2] x) => (float16[2] y) {y = Hardmax(x)}": ([[1, NAN]], "ORT"),
+    "(float16[2] x) => (float16[2] y) {y = Sign(x)}": ([[1, NAN]], "ORT"),
+    "(double[2] x) => (double[2] y) {y = LogSoftmax(x)}": ([[1, NAN]], "ORT"),
     "(float[2] x) => (float[2] y) {y = Relu(x)}": ([[1, NAN]], "OV"),
     "(float[2] x, float[2] z) => (float[2] y) {y = Max(x, z)}": ([[1, NAN], [0, 0]], "OV"),
 }
@@ -54,7 +57,14 @@ def test_node_that_drops_nan_is_noted(core, graph, values, device):
     assert not np.array_equal(actual, expected, equal_nan=True)
 
 
-def test_integers_have_no_note_about_nan(core):
-    graph = "(int32[3] x) => (int32 y) {y = ReduceMax<keepdims = 0>(x)}"
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "(int32[3] x) => (int32 y) {y = ReduceMax<keepdims = 0>(x)}",
+        "(float[3] x) => (float[3] y) {y = Sign(x)}",
+        "(float[3] x) => (float[3] y) {y = LogSoftmax(x)}",
+    ],
+)
+def test_node_that_keeps_nan_has_no_note(core, graph):
     model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> g {graph}')
     assert not core.query_model(model, "HETERO:ORT,CPU").notes
