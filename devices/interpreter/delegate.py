@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from itertools import chain
 from typing import Any, Final
 
 import onnx
@@ -11,15 +13,19 @@ from onnx.reference import ReferenceEvaluator
 from hetero.devices.kernels import ALL, Kernel
 from hetero.devices.model.model import Node
 
+_TRAINING: Final = "ai.onnx.preview.training"
 #: (domain, operator) -> the schema versions whose specification onnx.reference implements.
 DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
     ("", "ImageDecoder"): frozenset({20}),
     ("", "RegexFullMatch"): frozenset({20}),
     ("", "StringConcat"): frozenset({20}),
-    ("ai.onnx.preview.training", "Adagrad"): frozenset({1}),
-    ("ai.onnx.preview.training", "Adam"): frozenset({1}),
-    ("ai.onnx.preview.training", "Momentum"): frozenset({1}),
+    (_TRAINING, "Adagrad"): frozenset({1}),
+    (_TRAINING, "Adam"): frozenset({1}),
+    (_TRAINING, "Momentum"): frozenset({1}),
 }
+#: Optimizer -> number of its inputs for each updated tensor, of which all but the gradient are
+#: outputs too.
+_INPUTS_PER_TENSOR: Final = {"Adagrad": 3, "Adam": 4, "Momentum": 3}
 
 
 def is_delegated(domain: str, op_type: str, opset: int) -> bool:
@@ -32,8 +38,19 @@ def is_delegated(domain: str, op_type: str, opset: int) -> bool:
 
 def delegate(node: Node, opset: int) -> Kernel:
     """Return a kernel that runs a node without bodies, and its attributes, in onnx.reference."""
-    names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
-    outputs = [f"output_{i}" for i in range(len(node.outputs))]
+    if node.domain == _TRAINING:
+        run = _optimizer(node, opset)
+    else:
+        run = _evaluator(node, opset, len(node.inputs), len(node.outputs))
+    return Kernel(node.domain, node.op_type, opset, run, host=(ALL,))
+
+
+def _evaluator(
+    node: Node, opset: int, num_inputs: int, num_outputs: int
+) -> Callable[..., tuple[Any, ...]]:
+    """Return a function that runs a node with its first inputs in onnx.reference."""
+    names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs[:num_inputs])]
+    outputs = [f"output_{i}" for i in range(num_outputs)]
     proto = deepcopy(node.proto)
     proto.input[:] = names
     proto.output[:] = outputs
@@ -48,4 +65,26 @@ def delegate(node: Node, opset: int) -> Kernel:
         feeds = {n: v for n, v in zip(names, inputs, strict=False) if n and v is not None}
         return tuple(evaluator.run(None, feeds))
 
-    return Kernel(node.domain, node.op_type, opset, run, host=(ALL,))
+    return run
+
+
+def _optimizer(node: Node, opset: int) -> Callable[..., tuple[Any, ...]]:
+    """Return a function that updates each tensor on its own, in the type of the tensor.
+
+    onnx.reference computes in the type of the step, and rounds several tensors to float32.
+    """
+    count = _INPUTS_PER_TENSOR[node.op_type]
+    update = _evaluator(node, opset, 2 + count, count - 1)
+
+    def run(xp: Any, rate: Any, step: Any, *states: Any) -> tuple[Any, ...]:
+        tensors = states[: len(states) // count]
+        results = [
+            [
+                value.astype(tensor.dtype)
+                for value in update(xp, rate, step, *states[i :: len(tensors)])
+            ]
+            for i, tensor in enumerate(tensors)
+        ]
+        return tuple(chain.from_iterable(zip(*results, strict=True)))
+
+    return run
