@@ -129,15 +129,14 @@ class DeviceModel:
             if self._shared_sizes:
                 # Without the call of a Python function for each value.
                 run_shapes = [*map(getattr, (*inputs, *results), repeat("shape"), repeat(None))]
-                if run_shapes != self._checked_shapes:
-                    check_shared_sizes(
-                        self._shared_sizes,
-                        results,
-                        inputs,
-                        self._output_specs,
-                        self.source,
-                        self.device,
-                    )
+                if run_shapes != self._checked_shapes and check_shared_sizes(
+                    self._shared_sizes,
+                    results,
+                    inputs,
+                    self._output_specs,
+                    self.source,
+                    self.device,
+                ):
                     self._checked_shapes = run_shapes
         except BaseException as error:  # a sys.exit in a plugin must not end the process
             if isinstance(error, HeteroError) or is_interrupt(error):

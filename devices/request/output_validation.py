@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -41,25 +42,36 @@ def shared_sizes(
 
 def check_shared_sizes(
     symbols: Sequence[SharedSize],
-    outputs: Sequence[Value],
+    outputs: list[Value],
     inputs: Sequence[Value],
     specs: Sequence[TensorSpec],
     model: Model,
     device: str,
-) -> None:
-    """Raise InferenceError if a symbol has another size in an output than elsewhere in the run.
+) -> bool:
+    """Return whether each symbol has one size in a run; an empty output is replaced if not.
 
     The next node would broadcast an output of size 1 without an error. If the inputs already
     disagree, the model's names of sizes are only labels, and prove nothing.
+
+    Raises InferenceError: an output with elements has another size.
     """
+    is_consistent = True
     for symbol, input_axes, output_axes in symbols:
         sizes = {inputs[index].shape[axis] for index, axis in input_axes}
         if len(sizes) > 1:
             continue
         for index, axis in output_axes:
-            sizes.add(outputs[index].shape[axis])
-            if len(sizes) > 1:
-                raise _mismatch(outputs[index], specs[index], model, device, f" with one {symbol}")
+            output = outputs[index]
+            size = next(iter(sizes), output.shape[axis])
+            sizes.add(size)
+            if output.shape[axis] != size:
+                shape = (*output.shape[:axis], size, *output.shape[axis + 1 :])
+                corrected = _empty_array(output, shape)
+                if corrected is None:
+                    raise _mismatch(output, specs[index], model, device, f" with one {symbol}")
+                outputs[index] = corrected
+                is_consistent = False
+    return is_consistent
 
 
 def check_outputs(
@@ -99,7 +111,10 @@ def check_outputs(
             shape = port.shape
             is_equal = shape is None or tuple.__eq__(shape, value.shape)
             if not is_equal and not port.accepts(value.shape):
-                raise _mismatch(value, port, model, device)
+                corrected = _empty_array(value, _closed_shape(port, value))
+                if corrected is None:
+                    raise _mismatch(value, port, model, device)
+                value = corrected
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
@@ -114,6 +129,23 @@ def check_outputs(
             raise _mismatch(tensor, port, model, device)
         results.append(_without_aliases(tensor, owners))
     return results
+
+
+def _empty_array(value: Value, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return an empty array of a shape for one of another shape; None if one has elements.
+
+    ONNX Runtime sets each open size of a loop without iterations to 0.
+    """
+    if not isinstance(value, np.ndarray) or value.size or math.prod(shape):
+        return None
+    return np.empty(shape, value.dtype)
+
+
+def _closed_shape(port: TensorSpec, value: np.ndarray) -> tuple[int, ...]:
+    """Return the shape of a port; open sizes are those of a value of its rank, or 0."""
+    dimensions = port.shape or ()
+    sizes = value.shape if value.ndim == len(dimensions) else (0,) * len(dimensions)
+    return tuple(d if isinstance(d, int) else n for d, n in zip(dimensions, sizes, strict=True))
 
 
 def _mismatch(

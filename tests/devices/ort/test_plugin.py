@@ -357,3 +357,17 @@ def test_product_of_dequantised_weights_is_computed_in_float32():
     x = rng.standard_normal((3, 64)).astype(np.float32)
     (y,) = PLUGIN.compile_model(read_model(proto))({"x": x}).to_tuple()
     np.testing.assert_allclose(y, x.astype(np.float64) @ (weights * 0.02), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("output", ["float[c] s", "float s"])
+def test_loop_without_iterations_has_the_sizes_of_its_body(output):
+    """ONNX Runtime sets the open sizes of its scan outputs to 0."""
+    model = parsed(
+        f"""(int64 n, bool c, float[m] x) => (float[k,l] y) {{y = Loop(n, c) <body = b
+        (int64 i, bool ci) => (bool co, {output}) {{co = Identity(ci) s = Neg(x)}}>}}"""
+    )
+    compiled = PLUGIN.compile_model(model)
+    inputs = {"c": np.bool_(True), "x": np.float32([1, 2])}
+    for iterations in (3, 0, 0):
+        results = compiled({"n": np.int64(iterations), **inputs})
+        assert results["y"].shape == (iterations, 2)

@@ -148,6 +148,17 @@ def test_one_symbol_has_one_size_in_a_run(monkeypatch):
                 compiled.run([x])
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0,), (0, 3)])
+def test_empty_output_gets_the_sizes_of_the_model(monkeypatch, shape):
+    compiled = FixedOutputsPlugin().compile_model(TWO_OUTPUTS)
+    monkeypatch.setattr(FixedOutputsPlugin, "outputs", _zeros((0, 3), shape))
+    for _ in range(2):
+        results = compiled.run([np.zeros((0, 3), np.float32)])
+        assert [value.shape for value in results] == [(0, 3), (0, 3)]
+    with pytest.raises(InferenceError, match="output 'y'"):
+        compiled.run([np.zeros((2, 3), np.float32)])
+
+
 def _zeros(*shapes):
     return tuple(np.zeros(shape, np.float32) for shape in shapes)
 
