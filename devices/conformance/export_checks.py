@@ -41,7 +41,9 @@ def check_runtime_model_covers_the_model(subject: Subject) -> None:
 
 def check_profile_has_stages_and_times(subject: Subject) -> None:
     """Expect times of stages and nodes after a run with PERF_COUNT, and none before."""
-    sample = supported_samples(subject)[0]
+    sample = next((s for s in supported_samples(subject) if s.model.nodes), None)
+    if sample is None:  # a device may support no operator of the samples
+        return
     compiled = subject.compile_model(sample.model, {"PERF_COUNT": True})
     request = compiled.create_infer_request()
     rows = request.profiling_info

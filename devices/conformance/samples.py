@@ -23,6 +23,9 @@ _WEIGHTS: Final = ("w", "shape")
 _GRAPHS: Final = {
     "add": "(float[2,3] x, float[2,3] y) => (float[2,3] z) {z = Add(x, y)}",
     "one relu": "(float[2,3] x) => (float[2,3] z) {z = Relu(x)}",
+    "one softmax": "(float[2,3] x) => (float[2,3] z) {z = Softmax(x)}",
+    "one sigmoid": "(float[2,3] x) => (float[2,3] z) {z = Sigmoid(x)}",
+    "one gemm": "(float[2,3] x, float[3,4] w) => (float[2,4] z) {z = Gemm(x, w)}",
     "matmul chain": "(float[2,3] x, float[3,4] w) => (float[2,4] z) {h = MatMul(x, w) z = Relu(h)}",
     "open batch": "(float[N,3] x, float[3,4] w) => (float[N,4] z) {h = MatMul(x, w) z = Relu(h)}",
     "two outputs, one with a reader": (

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from hetero.devices import Plugin, Refusal, load_plugins
+from hetero.devices import OperatorPlugin, Plugin, Refusal, load_plugins
 from hetero.devices.errors import HeteroError, UnknownPropertyError
 from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.testing import check_device, device_checks
@@ -107,6 +108,25 @@ def test_device_without_dynamic_shapes_passes_suite():
     plugin = NullPlugin()
     plugin.set_property({"NULL_DYNAMIC_SHAPES": False})
     assert {result.error for result in check_device(plugin)} == {None}
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "Asin"])
+def test_device_of_one_operator_passes_suite(operator):
+    """The samples contain Softmax, but not Asin: models without nodes remain."""
+
+    def softmax(x, *, axis=-1):
+        exponentials = np.exp(x - x.max(axis=axis, keepdims=True))
+        return exponentials / exponentials.sum(axis=axis, keepdims=True)
+
+    table = {operator: {"Softmax": softmax, "Asin": np.arcsin}[operator]}
+
+    class SingleOperatorPlugin(OperatorPlugin):
+        name = "SINGLE"
+        operators = table
+        since = 13
+        element_types = ("float",)
+
+    assert {result.error for result in check_device(SingleOperatorPlugin())} == {None}
 
 
 @pytest.mark.slow
