@@ -100,7 +100,7 @@ class _NodeContext:
         return int(self._context.get_num_inputs())
 
     def _tensor(self, position: int) -> Any:
-        if position >= self.inputs or not self._context.has_input(position):
+        if not self._context.has_input(position):
             return None
         input_type = self._context.get_input_type(position)
         return (

@@ -111,6 +111,24 @@ def test_backward_range_of_index_is_bounded():
     assert ranges["j"] == (INT64.min, INT64.max)
 
 
+@pytest.mark.parametrize(
+    ("node", "is_bounded"),
+    [
+        ("Reshape(i, shape)", True),
+        ("Concat<axis=0>(i, i)", True),
+        ("ReduceMax<keepdims=1>(i)", False),  # the other elements may be as small as they like
+        ("ReduceMin<keepdims=1>(i)", False),
+    ],
+)
+def test_backward_range_passes_operators_that_keep_all_elements(node, is_bounded):
+    model = parse(
+        "(int64[N] i, float[9,2] w) => (float[M,2] y)"
+        f" <int64[1] shape = {{-1}}> {{a = {node} y = Gather(w, a)}}"
+    )
+    ranges = value_ranges(model)
+    assert (max(abs(end) for end in ranges["i"]) < 2**31) == is_bounded
+
+
 def test_submodel_has_ranges_of_the_complete_model():
     model = parse("(float[N] x) => (int64[1] y) {s = Shape(x) a = Add(s, s) y = Sub(a, s)}")
     part = model.extract([1, 2], ["y"])

@@ -8,6 +8,8 @@ import onnx.parser
 import pytest
 
 from hetero.devices.errors import TensorNameError, UnsupportedOperationError
+from hetero.devices.model.model_node import ModelNode
+from hetero.devices.model.ports import OpenVinoModelMethods
 from hetero.devices.model.reader import read_model
 
 TEXT = """<ir_version: 10, opset_import: ["" : 17]>
@@ -80,7 +82,30 @@ def test_change_of_a_node_raises_with_the_reason(model, name):
         getattr(node, name)("alpha", 1)
 
 
-def test_change_of_a_model_raises_with_the_reason(model):
-    changeable: Any = model
-    with pytest.raises(UnsupportedOperationError, match=r"Model\.add_results: a model"):
-        changeable.add_results([])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("add_results", "a model is immutable"),
+        ("get_variables", "ONNX has no sinks or variables"),
+        ("evaluate", "compile the model for device CPU"),
+        ("validate_nodes_and_infer_types", "types are inferred when the model is read"),
+    ],
+)
+def test_change_of_a_model_raises_with_the_reason(model, name, reason):
+    with pytest.raises(UnsupportedOperationError, match=rf"Model\.{name}: {reason}"):
+        getattr(model, name)([])
+
+
+def test_refused_methods_are_openvinos():
+    openvino = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+    refused = [
+        [
+            name
+            for name, method in vars(kind).items()
+            if str(method.__doc__).startswith("Raise UnsupportedOperationError")
+        ]
+        for kind in (OpenVinoModelMethods, ModelNode)
+    ]
+    assert all(refused)
+    assert [name for name in refused[0] if not hasattr(openvino.Model, name)] == []
+    assert [name for name in refused[1] if not hasattr(openvino.Node, name)] == []

@@ -70,6 +70,25 @@ def test_invalid_external_weight_raises(tmp_path, tensor, message):
         read_model(weight_file(tmp_path, tensor))
 
 
+def test_weight_beside_the_target_of_a_linked_model_is_named_without_folders(tmp_path):
+    """Download caches link a model's file to another folder."""
+    links, files = tmp_path / "links", tmp_path / "files"
+    links.mkdir()
+    files.mkdir()
+    (files / "w.bin").write_bytes(bytes(64))
+    for location, message in (("w.bin", ""), ("../files/w.bin", "inside the model's folder")):
+        path = weight_file(files, external(TensorProto.FLOAT, [16], location))
+        (links / "w.bin").unlink(missing_ok=True)
+        (links / "w.bin").symlink_to(files / "w.bin")
+        (links / "m.onnx").unlink(missing_ok=True)
+        (links / "m.onnx").symlink_to(path)
+        if message:
+            with pytest.raises(ModelError, match=message):
+                read_model(links / "m.onnx")
+        else:
+            assert read_model(links / "m.onnx").constants["w"].array.shape == (16,)
+
+
 @pytest.mark.sampled(4, "offset", "element_type")
 @pytest.mark.parametrize("offset", [0, 1, 3, 8])
 @pytest.mark.parametrize("element_type", sorted(set(DTYPES) - {TensorProto.STRING}))

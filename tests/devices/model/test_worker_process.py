@@ -54,6 +54,7 @@ def test_native_output_to_stdout_does_not_corrupt_response(worker):
 def test_worker_process_is_reused(worker):
     worker.call(b"well", **LIMITS)
     process = worker._process
+    worker.start()
     assert worker.call(b"again", **LIMITS) == b"again"
     assert worker._process is process
 
