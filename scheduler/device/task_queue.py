@@ -34,6 +34,8 @@ from hetero.scheduler.types.messages import Failure, Task
 #: Number of dropped attempts, and of ended tasks, that a deployment remembers, so that late
 #: messages do not start them again.
 _REMEMBERED: Final = 4096
+#: Number of closed deployments whose dropped attempts are remembered.
+_REMEMBERED_DEPLOYMENTS: Final = 64
 #: Fraction of its quota that a client retains after exceeding it.
 _KEPT: Final = 3 / 4
 
@@ -134,6 +136,11 @@ class DeviceMachine:
         self.num_streams = 1
         self._deployments: dict[str, _Deployment] = {}
         self._clients: dict[str, _Client] = {}
+        #: Dropped attempts of closed deployments. A device that could not reach a client closes its
+        #: deployments, and the client opens them again; then late inputs still have no effect.
+        self._dropped_before_close: OrderedDict[str, OrderedDict[tuple[int, int], None]] = (
+            OrderedDict()
+        )
         #: Ready tasks; may include ended ones.
         self._ready = FairQueue[TaskRun]()
         self._arrivals = 0
@@ -320,6 +327,8 @@ class DeviceMachine:
         if deployment is None:
             client = self._clients.setdefault(description.client, _Client(name=description.client))
             deployment = self._deployments[description.deployment] = _Deployment(client)
+            if dropped := self._dropped_before_close.pop(description.deployment, None):
+                deployment.dropped = dropped
         stage = deployment.stages.get(description.stage)
         if stage is None:
             deployment.stages[description.stage] = OpenStage(description, deployment)
@@ -343,6 +352,9 @@ class DeviceMachine:
         for tasks in list(deployment.tasks.values()):
             done += self._drop(next(iter(tasks.values())).task.request)
         del self._deployments[key]
+        self._dropped_before_close[key] = deployment.dropped
+        if len(self._dropped_before_close) > _REMEMBERED_DEPLOYMENTS:
+            self._dropped_before_close.popitem(last=False)
         if not self.deployments_of(deployment.client.name):
             self._ready.forget(deployment.client)
             del self._clients[deployment.client.name]
@@ -416,12 +428,16 @@ class DeviceMachine:
 
     def _drop(self, request: Request) -> list[DeviceInstruction]:
         deployment = self._deployments.get(request.deployment)
+        attempt = (request.id, request.attempt)
+        if deployment is None:
+            dropped = self._dropped_before_close.get(request.deployment, OrderedDict())
+        else:
+            dropped = deployment.dropped
+        dropped[attempt] = None
+        if len(dropped) > _REMEMBERED:
+            dropped.popitem(last=False)
         if deployment is None:
             return []
-        attempt = (request.id, request.attempt)
-        deployment.dropped[attempt] = None
-        if len(deployment.dropped) > _REMEMBERED:
-            deployment.dropped.popitem(last=False)
         done: list[DeviceInstruction] = []
         for run in list(deployment.tasks.get(attempt, {}).values()):
             if run.state is _S.RUNNING:

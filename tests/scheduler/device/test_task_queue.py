@@ -191,6 +191,28 @@ def test_closed_deployment_drops_its_tasks_and_later_ones():
     assert m.num_running == 0
 
 
+@pytest.mark.parametrize("closes_first", [False, True])
+def test_attempt_dropped_before_its_deployment_reopens_stays_dropped(closes_first, monkeypatch):
+    """A device that could not reach its client closes its deployments, and receives late inputs."""
+    monkeypatch.setattr("hetero.scheduler.device.task_queue._REMEMBERED_DEPLOYMENTS", 1)
+    m = machine()
+    if closes_first:
+        m.close("d")
+    m.drop(task(1).request)
+    m.close("d")
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1))
+    add_inputs(m, task(1, 1), "a")
+    assert m.find(task(1, 1)) is None
+    add_inputs(m, task(1, 1, attempt=2), "a")
+    assert found(m, task(1, 1, attempt=2))
+    m.close("d")
+    m.open(ev.StageOpened("e", 1, ("a", "b"), 1))
+    m.close("e")  # only the last one closed is remembered
+    m.open(ev.StageOpened("d", 1, ("a", "b"), 1))
+    add_inputs(m, task(1, 1), "a")
+    assert found(m, task(1, 1))
+
+
 def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
     (failure,) = instructions
     assert isinstance(failure, Failure)
