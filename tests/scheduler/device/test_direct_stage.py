@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.devices.errors import DeviceLostError, InferenceError, KernelError
+from hetero.devices.errors import (
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    InferenceError,
+    KernelError,
+)
 from hetero.devices.plugin.program import RunContext
+from hetero.devices.plugin.support import Refusal, Support
 from hetero.devices.request.request import Request
 from hetero.scheduler.channels.memory import Switchboard
-from hetero.scheduler.device.direct_stage import left_outputs
+from hetero.scheduler.device.direct_stage import DirectStage, left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
@@ -107,6 +114,93 @@ def test_errors_of_a_run_name_stage_device_and_request(node, kind):
     assert expected.items() <= data.items()
     with pytest.raises(DeviceLostError, match="stage 6 of deployment d is not loaded"):
         device.execute("d", 6, [X], RunContext())
+
+
+class DirectTask:
+    """Task of a caller's thread."""
+
+    entered: Any = None
+
+
+def direct_stage(*lines: Any) -> tuple[DirectStage, DeviceLoop, list[Any]]:
+    """Return stage 5 of a device with one stream, its loop, and a list of the tasks to run."""
+    board = Switchboard()
+    board.connect("client", lambda message: None)
+    device, waiting = host(*lines), []
+    loop = DeviceLoop(device, partial(board.connect, "device"), lambda _, due: waiting.append(due))
+    loop.open_stage(StageOpened("d", 5, ("x",), 0, {}, ("y",), 1, "client"))
+    return loop.direct_stage("d", 5), loop, waiting
+
+
+def test_direct_stage_runs_if_a_stream_is_free():
+    stage, loop, waiting = direct_stage()
+    task, other = DirectTask(), DirectTask()
+    result = stage.run([X], frozenset(), task)
+    assert result is not None
+    assert result[0][0].tolist() == [0, -1, -2, -3]
+    assert (result[1].stage, result[1].device, task.entered) == (5, "TOY", None)
+    assert loop._machine.stage("d", 5).ewma_s == 1.0  # `Ticks` advances by 1 s during the run
+    assert loop._machine.enter(loop._machine.stage("d", 5), other)
+    assert stage.run([X], frozenset(), task) is None
+    loop.receive(Values(Task(Request(deployment="d", id=1, attempt=1), 5), {"x": X}))
+    assert waiting == []
+    stage.release(other)
+    stage.release(other)  # idempotent
+    assert ([due.task.request.id for due in waiting], loop._machine.num_running) == ([1], 1)
+
+
+def test_task_that_waits_for_a_direct_stage_starts_after_its_error(monkeypatch):
+    stage, loop, waiting = direct_stage(("Neg", "fail", ("x",), "y"))
+    run, task = ToyProgram.run, Task(Request(deployment="d", id=1, attempt=1), 5)
+
+    def receive_and_run(self: ToyProgram, *arguments: Any) -> Any:
+        loop.receive(Values(task, {"x": X}))
+        assert waiting == []
+        return run(self, *arguments)
+
+    monkeypatch.setattr(ToyProgram, "run", receive_and_run)
+    with pytest.raises(InferenceError, match="by design") as caught:
+        stage.run([X], frozenset(), DirectTask())
+    assert [due.task for due in waiting] == [task]
+    error = stage.convert_error(caught.value, Request(deployment="d", id=3, attempt=2))
+    data = {"stage": 5, "device": "TOY", "node": "node 2", "request_id": 3, "attempt": 2}
+    assert type(error) is InferenceError
+    assert data.items() <= error.data.items()
+    assert error.__traceback__ is None
+
+
+def test_outputs_of_a_direct_stage_stay_if_no_other_device_reads_them(monkeypatch):
+    monkeypatch.setattr(TwinPlugin, "leaves_outputs", True)
+    stage, loop, _ = direct_stage()
+    here, there = Send("device", 6, ("y", "h")), Send("there", 7, ("h",))
+    for sends, expected in ({0: (here,), 1: (here, there)}, {0: "h", 1: ""}), ({}, {0: "", 1: ""}):
+        loop.open_stage(StageOpened("d", 5, ("x",), 0, sends, ("y",), 1, "client"))
+        for route, names in expected.items():
+            assert stage.outputs_left(route) == set(names)
+
+
+def test_query_names_the_device_of_the_cluster(monkeypatch):
+    refusals = {"b": {"TWIN": Refusal("no_kernel", "no Tan")}}
+    support = Support({"a": "TWIN.1"}, refusals, refusals, {"a": "note"})
+    monkeypatch.setattr(TwinPlugin, "query_model", lambda self, model, config: support)
+    renamed = {"b": {"TOY": Refusal("no_kernel", "no Tan")}}
+    assert host().query(build([("Neg", "a", ("x",), "y")], ["y"]), {}) == Support(
+        {"a": "TOY"}, renamed, renamed, {"a": "note"}
+    )
+
+
+@pytest.mark.parametrize("is_typed", [False, True])
+def test_error_of_a_query_names_device_and_node(monkeypatch, is_typed):
+    def fail(*_: Any) -> Support:
+        raise DeviceMemoryError("full") if is_typed else OSError("by design")
+
+    monkeypatch.setattr(TwinPlugin, "query_model", fail)
+    with pytest.raises(DeviceMemoryError if is_typed else DeviceError) as caught:
+        host().query(build([("Neg", "a", ("x",), "y")], ["y"]), {})
+    assert {"device": "TOY", "node": "node 2"}.items() <= caught.value.data.items()
+    assert (caught.value.device, caught.value.node) == ("TOY", "node 2")
+    if not is_typed:
+        assert caught.value.cause == "OSError('by design')"
 
 
 def test_properties_are_those_of_the_physical_device(monkeypatch):

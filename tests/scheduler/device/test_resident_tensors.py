@@ -203,6 +203,7 @@ def test_error_of_vendor_reaches_the_requesting_client():
     (client, failure), *_ = channel.messages
     assert client == "a"
     assert isinstance(failure, Failure)
+    assert failure.task == TASK
     assert isinstance(failure.error, DeviceError)
     assert "illegal memory access" in str(failure.error)
     assert failure.error.data == {
