@@ -18,6 +18,7 @@ from hetero.apps.generate.batcher import Batcher
 from hetero.apps.generate.decoder_ports import Decoder
 from hetero.apps.generate.generation import BatchGeneration, Generation, start_generation
 from hetero.apps.generate.sampling import Sampling
+from hetero.apps.generate.sequences import StepGroup
 from hetero.devices.errors import HeteroError, RequestCancelledError, TensorLostError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
@@ -147,6 +148,20 @@ class GenerationHistory(History):
     recovery_s, settle_s = 300.0, 30.0  # a sequence takes many requests
     model_class = DecoderModel
     work_class = DecoderWork
+
+    def _watch(self, model: Any) -> None:
+        super()._watch(model)
+        handle = model.batcher._error_to_raise
+        model.batcher._error_to_raise = partial(self._check_lost_caches, handle)
+
+    def _check_lost_caches(self, handle: Any, group: StepGroup, error: BaseException) -> Any:
+        """Handle the failure of a step; sequences whose caches were lost give them up."""
+        num_losses = {sequence: sequence.num_losses for sequence in group.sequences}
+        result = handle(group, error)
+        for sequence, before in num_losses.items():
+            if sequence.num_losses > before and sequence.slot is not None:
+                self.report_violation(f"a sequence keeps its lost caches: {error}")
+        return result
 
     def _start_call(
         self, model: Any, remaining: int, state: Any = None, *, is_last: bool = False

@@ -40,12 +40,14 @@ RECOVERY_S = 30.0
 RECOVERY_PER_REQUEST_S = 1.0
 #: Seconds until a call without faults has its result, and until devices free everything.
 SETTLE_S = 10.0
-#: Limits of long histories: events between two checks, open calls, seconds until a call is tried
-#: again, and seconds per request after which faults end.
+#: Limits of long histories: events between two checks, open calls, seconds until a call or a
+#: deployment is tried again, and seconds per request after which faults end.
 EVENTS_PER_CHECK = 50
 MAX_OPEN_CALLS = 40
 RETRY_S = 0.05
 DURATION_PER_REQUEST_S = 0.1
+#: Probability that a model is deployed while others run.
+LATE_DEPLOYMENT = 0.25
 
 
 class History:
@@ -131,8 +133,11 @@ class History:
         self.invariants = Invariants(self)
         self.cluster.on_run = self.invariants.check_run
         for model in self.models:
-            machine = model.runner._machine
-            machine.handle = partial(self.invariants.check_handled, machine, machine.handle)
+            self._watch(model)
+
+    def _watch(self, model: Model) -> None:
+        machine = model.runner._machine
+        machine.handle = partial(self.invariants.check_handled, machine, machine.handle)
 
     # Events.
 
@@ -164,6 +169,10 @@ class History:
             # A client that begins later finds the tasks of others in the queues of devices.
             delay_s = delays.choice((0.0, 0.02)) if len(self.clients) > 1 else 0.0
             simulator.after(delay_s, self._start_call, model, share)
+        if delays.random() < LATE_DEPLOYMENT:
+            client = delays.choice(self.clients)
+            deploy = partial(self._deploy, client, share)
+            simulator.after(delays.uniform(0.0, 0.5), simulator.spawn, deploy)
         for kind in ("crash", "stop", "cut", "client_stop"):
             if mean_s := getattr(self.faults, f"{kind}_s"):
                 simulator.after(random.expovariate(1 / mean_s), self._inject_fault, kind, mean_s)
@@ -204,6 +213,8 @@ class History:
         """Make more calls after the last fault; each must have a result."""
         self._until_s = self.simulator.now + self.recovery_s
         self._step(lambda: False)
+        if not self.violations:
+            self.invariants.check_addresses()
         first_new, max_routes = len(self.calls), max(len(m.placement.routes) for m in self.models)
         for number in range(3 * max_routes if max_routes > 1 else 1):
             for model in self.models:
@@ -216,6 +227,23 @@ class History:
                 self.report_violation(f"after recovery, call {call.number} got {call.results!r}")
         for model in self.models:
             self.invariants.check_shares(model, self.calls[first_new:])
+
+    def _deploy(self, client: SupervisedClient, num_calls: int) -> None:
+        """Deploy another model while requests of the others run."""
+        devices = self.cluster.devices.values()
+        if self.are_faults_over or client not in self.clients:
+            return
+        if client.process.is_stopped or not all(map(client.is_live, devices)):
+            retry = partial(self._deploy, client, num_calls)
+            self.simulator.after(RETRY_S, self.simulator.spawn, retry)
+            return
+        self.threads.is_suspended = True  # its devices must not end meanwhile
+        model = self.model_class(self, client)
+        self.threads.is_suspended = False
+        self.simulator.note(f"{model.deployment.key} is deployed")
+        self._watch(model)
+        self.models.append(model)
+        self._start_call(model, num_calls)
 
     def open_calls(self) -> Iterator[Call]:
         """Yield the calls of live clients that have no result."""
@@ -467,6 +495,8 @@ class History:
             is_empty = not device.loop._machine.num_tasks and not device.loop._kept.nbytes
             is_empty = is_empty and not any(c.nbytes for c in machine._clients.values())
             is_empty = is_empty and not any(d.tasks for d in machine._deployments.values())
+            if device.process.is_alive and device.host._running:
+                self.report_violation(f"{device.address} lists runs that have ended")
             if is_sure and device.process.is_alive and not is_empty:
                 self.report_violation(
                     f"{device.address} still has {device.loop._machine.num_tasks} tasks, "

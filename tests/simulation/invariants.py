@@ -63,6 +63,8 @@ class Invariants:
         self.started: dict[str, list[tuple[events.TaskRun | LaneTask, float]]] = {}
         #: Outbox -> its first order if no thread executes it, and since when.
         self.first_orders: dict[Any, tuple[Any, float]] = {}
+        #: Time until which a thread was preempted last.
+        self.preempted_until_s = 0.0
         #: Condition that must not persist -> its start.
         self.condition_start_s: dict[tuple[str, Any], float] = {}
 
@@ -103,6 +105,8 @@ class Invariants:
 
     def check_always(self) -> None:
         """Check the invariants that hold at any time."""
+        if self.threads.num_preempted:
+            self.preempted_until_s = self.simulator.now
         for model in self.models:
             self._check_outbox(model)
         if self.threads.num_preempted:
@@ -188,7 +192,7 @@ class Invariants:
             self._break(f"{device.address} is idle while tasks wait")
 
     def _check_outbox(self, model: Model) -> None:
-        """Check that a thread executes the orders in the outbox soon."""
+        """Check that a thread executes the orders in the outbox; at once if none is preempted."""
         outbox, now_s = model.runner._outbox, self.simulator.now
         is_stopped = model.client.process.is_stopped
         # A thread that has appended orders executes them after it has left the machine.
@@ -197,7 +201,7 @@ class Invariants:
         known, since_s = self.first_orders.get(outbox, (None, now_s))
         if first is None or first is not known:
             self.first_orders[outbox] = first, now_s
-        elif since_s < now_s - _ORDERS_S:
+        elif since_s < now_s - _ORDERS_S or max(since_s, self.preempted_until_s) < now_s:
             self._break("orders are left in the outbox")
 
     def _check_dropped(self, device: SimulatedDevice) -> None:
@@ -350,6 +354,21 @@ class Invariants:
         for client in self.clients:
             if client.memory.pending:
                 self._break("a tensor is still awaited")
+
+    def check_addresses(self) -> None:
+        """Check that devices send to the current addresses of the others."""
+        for model in self.models:
+            deployment = model.deployment
+            for name in model.placement.devices:
+                if model.is_closed or name in deployment.device_states.unavailable:
+                    continue
+                machine = self.cluster.devices[name].loop._machine
+                for opened in deployment.opened_on(name):
+                    sends = machine.stage(deployment.key, opened.stage).description.sends
+                    if sends != opened.sends:
+                        self._break(
+                            f"stage {opened.stage} on {name} sends to {sends}, not {opened.sends}"
+                        )
 
     def check_shares(self, model: Model, calls: Sequence[Call]) -> None:
         """Check that consecutive requests are distributed over routes by their shares."""

@@ -13,7 +13,7 @@ from typing import Concatenate, Final, ParamSpec
 
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.device_states import DeploymentDevices
-from hetero.scheduler.client.liveness import Exclude, Liveness, Order, Restart
+from hetero.scheduler.client.liveness import DeviceState, Exclude, Liveness, Order, Restart
 from hetero.scheduler.observe.observer import Observer
 from hetero.scheduler.simulation.client import SimulatedClient, SimulatedDeployment
 from hetero.scheduler.simulation.device import SimulatedDevice
@@ -103,6 +103,12 @@ class SupervisedClient(SimulatedClient):
     def is_lost(self, address: str) -> bool:
         is_given_up = address in self._silent_addresses | self._liveness.given_up
         return is_given_up or super().is_lost(address)
+
+    def is_live(self, device: SimulatedDevice) -> bool:
+        """Whether a device runs, as far as this client knows and in fact."""
+        is_running = device.process.is_alive and not device.process.is_stopped
+        state = self._liveness.state(device.name)
+        return is_running and device.name not in self._loading and state in (None, DeviceState.LIVE)
 
     def deploy(self, placement: Placement, limits: Limits | None = None) -> SimulatedDeployment:
         deployment = super().deploy(placement, limits)

@@ -119,6 +119,8 @@ class Threads:
         self.late_s = 0.01
         #: Number of preempted threads.
         self.num_preempted = 0
+        #: Whether no thread is preempted for now.
+        self.is_suspended = False
         self._left = self._draw()
         #: Whether threads are preempted within lines.
         self._splits = bool(mean_lines) and simulator.random.random() < 0.4
@@ -148,7 +150,7 @@ class Threads:
         return self._local[traced]
 
     def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event in ("line", "opcode"):
+        if event in ("line", "opcode") and not self.is_suspended:
             self._left -= 1
             if self._left <= 0:
                 self._left = self._draw()
