@@ -142,7 +142,7 @@ def _check_wire(output_name: str, source: _Port, input_name: str, target: _Port)
     )
     if not fits:
         raise TensorShapeError(
-            f"{label}: expected shape {list(expected)}, got {list(sizes)}. Reshape one of the "
+            f"{label}: expected {target.spec}, got {source.spec}. Add a Reshape to one of the "
             "models, or connect other ports.",
             port=input_name,
         )

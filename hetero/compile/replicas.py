@@ -31,7 +31,9 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
         nodes = [node for node, pinned in request.pins.items() if pinned == device]
         if nodes and split_name(device)[0] != split_name(original)[0]:
             raise _error(
-                f"{device} is a replica of {original}, but nodes are pinned to it: {nodes[:5]}."
+                f"{device} is a replica of {original}, but nodes are pinned to it: {nodes[:5]}. "
+                "For N replicas, list N devices of each kind in turn, such as "
+                "HETERO:ORT.0,ORT.1,CPU.0,CPU.1 for 2."
             )
     moved = request.with_moved_pins(original_of)
     remaining = tuple(device for device in request.devices if device not in original_of)
@@ -88,7 +90,7 @@ def replica_devices(request: CompileRequest) -> ReplicaDevices:
     if isinstance(option, int):
         if option > len(devices):
             raise _error(
-                f"expected at most {len(devices)} replicas, one for each device of "
+                f"expected at most {len(devices)}, one replica for each device of "
                 f"{', '.join(devices)}; got {option}. List more devices, or add nodes to the "
                 "cluster."
             )

@@ -75,6 +75,12 @@ class _ReplicasProperty(Property):
                 )
             return range_text(*bounds)
         is_mapping = isinstance(value, Mapping) or str(value).lstrip().startswith("{")
+        if not is_mapping and not str(value).strip().lstrip("+-").isdigit():
+            raise PropertyError(
+                f"{NAME}={value!r}: expected a number, a range such as 1..4, auto, plan, or a "
+                'mapping such as {"ORT.0": ["ORT.1"]}.',
+                property=NAME,
+            )
         return (_AS_DEVICES if is_mapping else _AS_NUMBER).parse(value)
 
 

@@ -134,8 +134,9 @@ class BlobFile:
             )
         if version != form.FORMAT_VERSION:
             raise BlobError(
-                f"{where}: format version {version}; this program reads {form.FORMAT_VERSION}. "
-                "Compile the model again, or read it with the version that wrote it.",
+                f"{where}: expected format version {form.FORMAT_VERSION}, got format version "
+                f"{version}. Compile the model again, or read it with the version of hetero that "
+                "wrote it.",
                 version=version,
             )
         if zero or nbytes != self.nbytes:

@@ -164,7 +164,7 @@ def test_consecutive_devices_are_replicas(number, devices, replicas):
 
 
 def test_each_replica_needs_a_device():
-    with pytest.raises(PropertyError, match=r"expected at most 2 replicas, .* X\.0, X\.1; got 3"):
+    with pytest.raises(PropertyError, match=r"expected at most 2, one .* X\.0, X\.1; got 3"):
         with_replicas(compile_request("X.0", "X.1", REPLICAS=3))
 
 

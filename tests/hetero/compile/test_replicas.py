@@ -291,9 +291,16 @@ def test_plan_respects_the_memory_of_the_node(tmp_path, monkeypatch):
     assert {v.affinity["matmul"] for v in report.replicas} == {"CPU"}
 
 
+@pytest.mark.parametrize("value", ["many", "1-4", "", 1.5, None, [2]])
+def test_ill_typed_replicas_raise_with_the_alternatives(core, value):
+    with pytest.raises(PropertyError, match=r"expected a number, a range such as 1\.\.4, auto"):
+        core.compile_model(branches(), "CPU", {"REPLICAS": value})
+
+
 def test_replicas_of_pinned_devices(core):
     config = {"REPLICAS": 2}
-    with pytest.raises(PropertyError, match="CPU is a replica of ORT, but nodes are pinned to it"):
+    message = "CPU is a replica of ORT, but nodes are pinned to it.* list N devices of each kind"
+    with pytest.raises(PropertyError, match=message):
         core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity={"tanh": "CPU"})
     devices = "HETERO:ORT.0,ORT.1,CPU.0,CPU.1"
     with hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as multi_device_core:
