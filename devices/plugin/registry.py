@@ -12,12 +12,13 @@ import difflib
 import inspect
 import logging
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from hetero.devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
+from hetero.devices.plugin.crash_marks import marked
 from hetero.devices.plugin.entry_points import InstalledPoint, installed_points
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.plugin_source import PluginSource
@@ -44,12 +45,16 @@ class PluginEntry:
         The plugin; None if it failed to load.
     error : str or None
         The reason of the failure; None if the plugin is loaded.
+    source : str
+        Text from which another process can load the plugin; empty for classes and for plugins of
+        this project, which do not crash.
     """
 
     name: str
     origin: str
     plugin: Plugin | None
     error: str | None = None
+    source: str = ""
 
 
 def load_plugins(
@@ -83,7 +88,8 @@ def load_plugins(
         points = [row for row in points if row.point.name == only]
     for point, distribution, _ in points:
         origin = f"{distribution or 'unknown distribution'} ({point.value})"
-        for entry in _load_entries(point.name, origin, point.load, only):
+        text = "" if distribution == "hetero" else point.value
+        for entry in _load_entries(point.name, origin, point.load, only, text):
             _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
@@ -96,7 +102,7 @@ def load_plugins(
                 entries[source.label] = PluginEntry(source.label, spec, None, error)
                 continue
             name = None if source.is_library else source.name or None
-            new = _load_entries(name, spec, partial(_resolve, source), only)
+            new = _load_entries(name, spec, partial(_resolve, source), only, spec)
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
             new = _load_entries(None, origin, partial(_identity, spec), only)
@@ -218,25 +224,38 @@ def _requires_arguments(function: Callable[..., object]) -> bool:
 
 
 def _load_entries(
-    name: str | None, origin: str, load: Callable[[], object], only: str | None = None
-) -> Iterator[PluginEntry]:
-    """Yield the entries of a loaded object: a plugin class, or a function that returns several.
+    name: str | None,
+    origin: str,
+    load: Callable[[], object],
+    only: str | None = None,
+    source: str = "",
+) -> list[PluginEntry]:
+    """Return the entries of a loaded object: a plugin class, or a function that returns several.
 
     `only`: the name of the only plugin to initialise.
     """
+    entries: list[PluginEntry] = []
     try:
-        target = load()
-        if inspect.isfunction(target) and not _requires_arguments(target):
-            for cls in target():
-                if only in (None, cls.name):
-                    yield _entry(None, origin, cls)
-        elif only is None or getattr(target, "name", only) == only:
-            yield _entry(name, origin, target)
+        with marked(source):
+            target = load()
+            if inspect.isfunction(target) and not _requires_arguments(target):
+                for cls in target():
+                    if only in (None, cls.name):
+                        entries.append(_entry(None, origin, cls, source))
+            elif only is None or getattr(target, "name", only) == only:
+                entries.append(_entry(name, origin, target, source))
     except Exception as error:  # the plugin's import may raise anything
-        yield PluginEntry(name or origin, origin, None, _sentence(error))
+        entries.append(PluginEntry(name or origin, origin, None, _sentence(error)))
+    return entries
 
 
-def _entry(name: str | None, origin: str, target: object) -> PluginEntry:
+def plugin_classes(source: str) -> Sequence[type[Plugin]]:
+    """Return the plugin classes at the source of an entry."""
+    target: Any = _resolve(PluginSource.parse(source))
+    return target() if inspect.isfunction(target) else [target]
+
+
+def _entry(name: str | None, origin: str, target: object, source: str) -> PluginEntry:
     """Return the entry of a plugin class, or its error; `name` is the expected name."""
     if not (isinstance(target, type) and issubclass(target, Plugin)):
         problem: str | None = f"expected a subclass of devices.Plugin, got {target!r}."
@@ -246,7 +265,7 @@ def _entry(name: str | None, origin: str, target: object) -> PluginEntry:
     if problem := _name_error(target, name):
         return PluginEntry(label, origin, None, problem)
     try:
-        return PluginEntry(target.name, origin, target())
+        return PluginEntry(target.name, origin, target(), source=source)
     except Exception as error:  # the plugin's constructor may raise anything
         return PluginEntry(label, origin, None, _sentence(error))
 

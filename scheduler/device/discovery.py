@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetero.devices.errors import DeviceError, HeteroError
+from hetero.devices.plugin.crash_marks import marked
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.registry import PluginEntry, load_plugins
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
@@ -65,15 +66,18 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
         row = DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)
         return [] if counts.get(entry.name) == 0 else [row]
     try:
-        ids = plugin.device_ids()
-        count = counts.get(plugin.name, len(ids))
-        if count and not ids:
-            raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
-        device_ids = [ids[i % len(ids)] for i in range(count)]
-        return [
-            _describe(node, plugin, device_id, f"{plugin.name}.{i}", device_ids.count(device_id))
-            for i, device_id in enumerate(device_ids)
-        ]
+        with marked(entry.source):
+            ids = plugin.device_ids()
+            count = counts.get(plugin.name, len(ids))
+            if count and not ids:
+                raise DeviceError(
+                    f"{plugin.name} finds no device on node {node}", device=plugin.name
+                )
+            device_ids = [ids[i % len(ids)] for i in range(count)]
+            return [
+                _describe(node, plugin, device, f"{plugin.name}.{i}", device_ids.count(device))
+                for i, device in enumerate(device_ids)
+            ]
     except (Exception, SystemExit) as error:  # list a broken plugin with its error
         kind = "" if isinstance(error, HeteroError) else f"{type(error).__name__}: "
         reason = f"{kind}{error}"

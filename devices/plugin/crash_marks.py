@@ -1,0 +1,103 @@
+"""Marks of plugins that this process loads, so that a crash names its plugin to later processes.
+
+A mark is a locked file. The kernel releases the lock when the process ends: a mark without a lock
+belongs to a process that ended while it loaded the plugin or listed its devices. The next process
+then tries the plugin in a worker process first. Marks of killed processes thus cost one trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from hetero.devices.errors import PluginLoadError
+from hetero.devices.model.worker_process import WorkerFailure, WorkerProcess
+
+#: Limits of a trial: more than any backend reserves, and a minute of processor time.
+_MEMORY_NBYTES: Final = 2**46
+_TIME_S: Final = 60.0
+
+
+@contextlib.contextmanager
+def marked(source: str) -> Iterator[None]:
+    """Mark the plugin at `source` while the block runs; an empty `source` has no mark.
+
+    Raises PluginLoadError: an earlier process ended in such a block, and so does a worker process.
+    """
+    folder = _folder() if source else None
+    if folder is None:
+        yield
+        return
+    prefix = f"{xxhash.xxh64_hexdigest(source.encode())}-"
+    if stale_marks := [path for path in folder.glob(f"{prefix}*") if not _is_locked(path)]:
+        _try_in_worker(source)
+        for path in stale_marks:
+            path.unlink(missing_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        Path(name).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _folder() -> Path | None:
+    """Return the folder of the marks; None if it is not private to the user."""
+    folder = Path(tempfile.gettempdir()) / f"hetero-plugins-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return folder if is_own and not status.st_mode & 0o077 else None
+
+
+def _is_locked(mark: Path) -> bool:
+    """Whether the process of a mark is running."""
+    try:
+        with mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked, or removed in the meantime
+        return True
+    return False
+
+
+def _try_in_worker(source: str) -> None:
+    """Load a plugin and list its devices in a worker process; PluginLoadError if that ends."""
+    worker = WorkerProcess(f"{__name__}:_respond", sys.path)
+    try:
+        response = worker.call(source.encode(), memory_nbytes=_MEMORY_NBYTES, time_s=_TIME_S)
+    finally:
+        worker.stop()
+    if isinstance(response, WorkerFailure):
+        raise PluginLoadError(
+            f"plugin {source} cannot list its devices: {response.reason}. Update or uninstall the "
+            "package that contains it."
+        )
+
+
+def _respond(request: bytes) -> bytes:
+    """Load the plugins at a source and list their devices; errors of Python are no crash."""
+    from hetero.devices.plugin.registry import plugin_classes
+
+    with contextlib.suppress(Exception):
+        for plugin_class in plugin_classes(request.decode()):
+            with contextlib.suppress(Exception):
+                plugin = plugin_class()
+                plugin.version()
+                for device_id in plugin.device_ids():
+                    plugin.full_name(device_id)
+                    plugin.fingerprint(device_id)
+                    plugin.device_properties(device_id)
+    return b""
