@@ -15,12 +15,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
 import hetero
+from benchmarks.published_models import corpus, trial
 from benchmarks.small_networks import SMALL_NETWORKS
 from benchmarks.tables import names, print_rows
 from hetero.devices.model.light_models import (
@@ -29,6 +31,7 @@ from hetero.devices.model.light_models import (
     light_model_names,
     light_model_path,
 )
+from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.measure.sample_inputs import sample_inputs
 
@@ -117,7 +120,9 @@ def _models() -> dict[str, Callable[[], onnx.ModelProto]]:
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Count the nodes of each model, and compare results."""
-    models = _models()
+    models = _models() | {
+        path: partial(onnx.load, path) for path in names(options.models) if path.endswith(".onnx")
+    }
     device = options.device
     with hetero.Core(executor="inprocess") as core:
         (row,) = [row for row in core.device_descriptors if row.plugin == device]
@@ -126,8 +131,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name in names(options.models) or models:
             proto = models[name]()
             model = read_model(proto)
-            is_light = name in light_model_names()
-            inputs = light_model_inputs(model) if is_light else sample_inputs(model)
+            inputs = _inputs(name, model)
             alone = count_by_onnxruntime(options.package, proto, _BEST_OPTIONS.get(device, {}))
             with core.compile_model(model, f"HETERO:{device},ORT,CPU") as compiled:
                 results = compiled(dict(inputs)).to_tuple()
@@ -145,6 +149,48 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
+def _inputs(name: str, model: Model) -> Mapping[str, np.ndarray]:
+    """Return inputs of a light model, a published model (a path), or another one."""
+    if name in light_model_names():
+        return light_model_inputs(model)
+    if not name.endswith(".onnx"):
+        return sample_inputs(model)
+    reference = trial.reference(name)
+    if isinstance(reference, str):
+        raise SystemExit(f"ONNX Runtime does not run it: {reference}")
+    return reference[0]
+
+
+def run_published(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Count the nodes of each published model in a process of its own, which may crash."""
+    for package in corpus.package_names():
+        try:
+            paths = list(corpus.models(package))
+        except (OSError, subprocess.TimeoutExpired) as error:
+            sys.stderr.write(f"unavailable: {package}: {error}\n")
+            continue
+        for path in paths:
+            command = [sys.executable, "-m", "benchmarks.provider_nodes", "--json"]
+            command += ["--device", options.device, "--package", options.package]
+            try:
+                process = subprocess.run(
+                    [*command, "--models", str(path)],
+                    capture_output=True,
+                    text=True,
+                    timeout=_TIMEOUT_S,
+                    check=True,
+                )
+                (row,) = json.loads(process.stdout.splitlines()[-1])["rows"]
+            except subprocess.TimeoutExpired:
+                row = {"failure": f"more than {_TIMEOUT_S} s"}
+            except subprocess.CalledProcessError as error:
+                last_line = (error.stderr.strip().splitlines() or [""])[-1]
+                row = {"failure": f"exit status {error.returncode}: {last_line[:200]}"}
+            row |= {"model": f"{package}/{path.name}"}
+            sys.stderr.write(f"{row}\n")
+            yield row
+
+
 def _relative_error(result: np.ndarray, expected: np.ndarray) -> float:
     difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
     return float(difference.max() / max(np.abs(expected).max(), 1e-30))
@@ -155,9 +201,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="ORT_GGML", help="the provider's device")
     parser.add_argument("--package", default="onnxruntime_ggml", help="the wheel's package")
     parser.add_argument("--models", default="", help="default: light models and small exports")
+    parser.add_argument(
+        "--published", action="store_true", help="the models of benchmarks.published_models"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    print_rows(list(run(options)), options.json)
+    rows = list(run_published(options) if options.published else run(options))
+    print_rows(rows, options.json)
 
 
 if __name__ == "__main__":
