@@ -22,6 +22,8 @@ import xxhash
 from hetero.devices.errors import PluginLoadError
 from hetero.devices.model.worker_process import WorkerFailure, WorkerProcess
 
+#: The function that loads a plugin in the worker; its module imports this one.
+_TRIAL: Final = "hetero.devices.plugin.trial:list_devices"
 #: Limits of a trial: more than any backend reserves, and a minute of processor time.
 _MEMORY_NBYTES: Final = 2**46
 _TIME_S: Final = 60.0
@@ -75,7 +77,7 @@ def _is_locked(mark: Path) -> bool:
 
 def _try_in_worker(source: str) -> None:
     """Load a plugin and list its devices in a worker process; PluginLoadError if that ends."""
-    worker = WorkerProcess(f"{__name__}:_respond", sys.path)
+    worker = WorkerProcess(_TRIAL, sys.path)
     try:
         response = worker.call(source.encode(), memory_nbytes=_MEMORY_NBYTES, time_s=_TIME_S)
     finally:
@@ -85,19 +87,3 @@ def _try_in_worker(source: str) -> None:
             f"plugin {source} cannot list its devices: {response.reason}. Update or uninstall the "
             "package that contains it."
         )
-
-
-def _respond(request: bytes) -> bytes:
-    """Load the plugins at a source and list their devices; errors of Python are no crash."""
-    from hetero.devices.plugin.registry import plugin_classes
-
-    with contextlib.suppress(Exception):
-        for plugin_class in plugin_classes(request.decode()):
-            with contextlib.suppress(Exception):
-                plugin = plugin_class()
-                plugin.version()
-                for device_id in plugin.device_ids():
-                    plugin.full_name(device_id)
-                    plugin.fingerprint(device_id)
-                    plugin.device_properties(device_id)
-    return b""
