@@ -87,6 +87,14 @@ def test_timing_of_a_run():
     assert (run.queued_s, run.started_s, set(run.node_times_s)) == (0, 12, {"neg", "relu"})
 
 
+def test_size_of_outputs_includes_the_items_of_sequences():
+    device = host(
+        ("Neg", "neg", ("x",), "y"), ("SequenceConstruct", "s", ("x", "y"), "q"), outputs=("y", "q")
+    )
+    _, run = device.run_stage(Request(deployment="d", id=3, attempt=2), 5, [X])
+    assert run.output_nbytes == 16 + 2 * 16
+
+
 def test_constant_inputs_are_loaded_with_the_stage():
     model = build([("Add", "add", ("a", "b"), "y")], ["y"], inputs=("a", "b"))
     _, (source,) = cut(model, ("TOY", ["add"]))

@@ -225,6 +225,22 @@ def test_timings_of_several_paths_are_forwarded():
     assert [stages for _, _, _, stages in device.channel.packed] == [[0, 1, 2, 3]] * 2
 
 
+@pytest.mark.parametrize(
+    ("num_earlier", "expected"),
+    [
+        (lane.MAX_TIMINGS - 1, [("next", lane.MAX_TIMINGS), ("other", lane.MAX_TIMINGS)]),
+        (lane.MAX_TIMINGS, [("client", lane.MAX_TIMINGS + 1), ("next", 0), ("other", 0)]),
+    ],
+)
+def test_many_timings_are_sent_to_the_client_instead(num_earlier, expected):
+    device = Device()
+    timings = tuple(StageTiming(stage, "TOY") for stage in range(num_earlier))
+    task = Task(Request(deployment=KEY, id=1, attempt=1), 3)
+    device.loop.receive(Values(task, {"a": X, "b": X}, timings))
+    device.work()
+    assert [(to, len(stages)) for to, _, _, stages in device.channel.packed] == expected
+
+
 def test_task_of_a_busy_stage_waits_its_turn():
     device = Device()
     device.receive([X, X], number=5)
