@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
+import onnx.parser
 import pytest
+from onnx.reference import ReferenceEvaluator
 
+from hetero.devices.model.reader import read_model
 from hetero.devices.model.worker_process import WorkerFailure
 from hetero.devices.plugin import node_queries
 from hetero.devices.plugin.node_queries import (
@@ -181,6 +185,22 @@ def test_model_of_one_node_is_valid_and_anonymous():
     assert not hidden.graph.initializer
     assert [p.name for p in hidden.graph.input] == ["v0", "v1"]
     assert [p.name for p in hidden.graph.output] == ["v2"]
+
+
+def test_model_of_one_node_has_the_functions_that_it_calls():
+    model = read_model(
+        onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17, "own": 1]> g (float[2] x) => (float[2] y) '
+            "{ h = own.F(x) y = Neg(h) } "
+            '<domain: "own", opset_import: ["": 17]> F (a) => (b) { b = Sin(a) }'
+        )
+    )
+    calling, other = (
+        single_node_model(node, model, lambda c: False, lambda spec: spec) for node in model.nodes
+    )
+    feeds = {"v0": np.ones(2, np.float32)}
+    np.testing.assert_allclose(ReferenceEvaluator(calling).run(None, feeds)[0], np.sin([1, 1]))
+    assert not other.functions
 
 
 @pytest.mark.parametrize(("is_visible", "count"), [(True, 2), (False, 1)])

@@ -11,7 +11,12 @@ import pytest
 
 from hetero.devices.errors import PropertyError, UnknownPropertyError
 from hetero.devices.plugin.configuration import Configuration
-from hetero.devices.plugin.properties import COMMON_PROPERTIES, Property, PropertyTable
+from hetero.devices.plugin.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Property,
+    PropertyTable,
+)
 from hetero.devices.plugin.properties import unknown_property as unknown
 
 
@@ -153,6 +158,41 @@ def test_table():
     assert ({n: p.default for n, p in other.items()}) == {"A": 5, "B": 2, "C": 3, "D": 6}
     assert list(TABLE.without("A", "Z")) == ["B", "C"]
     assert TABLE["A"].default == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "is_mutable"),
+    [
+        ("DEVICE_ID", "0", True),
+        ("PERF_COUNT", False, True),
+        ("NUM_STREAMS", 1, True),
+        ("EXCLUSIVE_ASYNC_REQUESTS", False, True),
+        ("CACHE_DIR", "", True),
+        ("ENABLE_MMAP", True, True),
+        ("SUPPORTED_PROPERTIES", (), False),
+        ("CACHING_PROPERTIES", (), False),
+        ("AVAILABLE_DEVICES", ("0",), False),
+        ("FULL_DEVICE_NAME", "", False),
+        ("DEVICE_ARCHITECTURE", "", False),
+        ("DEVICE_TYPE", "INTEGRATED", False),
+        ("OPTIMIZATION_CAPABILITIES", ("FP32",), False),
+        ("RANGE_FOR_STREAMS", (1, 1024), False),
+        ("RANGE_FOR_ASYNC_INFER_REQUESTS", (1, 1, 1), False),
+        ("EXECUTION_DEVICES", (), False),
+        ("NETWORK_NAME", "", False),
+        ("LOADED_FROM_CACHE", False, False),
+        ("OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1, False),
+        ("INFERENCE_NUM_THREADS", 0, True),
+        ("DISABLE_TRANSFORMATIONS", False, True),
+    ],
+)
+def test_standard_property(name, default, is_mutable):
+    table = COMMON_PROPERTIES.extended(*OPTIONAL_PROPERTIES.values())
+    standard = table[name]
+    assert (standard.default, standard.mutable) == (default, is_mutable)
+    assert type(default) is standard.type
+    assert (name in table.caching_properties) == (name == "DISABLE_TRANSFORMATIONS")
+    assert len(table) == 21
 
 
 def test_set_values_override_the_device_and_options_override_both():

@@ -136,6 +136,16 @@ def test_invalid_node_is_refused_by_every_device(case, plugin):
         device.compile_model(model)
 
 
+def test_body_input_of_unknown_type_is_valid():
+    model = model_of(
+        graph_of(
+            'w = own.Odd(x) y = Loop("", c, w) <body = b (int64 n, bool t, float[2] v) '
+            "=> (bool u, float[2] z) {u = Not(t) z = Neg(v)}>"
+        )
+    )
+    assert schema_violations(model) == {}
+
+
 @pytest.mark.parametrize("case", INVALID_MODELS)
 def test_onnxruntime_rejects_invalid_model(case):
     onnxruntime = pytest.importorskip("onnxruntime")
