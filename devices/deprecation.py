@@ -10,7 +10,7 @@ def deprecated_alias(old: str, new: str) -> property:
     """Return a property that reads the attribute `new` and warns about its old name."""
 
     def read(self: Any) -> Any:
-        warn_renamed(old, new, stacklevel=3)
+        warn_renamed(old, new, stacklevel=2)
         return getattr(self, new)
 
     read.__doc__ = f"Deprecated alias of `{new}`."
