@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,12 @@ def test_memory_is_released_if_the_process_has_grown(monkeypatch, growth_nbytes,
     with releases_free_memory():
         pass
     assert trims == calls
+
+
+def test_resident_memory_is_that_of_the_kernel_in_bytes():
+    status = Path("/proc/self/status").read_text()
+    (expected_kb,) = re.findall(r"VmRSS:\s+(\d+) kB", status)
+    assert abs(heap._resident_nbytes() - 1024 * int(expected_kb)) < 10_000_000
 
 
 #: Prints the number of page faults of 30 rounds that allocate and free 6 MB.

@@ -9,6 +9,7 @@ import msgpack
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from hetero.devices.model.reader import read_model
@@ -185,6 +186,20 @@ def test_model_of_one_node_is_valid_and_anonymous():
     assert not hidden.graph.initializer
     assert [p.name for p in hidden.graph.input] == ["v0", "v1"]
     assert [p.name for p in hidden.graph.output] == ["v2"]
+
+
+def test_model_of_one_node_omits_absent_inputs_and_outputs():
+    node = helper.make_node(
+        "LSTM", ["x", "w", "r", "", "", "h"], ["", "", "c"], name="lstm", hidden_size=3
+    )
+    shapes = {"x": (1, 1, 2), "w": (1, 12, 2), "r": (1, 12, 3), "h": (1, 1, 3)}
+    inputs = [helper.make_tensor_value_info(n, 1, shape) for n, shape in shapes.items()]
+    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("c", 1, None)])
+    model = read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+    copy = single_node_model(model.nodes[0], model, lambda c: False, lambda spec: spec).graph
+    assert list(copy.node[0].input) == ["v0", "v1", "v2", "", "", "v3"]
+    assert list(copy.node[0].output) == ["", "", "v4"]
+    assert [port.name for port in (*copy.input, *copy.output)] == ["v0", "v1", "v2", "v3", "v4"]
 
 
 def test_model_of_one_node_has_the_functions_that_it_calls():

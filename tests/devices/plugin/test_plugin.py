@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from hetero.devices import ExecutedNode, Node, Plugin, Program, Property, Refusal
+from hetero.devices import ExecutedNode, Node, Plugin, Program, Property, Refusal, Support
 from hetero.devices.conformance.plugin_subject import PluginSubject
 from hetero.devices.errors import (
     BlobError,
@@ -74,6 +74,11 @@ class FusedProgram(Program):
         )
 
 
+def test_plugin_without_class_attributes_computes_and_is_chosen_automatically():
+    attributes = ("automatic", "computes", "leaves_outputs", "rank")
+    assert [getattr(FusingPlugin, name) for name in attributes] == [True, True, False, 50]
+
+
 def test_query_returns_original_node_names():
     support = FusingPlugin().query_model(CHAIN)
     assert list(support) == ["k", "a", "b", "c", "y"]
@@ -110,6 +115,23 @@ def test_compile_error_lists_unsupported_nodes():
     for name in ("k (Constant)", "a (Mul)", "b (Relu)", "y (Sub)"):
         assert name in text
     assert set(caught.value.unsupported) == {"k", "a", "b", "y"}
+
+
+@pytest.mark.parametrize("count", [20, 21])
+def test_compile_error_lists_twenty_nodes(count):
+    nodes = " ".join(f"h{i + 1} = Asinh(h{i})" for i in range(count))
+    chain = model(f"(float[2] h0) => (float[2] h{count}) {{{nodes}}}")
+    with pytest.raises(UnsupportedNodesError) as caught:
+        DensePlugin().compile_model(chain)
+    assert f"does not support {count} of {count} nodes" in str(caught.value)
+    assert (str(caught.value).count("(Asinh)"), len(caught.value.unsupported)) == (20, count)
+    assert ("and 1 more" in str(caught.value)) == (count == 21)
+
+
+def test_support_is_hashed_by_its_devices():
+    support = {text: Support(dict.fromkeys(text, "X")) for text in ("ab", "ac")}
+    assert hash(support["ab"]) == hash(Support({"a": "X", "b": "X"}))
+    assert len({hash(one) for one in (*support.values(), Support({"a": "Y", "b": "X"}))}) == 3
 
 
 def test_runtime_model_has_executed_nodes_and_times():

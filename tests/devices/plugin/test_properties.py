@@ -240,6 +240,25 @@ def test_unknown_property_suggests_similar_names_or_lists_all():
     assert similar.property == "CACHE_DIRS"
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("supported_metrics", "SUPPORTED_PROPERTIES"),
+        ("SUPPORTED_CONFIG_KEYS", "SUPPORTED_PROPERTIES"),
+        ("IMPORT_EXPORT_SUPPORT", "OPTIMIZATION_CAPABILITIES, which contains EXPORT_IMPORT,"),
+        ("CPU_THREADS_NUM", "INFERENCE_NUM_THREADS"),
+        ("GPU_THROUGHPUT_STREAMS", "NUM_STREAMS"),
+        ("DYN_BATCH_LIMIT", "AUTO_BATCH_SIZE"),
+    ],
+)
+def test_property_of_openvinos_first_api_names_its_successor(name, fix):
+    error = unknown(name, "device X", [])
+    assert str(error) == (
+        f"no property {name!r} on device X: it belongs to OpenVINO's first API. Use {fix} instead."
+    )
+    assert error.property == name
+
+
 @pytest.mark.parametrize("value", [1, 1024, "AUTO", "NUMA", -1, -2])
 def test_streams_of_a_device(value):
     row = COMMON_PROPERTIES["NUM_STREAMS"]

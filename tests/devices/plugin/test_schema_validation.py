@@ -136,6 +136,25 @@ def test_invalid_node_is_refused_by_every_device(case, plugin):
         device.compile_model(model)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("y = Relu<odd = 1>(x)", "Relu-14: unknown attribute 'odd'; ONNX defines none"),
+        ("y = Gemm<odd = 1>(x, x)", "unknown attribute 'odd'; ONNX defines alpha, beta, transA,"),
+        ("y = Softmax<axis = 1.5>(x)", "expected attribute 'axis' of type INT, got FLOAT"),
+        ("y = Cast(x)", "Cast-13: the required attribute 'to' is missing"),
+        ("y = Conv(x)", "Conv-11: expected 2 to 3 inputs, got 1"),
+        ("y, z = Relu(x)", "Relu-14: expected 1 outputs, got 2"),
+        ('y = Add("", x)', "Add-14: the required input 'A' is missing"),
+        ("y = Sqrt(i)", "Sqrt-13: expected input 'X' of tensor("),
+        ("h = Cast<to = 7>(x) y = Add(x, h)", "one type, got tensor(float) and tensor(int64)"),
+    ],
+)
+def test_violation_names_the_ports_and_types(nodes, message):
+    violations = schema_violations(model_of(graph_of(nodes)))
+    assert [message in refusal.message for refusal in violations.values()] == [True]
+
+
 def test_body_input_of_unknown_type_is_valid():
     model = model_of(
         graph_of(
