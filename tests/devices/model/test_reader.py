@@ -70,7 +70,7 @@ def test_invalid_external_weight_raises(tmp_path, tensor, message):
         read_model(weight_file(tmp_path, tensor))
 
 
-def test_weight_beside_the_target_of_a_linked_model_is_named_without_folders(tmp_path):
+def test_weight_beside_the_target_of_a_linked_model(tmp_path):
     """Download caches link a model's file to another folder."""
     links, files = tmp_path / "links", tmp_path / "files"
     links.mkdir()

@@ -74,7 +74,7 @@ class FusedProgram(Program):
         )
 
 
-def test_plugin_without_class_attributes_computes_and_is_chosen_automatically():
+def test_plugin_computes_and_is_automatic_by_default():
     attributes = ("automatic", "computes", "leaves_outputs", "rank")
     assert [getattr(FusingPlugin, name) for name in attributes] == [True, True, False, 50]
 

@@ -192,7 +192,7 @@ def test_closed_deployment_drops_its_tasks_and_later_ones():
 
 
 @pytest.mark.parametrize("closes_first", [False, True])
-def test_attempt_dropped_before_its_deployment_reopens_stays_dropped(closes_first, monkeypatch):
+def test_dropped_attempt_of_a_reopened_deployment(closes_first, monkeypatch):
     """A device that could not reach its client closes its deployments, and receives late inputs."""
     monkeypatch.setattr("hetero.scheduler.device.task_queue._REMEMBERED_DEPLOYMENTS", 1)
     m = machine()
