@@ -157,7 +157,7 @@ def test_direct_stage_runs_if_a_stream_is_free():
     assert ([due.task.request.id for due in waiting], loop._machine.num_running) == ([1], 1)
 
 
-def test_task_that_waits_for_a_direct_stage_starts_after_its_error(monkeypatch):
+def test_waiting_task_starts_after_a_direct_stage_fails(monkeypatch):
     stage, loop, waiting = direct_stage(("Neg", "fail", ("x",), "y"))
     run, task = ToyProgram.run, Task(Request(deployment="d", id=1, attempt=1), 5)
 
@@ -177,7 +177,7 @@ def test_task_that_waits_for_a_direct_stage_starts_after_its_error(monkeypatch):
     assert error.__traceback__ is None
 
 
-def test_outputs_of_a_direct_stage_stay_if_no_other_device_reads_them(monkeypatch):
+def test_outputs_of_a_direct_stage_that_stay(monkeypatch):
     monkeypatch.setattr(TwinPlugin, "leaves_outputs", True)
     stage, loop, _ = direct_stage()
     here, there = Send("device", 6, ("y", "h")), Send("there", 7, ("h",))
