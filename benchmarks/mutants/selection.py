@@ -96,21 +96,27 @@ class Record:
                 by_line.setdefault(int(line), set()).update(tests)
 
     def tests_of(self, mutant: Mutant, folder: str, limit_s: float) -> list[str]:
-        """Return tests that execute a mutant: first the package's own, then the shortest.
+        """Return tests that execute a mutant: first the module's own, then the package's own, then
+        the shortest.
 
         Together they take at most ``limit_s``, and one of them may take any time.
         """
+        own_file = f"/test_{Path(mutant.path).stem}.py::"
         by_line = self.lines.get(mutant.path, {})
         tests: set[str]
         if (places := _TESTS_OF_WORKERS.get(mutant.path)) is not None:
             tests = {test for test in self.seconds if test.startswith(places)}
         elif mutant.function:
             tests = self._tests_at(by_line, mutant)
-        else:  # a constant of the module or class
-            tests = set().union(*by_line.values())
-        ordered = sorted(
-            tests, key=lambda t: (not t.startswith(f"{folder}/"), self.seconds.get(t, 0.0), t)
-        )
+        else:  # a constant of the module or class, which may be read from other packages
+            own_tests = (test for test in self.seconds if own_file in test)
+            tests = set(own_tests).union(*by_line.values())
+
+        def order(test: str) -> tuple[bool, bool, float, str]:
+            is_elsewhere = not test.startswith(f"{folder}/")
+            return own_file not in test, is_elsewhere, self.seconds.get(test, 0.0), test
+
+        ordered = sorted(tests, key=order)
         chosen: list[str] = []
         total = 0.0
         for test in ordered:

@@ -145,6 +145,14 @@ def test_constant_selects_all_tests_of_the_file():
     assert len(RECORD.tests_of(mutant(1, 1, function=""), "tests/a", 20)) == 3
 
 
+def test_constant_selects_the_test_file_of_its_module_first():
+    record = Record({**RECORD.seconds, "tests/d/test_a.py::reads": 5}, RECORD.lines)
+    chosen = record.tests_of(mutant(1, 1, function=""), "tests/a", 20)
+    assert chosen[0] == "tests/d/test_a.py::reads"
+    assert len(chosen) == 4
+    assert "tests/d/test_a.py::reads" not in record.tests_of(mutant(2, 2), "tests/a", 20)
+
+
 def test_module_of_a_worker_process_selects_its_test_file():
     folder = "tests/devices/model"
     tests = [f"{folder}/test_worker_process.py::ends", f"{folder}/test_reader.py::reads"]
