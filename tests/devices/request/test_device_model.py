@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from hetero.devices import read_model
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.errors import InferenceError, UnknownPropertyError, UnsupportedOperationError
+from hetero.devices.request.response import StageTiming
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -28,6 +31,16 @@ def test_requests_run_on_threads_of_the_process(compiled):
     for factor, request in enumerate(requests):
         request.wait()
         np.testing.assert_allclose(request.results["y"], branches_output(X * factor), rtol=1e-5)
+
+
+def test_timing_of_a_request_names_the_device(compiled):
+    request = compiled.create_infer_request()
+    before_s = time.monotonic()
+    request.infer({"x": X})
+    (timing,) = request.times.stages
+    assert (timing.stage, timing.device, timing.queued_s) == (0, "CPU.0", 0.0)
+    assert before_s <= timing.started_s <= timing.ended_s <= time.monotonic()
+    assert StageTiming(3, "X") == (3, "X", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, {}, 0, ())
 
 
 def test_runtime_model_has_the_times_of_requests(compiled):

@@ -251,8 +251,13 @@ def test_output_tensor_follows_each_run():
     assert tensors.get("y") is tensor
     assert (tensor.data.max(), results["y"].max()) == (2, 2)
     assert not np.shares_memory(tensor.data, results["y"])
+    memory = tensor.data
     shared = tensors.store({"y": array(3)}, copy=False)
     assert np.shares_memory(tensor.data, shared["y"])
+    assert tensor.data is memory  # the caller may refer to it
+    wider = tensors.store({"y": array(4, 3)}, copy=True)
+    assert (tensor.data.shape, memory.max(), wider["y"].max()) == ((3, 2), 3, 4)
+    assert not np.shares_memory(tensor.data, wider["y"])
 
 
 @pytest.mark.parametrize("copy", [True, False])

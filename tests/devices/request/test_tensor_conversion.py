@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hetero.devices.errors import TensorShapeError, TensorTypeError
+from hetero.devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.tensor import Tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
@@ -171,6 +171,33 @@ def test_text():
         convert(np.array([1, 2]), port, copy=True)
     assert caught.value.data["port"] == "p"
     assert check_tensor(np.array(["a", "b"]), port, "input").dtype.kind == "U"
+    texts = Tensor(["a", "b"]).str_data
+    assert (texts.dtype.kind, texts.tolist()) == ("U", ["a", "b"])
+    assert Tensor(["a", "é"]).bytes_data.tolist() == [b"a", "é".encode()]
+
+
+def test_shared_value_that_is_no_array():
+    sequence = TensorSpec("p", "seq(tensor(float))", None)
+    assert check_tensor([], sequence, "output") == []
+    for port in (sequence, spec("float", 2)):
+        with pytest.raises(TensorTypeError, match=r"output 'p'"):
+            check_tensor(None, port, "output")
+    assert check_tensor([1.5, 2], spec("double", 2), "output").tolist() == [1.5, 2]
+    with pytest.raises(TensorTypeError, match=r"output 'p': expected .*float"):
+        check_tensor([1, 2], spec("float", 2), "output")
+
+
+def test_list_becomes_an_array_or_remains_a_sequence():
+    assert Tensor([1, 2]).data.tolist() == [1, 2]
+    assert Tensor([None, 1.0]).data == [None, 1.0]
+    assert Tensor([[1], [1, 2]]).data == [[1], [1, 2]]
+
+
+def test_several_sources_of_a_tensor_raise():
+    array = np.zeros(2, np.float32)
+    with pytest.raises(ArgumentTypeError, match="expected one of data, port, array"):
+        Tensor(array, array=array)
+    assert np.shares_memory(Tensor(spec("float", 2), array).data, array)
 
 
 # Tensors.

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hetero.devices.errors import TensorShapeError
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
+from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.batch_rows import RowLayout
 from hetero.devices.request.variable_states import RequestStates
 
@@ -125,6 +126,29 @@ def test_host_values_are_never_the_current_resident_ones():
     states.commit({"a.next": values["a"]})
     assert not states.are_current(values)
     assert states.are_current({})
+
+
+class DeviceTensor(RemoteTensor):
+    """A tensor in the memory of a device that cannot join tensors."""
+
+    device, by_reference = "X.0", False
+
+    def __init__(self, value):
+        self.value, self.shape, self.dtype = value, value.shape, value.dtype
+
+    def to_host(self):
+        return self.value.copy()
+
+    copy_from = to_host
+
+
+def test_device_tensors_are_read_and_joined_on_the_host():
+    states, joined = RequestStates((A,), (X,)), RequestStates((A,), (X,))
+    states.commit({"a.next": DeviceTensor(np.array([[1, 2], [3, 4]], np.float32))})
+    assert type(states.get(A)) is np.ndarray
+    np.testing.assert_array_equal(states.get(A), [[1, 2], [3, 4]])
+    joined.join([(states, [1, 1])], {"a": RowLayout(0)})
+    np.testing.assert_array_equal(joined.get(A), [[3, 4], [3, 4]])
 
 
 def test_join_takes_rows_of_several_requests():
