@@ -1,10 +1,11 @@
 """Random memory budgets: whether processes that the kernel limits to them run the plans that fit.
 
 ``python -m benchmarks.memory_budgets [--count N] [--seed N] [--devices NAMES] [--json]``. A budget
-is a random share of the memory that a random model needs on one device, for each of two devices. A
-`hetero.Core` plans the model within the budgets. Each device's part then runs in a new process, in
-a Core of its own, whose RLIMIT_DATA is the budget without the parts that it does not bound: the
-idle process, the libraries of the device, and the weights, which are mapped from a file.
+is a random share of the memory that a random model needs on one device, with or without copies of
+its weights, for each of two devices. A `hetero.Core` plans the model within the budgets. The plugin
+then runs each device's part in a new process, whose RLIMIT_DATA is the budget without the parts
+that it does not bound: the idle process, the libraries of the device, and the weights, which are
+mapped from a file.
 
 `exceeded`: parts that failed within their limit. `over_peak`: parts whose largest resident memory
 (VmHWM) was above the budget. `missed`: budgets without a plan for which an assignment of all
@@ -35,7 +36,11 @@ from benchmarks import networks, small_networks
 from benchmarks.tables import names, print_rows
 from hetero.devices.errors import HeteroError, PlanError
 from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.heap import release_free_memory
+from hetero.devices.plugin.program import RunContext
+from hetero.devices.plugin.registry import find_plugin, load_plugins
+from hetero.devices.request.device_model import DeviceModel
 from hetero.partition.partition import Subgraph, partition
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.predict_memory import predict_memory
@@ -54,6 +59,7 @@ _PRELOADED: Final = [
     "benchmarks.networks",
     "benchmarks.small_networks",
     "hetero.devices.ort.plugin",
+    "benchmarks.memory_budgets",
 ]
 #: Width of the product that initializes libraries: OpenBLAS reserves its buffers for large ones.
 _WARM_UP_WIDTH: Final = 256
@@ -151,11 +157,14 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
         ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool,
     ):
         traits = {d.name: d.memory_traits for d in core.device_descriptors}
+        full = traits[devices[0]]
         for number in range(count):
             if number % BUDGETS == 0:
                 make = dice.choice(MODELS)
                 model = core.read_model(make(dice))
-                whole = core.plan_model(model, devices[0], {"FIT_MEMORY": True}).memory[0]
+                split = partition(model, dict.fromkeys(model.node_names, devices[0]))
+                memory = MemoryModel({devices[0]: dice.choice([full, full.compact])}, {})
+                whole = predict_memory(model, split.subgraphs, memory)[devices[0]]
             own_nbytes = whole.peak_nbytes - whole.runtime_nbytes
             budgets = {
                 name: whole.runtime_nbytes + int(own_nbytes * dice.uniform(*SHARES))
@@ -210,42 +219,33 @@ def run_part(
     """Compile and run models in this process, limited to the budget of a prediction."""
     threading.stack_size(_STACK_NBYTES)
     budget_nbytes = prediction.budget_nbytes or 0
-    options = {"VERIFY": "NO", "INFERENCE_NUM_THREADS": 1, **config}
-    with hetero.Core("inprocess", devices={device: 1}) as core:
-        shape = _WARM_UP_WIDTH, _WARM_UP_WIDTH
-        with core.compile_model(_warm_up_model(), device, options) as compiled:
-            compiled({"x": np.ones(shape, np.float32)})
-        models = [core.read_model(path) for path in paths]
-        inputs = [
-            {
-                port.name: np.ones([int(d or 1) for d in port.shape or ()], port.dtype)
-                for port in model.inputs
-            }
-            for model in models
-        ]
-        gc.collect()
-        release_free_memory()
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        base = _status()
-        fixed_nbytes = budget_nbytes - prediction.peak_nbytes
-        own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes
-        room_nbytes = fixed_nbytes + own_nbytes
-        _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
-        limit_nbytes = base["VmData"] + room_nbytes
-        if not prediction.compact:  # weights that ONNX Runtime maps itself count as private
-            limit_nbytes -= prediction.weights_nbytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit_nbytes, hard_limit))
-        error_text = ""
-        try:
-            compiled_models = [core.compile_model(model, device, options) for model in models]
-            for compiled, values in zip(compiled_models, inputs, strict=True):
-                for _ in range(RUNS):
-                    compiled(values)
-        except (MemoryError, HeteroError) as error:
-            error_text = " ".join(repr(error).split())[:300]
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))
-        peak = _status()["VmHWM"] - base["VmRSS"]
+    plugin = find_plugin(load_plugins((), only=device), device)
+    options = {"INFERENCE_NUM_THREADS": 1, **config}
+    for proto in _warm_up_models():
+        _run(plugin.compile_model(read_model(proto), options))
+    models = [read_model(path) for path in paths]
+    gc.collect()
+    release_free_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    base = _status()
+    fixed_nbytes = budget_nbytes - prediction.peak_nbytes
+    own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes
+    room_nbytes = fixed_nbytes + own_nbytes
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
+    limit_nbytes = base["VmData"] + room_nbytes
+    if not prediction.compact:  # weights that ONNX Runtime maps itself count as private
+        limit_nbytes -= prediction.weights_nbytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_nbytes, hard_limit))
+    error_text = ""
+    try:
+        programs = [plugin.compile_model(model, options) for model in models]
+        for program in programs:
+            _run(program)
+    except (MemoryError, HeteroError) as error:
+        error_text = " ".join(repr(error).split())[:300]
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard_limit, hard_limit))
+    peak = _status()["VmHWM"] - base["VmRSS"]
     return {
         "outcome": "exceeded" if error_text else "fits",
         "error": error_text,
@@ -258,12 +258,21 @@ def run_part(
     }
 
 
-def _warm_up_model() -> onnx.ModelProto:
-    """Return a product that initializes the libraries of a device."""
+def _run(program: DeviceModel) -> None:
+    """Run a compiled model on ones; the caller does not keep the results."""
+    inputs = [np.ones([int(d or 1) for d in p.shape or ()], p.dtype) for p in program.inputs]
+    for _ in range(RUNS):
+        program.run(inputs, RunContext())
+
+
+def _warm_up_models() -> Iterator[onnx.ModelProto]:
+    """Yield small models that load the libraries of a device and the code of its kernels."""
     ports = [helper.make_tensor_value_info(name, 1, [_WARM_UP_WIDTH] * 2) for name in "xy"]
     weight = numpy_helper.from_array(np.ones([_WARM_UP_WIDTH] * 2, np.float32), "w")
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
-    return _proto("warm_up", [node], ports[:1], ports[1:], [weight])
+    yield _proto("warm_up", [node], ports[:1], ports[1:], [weight])
+    yield small_networks.unet(image=32, width=4)
+    yield networks.bert(layers=1, width=64, length=16)
 
 
 def _status() -> dict[str, int]:

@@ -43,7 +43,7 @@ _REORDERED_OPERATORS: Final = frozenset({"Conv", "ConvTranspose", "ConvInteger",
 #: Resident memory of an idle process with ONNX Runtime on Ray (140 MB) with its channels, and of
 #: its libraries' first session, measured on Linux with ONNX Runtime 1.32.
 _RUNTIME_NBYTES: Final = 145_000_000
-_LIBRARY_NBYTES: Final = 11_000_000
+_LIBRARY_NBYTES: Final = 12_000_000
 
 
 class ORTPlugin(Plugin):
@@ -62,7 +62,7 @@ class ORTPlugin(Plugin):
     #: Measured on 30 models of 0.1 to 350 MB: kernels keep one copy of the weights; optimisations
     #: make others. Convolutions and their values are laid out anew, and batch normalizations
     #: folded into convolutions. The arena keeps the blocks of the first run, and later runs have
-    #: one block of their own.
+    #: one block of their own; with the compact options it grows by the blocks requested.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
         runtime_nbytes=_RUNTIME_NBYTES,
         library_nbytes=_LIBRARY_NBYTES,
@@ -70,13 +70,14 @@ class ORTPlugin(Plugin):
         weight_copies=Copies(1.0, 0.0),
         compile_copies=Copies(0.6, 0.9),
         convolution_compile_copies=Copies(3.0, 1.7),
+        node_nbytes=8_000,
         values_factor=3.0,
-        convolution_values_factor=3.0,
         keeps_values=True,
         overwrites_inputs=True,
         compact_options={"ORT_MAPPED_WEIGHTS": True},
         compact_copied_operators=_REORDERED_OPERATORS,
-        compact_values_factor=1.9,
+        compact_values_factor=1.1,
+        compact_convolution_values_factor=1.5,
     )
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),

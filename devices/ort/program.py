@@ -23,6 +23,7 @@ from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
+from hetero.devices.ort.exact_arena import exact_arena
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.runtime import onnxruntime
@@ -202,8 +203,6 @@ class OrtProgram(Program):
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         if self._config["ORT_MAPPED_WEIGHTS"]:
             options.add_session_config_entry("session.disable_prepacking", "1")
-            # Its block of memory is allocated after the first run, beside the arena of that run.
-            options.enable_mem_pattern = False
         return options
 
     def _open(
@@ -214,7 +213,8 @@ class OrtProgram(Program):
         maps_weights = self._provider.is_cpu and self._config["ORT_MAPPED_WEIGHTS"]
         try:
             if maps_weights:
-                return open_mapped_session(data, weights, options, self._provider), []
+                with exact_arena(options):
+                    return open_mapped_session(data, weights, options, self._provider), []
             return open_session(data, weights, options, self._provider)
         except Exception as error:
             raise self._compile_error(error) from error

@@ -61,6 +61,8 @@ class MemoryTraits:
         Operators whose weights the device copies despite its compact options.
     compact_values_factor : float or None
         The factor of values with the compact options; None if it is the same.
+    compact_convolution_values_factor : float or None
+        The same for stages with convolutions.
     """
 
     runtime_nbytes: int = 0
@@ -78,6 +80,7 @@ class MemoryTraits:
     compact_options: Mapping[str, Any] = field(default_factory=dict)
     compact_copied_operators: frozenset[str] = frozenset()
     compact_values_factor: float | None = None
+    compact_convolution_values_factor: float | None = None
 
     def copies(self, operator: str) -> bool:
         """Return whether the device copies the weights of an operator."""
@@ -97,6 +100,9 @@ class MemoryTraits:
             self,
             copied_operators=self.compact_copied_operators,
             values_factor=self.compact_values_factor or self.values_factor,
+            convolution_values_factor=(
+                self.compact_convolution_values_factor or self.convolution_values_factor
+            ),
             compile_copies=Copies(),
             compact_options={},
         )

@@ -31,8 +31,8 @@ def live_nbytes(
 ) -> Floats:
     """Return the bytes of all live values and of the workspace at each node of a stage.
 
-    A value is live from the node that produces it to its last reader. Inputs are live from the
-    first node, because a request holds them; outputs are live to the end.
+    A value is live from the node that produces it to its last reader. Inputs are live during the
+    whole run, because the request holds them; outputs are live to the end.
 
     `model`: with static input shapes.
     `positions`: the nodes that each request runs, in execution order.
@@ -48,12 +48,10 @@ def live_nbytes(
             if value in produced or value in model.request_dependent:
                 last_read[root_of.get(value, value)] = i
     last_read |= {root_of.get(value, value): count for value in outputs}
-    births = {value: 0 for value in last_read if value not in produced}
-    sizes = {value: value_nbytes(model.spec(value)) for value in births}
+    inputs = {value for value in last_read if value not in produced}
+    sizes = {value: value_nbytes(model.spec(value)) for value in inputs}
     changes = np.zeros(count + 2)
-    for value, nbytes in sizes.items():
-        changes[0] += nbytes
-        changes[last_read[value] + 1] -= nbytes
+    changes[0] = sum(sizes.values())
     workspace = np.zeros(count)
     for i, node in enumerate(nodes):
         workspace[i] = workspace_nbytes(model, node, traits)
@@ -71,7 +69,7 @@ def live_nbytes(
                         for root in roots
                         if last_read.get(root) == i
                         and sizes.get(root) == nbytes
-                        and root not in births
+                        and root not in inputs
                     ),
                     None,
                 )

@@ -371,3 +371,26 @@ def test_loop_without_iterations_has_the_sizes_of_its_body(output):
     for iterations in (3, 0, 0):
         results = compiled({"n": np.int64(iterations), **inputs})
         assert results["y"].shape == (iterations, 2)
+
+
+def private_nbytes() -> int:
+    """Return the private address space of this process."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(fields["VmData"].split()[0])
+
+
+def test_mapped_weights_give_each_session_an_exact_arena():
+    size = 5_000_000  # the arena grows to 32 MB blocks by default
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[{size}] x) => (float[1] y) {{
+            a = Sin(x) b = Cos(a) c = Tan(b) y = ReduceSum(c) }}""")
+    x = np.ones(size, np.float32)
+    grown = {}
+    for is_mapped in (False, True):
+        before_nbytes = private_nbytes()
+        compiled = PLUGIN.compile_model(read_model(model), {"ORT_MAPPED_WEIGHTS": is_mapped})
+        compiled([x])
+        grown[is_mapped] = private_nbytes() - before_nbytes
+        compiled.close()
+    assert grown[True] < 2.2 * x.nbytes < grown[False]  # two values are live at the same time
+    assert private_nbytes() - before_nbytes < x.nbytes  # the arena ends with its session
