@@ -6,8 +6,9 @@ valid. Sizes and numbers of iterations are small, so that runs take neither long
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -38,6 +39,8 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
     (64,),
     (224,),
 )
+#: Sums of symbols are tried for models with at most this many symbols.
+_MAX_SUMMED_SYMBOLS: Final = 5
 #: Limit of all inputs together: four open dimensions of size 64 fit, of size 224 take 10 GB.
 _MAX_ELEMENTS: Final = 2**26
 #: Floats that expose wrong treatment of signs, halves and zeros.
@@ -87,6 +90,29 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
         return sum(math.prod(shape) for shape in shapes) <= _MAX_ELEMENTS
 
     return (_SIZES[0], *filter(is_small, _SIZES[1:]))
+
+
+def sum_options(model: Model) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield pairs of sizes in which one symbol is the sum of two others, or of another and 1.
+
+    For example, the attention mask of a decoder has the length of the past and the new tokens.
+    """
+    count = len(_symbol_numbers(model.inputs))
+    if count > _MAX_SUMMED_SYMBOLS:
+        return
+    bases = (_SIZES[0][:count], (1,) * count)
+    for total in range(count):
+        others = (None, *(number for number in range(count) if number != total))
+        for addends in itertools.combinations(others, 2):
+            first, second = (
+                (
+                    *base[:total],
+                    sum(1 if n is None else base[n] for n in addends),
+                    *base[total + 1 :],
+                )
+                for base in bases
+            )
+            yield first, second
 
 
 def draw_inputs(
@@ -171,12 +197,12 @@ def _clip(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
 
 def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Return shapes without open dimensions; a symbol has one size in all ports."""
-    numbers: dict[str, int] = {}
+    numbers = _symbol_numbers(ports)
 
     def close(dimension: int | str | None) -> int:
         if isinstance(dimension, int):
             return dimension
-        number = numbers.setdefault(dimension, len(numbers)) if dimension else 0
+        number = numbers[dimension] if dimension else 0
         return sizes[min(number, len(sizes) - 1)]
 
     return {
@@ -184,6 +210,12 @@ def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[st
         for port in ports
         if port.is_tensor and port.shape is not None
     }
+
+
+def _symbol_numbers(ports: Sequence[TensorSpec]) -> dict[str, int]:
+    """Return the symbols of open dimensions, numbered by their first occurrence."""
+    symbols = (d for p in ports if p.is_tensor for d in p.shape or () if isinstance(d, str) and d)
+    return {symbol: number for number, symbol in enumerate(dict.fromkeys(symbols))}
 
 
 def _limits(model: Model) -> dict[str, int]:

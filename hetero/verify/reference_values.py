@@ -26,6 +26,7 @@ from hetero.verify.generated_inputs import (
     draw_value,
     has_open_dimensions,
     size_options,
+    sum_options,
 )
 from hetero.verify.part_check import PartDraw, Run
 
@@ -90,28 +91,37 @@ class ReferenceValues:
     def _first_draws(self, wanted: list[str]) -> list[Draw]:
         """Generate inputs, in two sizes if dimensions are open, that the reference accepts."""
         model = self._model
-        draws: list[Draw] = []
-        num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
+        num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
         try:
             first_sizes, *other_sizes = size_options(model)
-            for sizes in (first_sizes, *other_sizes):
-                # Most models accept the first sizes; draws of large sizes take seconds each.
-                tried = kinds if sizes == first_sizes else kinds[:1]
-                accepted = self._accepted_draws(tried, sizes, wanted)
-                if accepted and tried != kinds:
-                    accepted += self._accepted_draws(kinds[1:], sizes, wanted)
-                if accepted:
-                    draws += accepted
-                    num_sizes -= 1
-                    kinds = _SECOND_SIZE_KINDS
+            draws = self._accepted_draws(kinds, first_sizes, wanted)
+            for sizes, more_sizes in () if draws else sum_options(model):
+                if draws := self._draws_of_doubtful_sizes(kinds, sizes, wanted):
+                    other_sizes.insert(0, more_sizes)
+                    break
+            num_sizes -= bool(draws)
+            for sizes in other_sizes:
                 if not num_sizes:
                     break
+                more_kinds = _SECOND_SIZE_KINDS if draws else kinds
+                if more := self._draws_of_doubtful_sizes(more_kinds, sizes, wanted):
+                    draws += more
+                    num_sizes -= 1
         except TensorError as error:
             self.problem = str(error)
             return []
         if draws:
             self.problem = ""
+        return draws
+
+    def _draws_of_doubtful_sizes(
+        self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
+    ) -> list[Draw]:
+        """Generate inputs of kinds, the first one alone: draws of large sizes take seconds."""
+        draws = self._accepted_draws(kinds[:1], sizes, wanted)
+        if draws and kinds[1:]:
+            draws += self._accepted_draws(kinds[1:], sizes, wanted)
         return draws
 
     def _accepted_draws(
@@ -120,7 +130,8 @@ class ReferenceValues:
         """Generate inputs of kinds; those that the reference rejects get typical integers."""
         model = self._model
         accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
-        rejected = [k for k in kinds if k not in {draw.kind for draw in accepted}]
+        tried = {"typical", *(draw.kind for draw in accepted)}
+        rejected = [k for k in kinds if k not in tried]
         if not rejected or not any(
             p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs
         ):

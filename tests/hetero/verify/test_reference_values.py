@@ -36,3 +36,29 @@ def test_sizes_that_the_reference_rejects_are_tried_once():
         *((kind, 8) for kind in KINDS),
         ("wide", 32),
     ]
+
+
+def test_sizes_may_be_sums_of_other_sizes():
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[b,new] x, float[b,all] mask, float[b,past] k) => (float[b,all] y)
+            {c = Concat<axis = 1>(k, x) y = Add(c, mask)}"""
+        )
+    )
+    shapes: list[tuple[int, ...]] = []
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        results: list[RunResult] = []
+        for draw in inputs:
+            (_, new), (batch, total), (_, past) = (draw[name].shape for name in ("x", "mask", "k"))
+            is_valid = total == past + new
+            if is_valid:
+                shapes.append((batch, new, total, past))
+            results.append({"y": draw["mask"]} if is_valid else RunFailure("error", "wrong size"))
+        return results
+
+    values = ReferenceValues(model, run, frozenset(model.node_names), len(KINDS))
+    draws = values.part_draws(model)
+    assert shapes == [(3, 5, 9, 4)] * 3 + [(1, 1, 2, 1)]
+    assert [draw.kind for draw in draws] == [*KINDS, "wide"]
