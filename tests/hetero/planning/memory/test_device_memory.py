@@ -9,7 +9,11 @@ from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.partition.partition import partition
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel, parse_nbytes
-from hetero.planning.memory.predict_memory import predict_memory
+from hetero.planning.memory.predict_memory import (
+    largest_request_count,
+    largest_sequence_count,
+    predict_memory,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +67,24 @@ def test_convolutions_need_more_memory_for_values(operator, factor):
     split = partition(model, dict.fromkeys(model.node_names, "A"))
     (memory,) = predict_memory(model, split.subgraphs, MemoryModel({"A": traits}, {})).values()
     assert memory.values_nbytes == factor * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("budget_nbytes", "count"),
+    # 400 bytes are taken; each further request or sequence takes 100.
+    [(1000, 7), (999, 6), (500, 2), (499, 1), (400, 1), (100, 1)],
+)
+def test_largest_count_within_all_budgets(budget_nbytes, count):
+    one = {
+        "A": DeviceMemory("A", budget_nbytes, weights_nbytes=400, request_nbytes=100, requests=3),
+        "B": DeviceMemory("B", 10_000, weights_nbytes=400, request_nbytes=100),
+        "C": DeviceMemory("C", 0),
+        "D": DeviceMemory("D", None, request_nbytes=100),
+    }
+    assert largest_request_count(one, 64) == count
+    assert largest_request_count(one, 2) == min(count, 2)
+    one["A"] = DeviceMemory("A", budget_nbytes, weights_nbytes=400)
+    states = {"A": 100, "B": 100, "C": 0, "D": 100}
+    two = {name: DeviceMemory(name, None, states_nbytes=n) for name, n in states.items()}
+    assert largest_sequence_count(one, two) == count
+    assert largest_sequence_count({"D": one["D"]}, two) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from onnx.parser import parse_model
 
 from hetero.devices.model.model import Model
@@ -12,9 +13,9 @@ from hetero.planning.memory.live_values import live_nbytes
 IN_PLACE = MemoryTraits(overwrites_inputs=True)
 
 
-def model(body: str) -> Model:
+def model(body: str, constants: str = "") -> Model:
     text = f"""<ir_version: 9, opset_import: ["": 18]>
-    g (float[10] x) => (float[10] y) {{ {body} }}"""
+    g (float[10] x) => (float[10] y) {constants} {{ {body} }}"""
     return read_model(parse_model(text).SerializeToString())
 
 
@@ -42,6 +43,16 @@ def test_inputs_of_requests_are_not_replaced():
 def test_views_take_no_memory_and_keep_their_source():
     source = model("a = Sin(x) b = Identity(a) c = Cos(a) y = Add(b, c)")
     assert live(source, MemoryTraits()) == [2, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "view", ["Identity(a)", "Reshape(a, k)", "Flatten<axis = 0>(a)", "Unsqueeze(a, k)"]
+)
+def test_each_operator_that_makes_a_view(view):
+    source = model(f"a = Sin(x) b = {view} y = Squeeze(b)", "<int64[2] k = {1, -1}>")
+    if "Unsqueeze" in view:
+        source = model(f"a = Sin(x) b = {view} y = Squeeze(b)", "<int64[1] k = {0}>")
+    assert live(source, MemoryTraits()) == [2, 1, 1]
 
 
 def test_outputs_stay_live_to_the_end():
