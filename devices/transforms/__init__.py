@@ -45,8 +45,8 @@ PASSES: Final = (*CLEANUP_PASSES, *OPTIMIZATION_PASSES)
 
 def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:
     """Apply passes to a model."""
-    # Declared shapes of inner values may be wrong; inferred shapes are not.
-    model = model.replace(value_info=())
+    if model.value_info:  # declared shapes of inner values may be wrong; inferred shapes are not
+        model = model.replace(value_info=())
     with np.errstate(all="ignore"):  # as during a run
         for step in passes:
             if model.opset_imports.get("", 0) >= step.oldest_opset:
