@@ -91,6 +91,13 @@ class MemoryTraits:
         factor = self.convolution_values_factor if has_convolutions else 0.0
         return max(self.values_factor, factor)
 
+    def with_options(self, options: Mapping[str, Any]) -> MemoryTraits:
+        """Return the traits of a device with some options, which may be its compact ones."""
+        compact = self.compact_options.items()
+        if compact and all(options.get(name) == value for name, value in compact):
+            return self.compact
+        return self
+
     @property
     def compact(self) -> MemoryTraits:
         """The traits with the compact options; the same traits if there are none."""

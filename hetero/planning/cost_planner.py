@@ -14,7 +14,6 @@ from hetero.affinity.affinity import resolve_pins
 from hetero.devices.errors import DeviceError, PlanError, PropertyError, UnsupportedNodesError
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
-from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.formatting import nbytes_text
 from hetero.measure.sample_inputs import (
@@ -368,7 +367,7 @@ class CostPlanner:
                 unknown_devices=tuple(unknown),
             )
         traits = {
-            d.name: _traits(d.memory_traits, request.configs.get(d.name, {})) for d in devices
+            d.name: d.memory_traits.with_options(request.configs.get(d.name, {})) for d in devices
         }
         return MemoryModel(traits, constraints.memory_nbytes, sequences=constraints.sessions)
 
@@ -402,14 +401,6 @@ class CostPlanner:
             max_subgraphs=options["MAX_SUBGRAPHS"] or None,
             sessions=options["PERFORMANCE_HINT_NUM_REQUESTS"] or 1,
         )
-
-
-def _traits(traits: MemoryTraits, config: Mapping[str, Any]) -> MemoryTraits:
-    """Return the traits of a device with some options; with compact options, it keeps no copies."""
-    options = traits.compact_options.items()
-    if options and all(config.get(name) == value for name, value in options):
-        return traits.compact
-    return traits
 
 
 def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:

@@ -60,6 +60,7 @@ class Batcher:
     `layout`: arrangement of several sequences in one run; None if a run has a single row.
     `lanes`: number of steps that the devices run at once.
     `admission`: limits the sequences that run at once; None if their number is unlimited.
+    `max_chunk`: maximum tokens of a prompt chunk; None for the usual one.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Batcher:
         layout: BatchLayout | None,
         lanes: int,
         admission: CacheAdmission | None = None,
+        max_chunk: int | None = None,
     ) -> None:
         self.decoder: Final = decoder
         self.admission: Final = admission
@@ -75,7 +77,7 @@ class Batcher:
         self._lanes: Final = lanes
         #: Whether sequences of several calls share steps.
         self._joins_calls = layout is not None and layout.joins_calls
-        self._chunks: Final = ChunkSizer()
+        self._chunks: Final = ChunkSizer(max_chunk)
         self._lock = threading.Lock()
         #: Groups whose step is running, and groups that wait for one of them to finish.
         self._stepping: set[StepGroup] = set()

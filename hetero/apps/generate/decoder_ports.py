@@ -390,21 +390,24 @@ def checked_ids(name: str, value: Any) -> list[int]:
 
 
 def step_shapes(
-    model: Model, decoder: Decoder, past: int | None = None
+    model: Model, decoder: Decoder, past: int | None = None, size: int = 1
 ) -> dict[str, tuple[int, ...]]:
-    """Return the input shapes of a decode step of one token.
+    """Return the input shapes of a decode step of one token, or of a prompt chunk.
 
     `past`: number of tokens in the KV caches; by default as many as the model takes, at most
         `_TYPICAL_PAST`.
+    `size`: number of new tokens.
     """
     if past is None:
         past = min(decoder.context_length or _TYPICAL_PAST, _TYPICAL_PAST) - 1
     caches = {variable.name for variable in variables_of(model)}
     ids = next(port for port in model.inputs if port.name == decoder.ids)
     sizes = dict.fromkeys((d for d in ids.shape or () if isinstance(d, str)), 1)
+    if ids.shape and isinstance(ids.shape[-1], str):
+        sizes[ids.shape[-1]] = size
     shapes = {}
     for port in model.inputs:
-        last = past if port.name in caches else past + 1 if port.name == decoder.mask else 1
+        last = past if port.name in caches else past + size if port.name == decoder.mask else size
         shape = (d if isinstance(d, int) else sizes.get(d or "", last) for d in port.shape or ())
         shapes[port.name] = tuple(shape)
     return shapes

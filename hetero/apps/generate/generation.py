@@ -21,6 +21,7 @@ import numpy.typing as npt
 from hetero.apps.generate.batch_layout import BatchLayout
 from hetero.apps.generate.batcher import Batcher
 from hetero.apps.generate.cache_admission import CacheAdmission
+from hetero.apps.generate.chunk_memory import longest_chunk
 from hetero.apps.generate.decoder_ports import Decoder, checked_ids
 from hetero.apps.generate.sampling import Sampling
 from hetero.apps.generate.sequences import FinishReason, TokenSequence
@@ -56,24 +57,30 @@ def batcher_of(compiled: CompiledModel) -> Batcher:
             devices = compiled.get_property("EXECUTION_DEVICES")
             lanes = sum(configs[device].get("NUM_STREAMS", 1) for device in devices)
             layout = BatchLayout.of(compiled.source, decoder)
-            admission = _cache_admission(compiled, layout)
-            batcher = Batcher(decoder, layout, max(1, lanes), admission)
+            length = _cache_length(compiled, layout)
+            admission = _cache_admission(compiled, length)
+            max_chunk = longest_chunk(compiled, decoder, length)
+            batcher = Batcher(decoder, layout, max(1, lanes), admission, max_chunk)
             _batchers[compiled] = batcher
         return batcher
 
 
-def _cache_admission(compiled: CompiledModel, layout: BatchLayout | None) -> CacheAdmission | None:
+def _cache_length(compiled: CompiledModel, layout: BatchLayout | None) -> int | None:
+    """Return the length of the KV caches for which a model was planned; None if unknown."""
+    axes = {} if layout is None else layout.axes
+    lengths = [
+        shape[axis]
+        for name, shape in compiled.request.hetero_config["PLAN_SHAPES"].items()
+        if name in axes and (axis := axes[name][1]) is not None
+    ]
+    return max(lengths, default=None)
+
+
+def _cache_admission(compiled: CompiledModel, length: int | None) -> CacheAdmission | None:
     """Return the admission of sequences to a compiled model; None if their number is unlimited."""
     options = compiled.request.hetero_config
     if not options["MAX_SEQUENCES"]:
         return None
-    axes = {} if layout is None else layout.axes
-    lengths = [
-        shape[axis]
-        for name, shape in options["PLAN_SHAPES"].items()
-        if name in axes and (axis := axes[name][1]) is not None
-    ]
-    length = max(lengths, default=None)
     return CacheAdmission(options["MAX_SEQUENCES"], length, options["REQUEST_TIMEOUT_S"])
 
 

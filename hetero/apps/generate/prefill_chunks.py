@@ -23,9 +23,12 @@ class ChunkSizer:
     All sequences of a compiled model share one. If others decoded since the last chunk, a chunk
     takes about half as long as their steps did, or two steps; otherwise it has the maximum size.
     Sizes are powers of two, because devices may compile for each shape.
+
+    `max_size`: maximum tokens of a chunk; by default `MAX_CHUNK`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_size: int | None = None) -> None:
+        self._max_size: Final = max_size
         self._lock = threading.Lock()
         #: Moving average of the time of a decode step.
         self._step_s = 0.0
@@ -36,18 +39,23 @@ class ChunkSizer:
         #: Time per token of the last chunk.
         self._token_s = inf
 
+    @property
+    def max_size(self) -> int:
+        """Maximum tokens of a chunk."""
+        return self._max_size or MAX_CHUNK
+
     def size(self, is_first: bool) -> int:
         """Return the number of tokens of the next chunk, which `is_first` of its prompt or not."""
         with self._lock:
             others, self._num_steps = self._num_steps, 0
             if not others:
-                return MAX_CHUNK
+                return self.max_size
             size, seconds = self._last_chunk or (1, self._step_s)
             target_s = self._step_s * (
                 _CHUNK_STEPS if is_first else max(_CHUNK_STEPS, _CHUNK_SHARE * others)
             )
-            target = size * target_s / seconds if seconds > 0 else MAX_CHUNK
-            return 1 << (min(max(int(target), MIN_CHUNK), MAX_CHUNK).bit_length() - 1)
+            target = size * target_s / seconds if seconds > 0 else self.max_size
+            return 1 << (min(max(int(target), MIN_CHUNK), self.max_size).bit_length() - 1)
 
     def observe_step(self, seconds: float) -> None:
         """Record the time of a decode step."""
