@@ -298,11 +298,12 @@ class _Profile:
     """Memory of a device for runs of consecutive nodes of an order."""
 
     fixed_nbytes: float
-    #: Bytes of the weights that a node reads first, of their copies, and of those that exist only
-    #: during the compilation; bytes of live values at a node.
+    #: Bytes of the weights that a node reads first, of their copies, of those that exist only
+    #: during the compilation, and of the largest of these; bytes of live values at a node.
     weights: Floats
     copies: Floats
     compile_copies: Floats
+    largest: Floats
     live: Floats
 
     @classmethod
@@ -314,7 +315,7 @@ class _Profile:
         positions = [task_problem.positions[v] for v in nodes]
         counted: set[str] = set()
         rows = [weight_nbytes(model, [p], traits, counted) for p in positions]
-        weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 3)
+        weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 4)
         outputs = {port.name for port in model.outputs}
         factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
         return cls(
@@ -322,6 +323,7 @@ class _Profile:
             weights[:, 0],
             weights[:, 1],
             weights[:, 2],
+            weights[:, 3],
             live_nbytes(model, positions, outputs, traits) * factor,
         )
 
@@ -329,7 +331,8 @@ class _Profile:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""
         weights = np.cumsum(self.weights[begin:end])
         copies = np.cumsum(self.copies[begin:end])
-        compile_copies = np.cumsum(self.compile_copies[begin:end])
+        largest = np.maximum.accumulate(self.largest[begin:end])
+        compile_copies = np.maximum(np.cumsum(self.compile_copies[begin:end]), largest)
         peaks = np.maximum.accumulate(self.live[begin:end])
         memory_needs: Floats = (
             self.fixed_nbytes + weights + copies + np.maximum(peaks, compile_copies)

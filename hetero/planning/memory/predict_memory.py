@@ -64,7 +64,7 @@ def _predict(
         own = weight_nbytes(model, s.positions, traits, counted)
         weights += own.total
         copies += own.copies
-        compile_copies.append(own.compile_copies)
+        compile_copies.append(max(own.compile_copies, own.largest))
         positions = [
             p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
         ]
@@ -98,6 +98,8 @@ class WeightBytes(NamedTuple):
     copies: float
     #: Copies that exist only while the model is compiled.
     compile_copies: float
+    #: The largest weight of which the compilation makes a copy: one copy exists as a whole.
+    largest: int
 
 
 def weight_nbytes(
@@ -107,7 +109,7 @@ def weight_nbytes(
 
     `counted`: constants that the device has already; the new ones are added.
     """
-    total = 0
+    total = largest = 0
     copies = compile_copies = 0.0
     for p in positions:
         node = model.nodes[p]
@@ -123,14 +125,16 @@ def weight_nbytes(
             counted.add(value)
             nbytes = value_nbytes(model.spec(value))
             total += nbytes
-            compile_copies += nbytes * (
+            made_copies = (
                 traits.convolution_compile_copies if is_convolution else traits.compile_copies
             ).of(stored=is_stored)
+            compile_copies += nbytes * made_copies
+            largest = max(largest, nbytes if made_copies else 0)
             if traits.copies(node.op_type):
                 copies += nbytes * traits.weight_copies.of(stored=is_stored)
             if traits.fused_copies and _is_normalized(model, node):
                 copies += nbytes * traits.fused_copies
-    return WeightBytes(total, copies, compile_copies)
+    return WeightBytes(total, copies, compile_copies, largest)
 
 
 def has_convolutions(model: Model, positions: Sequence[int]) -> bool:
