@@ -17,6 +17,7 @@ from hetero.devices.kernels import KERNELS, Kernel, KernelRegistry
 from hetero.devices.kernels.registry import op
 from hetero.devices.plugin.schema_validation import schema_violations
 from hetero.errors import UnsupportedNodesError
+from tests.support.rows import for_each_row
 from tests.support.single_nodes import single_node_models
 
 #: Attributes whose value is any text.
@@ -74,7 +75,7 @@ def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
     return None
 
 
-@pytest.mark.parametrize("kernel", CHOOSING, ids=lambda k: f"{k.op_type}-{k.since}")
+@for_each_row("kernel", CHOOSING, lambda kernel: f"{kernel.op_type}-{kernel.since}")
 def test_query_refuses_invalid_attribute_values(kernel):
     proto = sound_model(kernel)
     if proto is None:

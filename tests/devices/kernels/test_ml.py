@@ -14,6 +14,7 @@ import hetero
 from hetero.devices.kernels import ml_trees
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import check, refuses, run_kernel, run_onnxruntime
+from tests.support.rows import for_each_row
 from tests.support.small_models import compile_cpu, make_model
 
 RNG = np.random.default_rng(31)
@@ -365,9 +366,12 @@ FEATURES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("case", FEATURES, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_features(case):
-    op_type, version, inputs, attributes = case
+@for_each_row(
+    "op_type, version, inputs, attributes",
+    FEATURES,
+    lambda op_type, version, inputs, attributes: f"{op_type} at version {version}, {attributes}",
+)
+def test_features(op_type, version, inputs, attributes):
     check_ml(op_type, inputs, attributes, version)
 
 

@@ -7,13 +7,14 @@ expected values.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import NARROW, ints, run_kernel
+from tests.support.rows import for_each_row
 
 SHAPE = (4, 3, 4)
 SIZE = 48
@@ -63,8 +64,9 @@ CASES: list[tuple[str, list[Any], dict[str, Any], int]] = [
 ]
 
 
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+@for_each_row(
+    "case, name", product(CASES, TYPES), lambda case, name: f"{case[0]}{case[2]} of {name}"
+)
 def test_moves(case, name):
     op_type, inputs, attributes, n_outputs = case
     table = (np.arange(SIZE) % (4 if "2" in name else 7)).astype(TYPES[name])
@@ -81,7 +83,7 @@ def test_moves(case, name):
         assert_close(actual, looked_up, 0, 0, f"{op_type} of {name}")
 
 
-@pytest.mark.parametrize("name", [name for name in TYPES if name != "object"])
+@for_each_row("name", [name for name in TYPES if name != "object"])
 def test_fills_with_zero(name):
     x = np.ones((2, 2)).astype(TYPES[name])
     zeroed = np.array([[1, 1], [0, 1]]).astype(TYPES[name])

@@ -15,6 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as runtime_state
 
 from hetero.devices.kernels import ALL, KERNELS, Kernel, op
 from hetero.devices.kernels.microsoft import MICROSOFT
+from tests.support.rows import for_each_row
 
 #: The oldest opset in ONNX's suite.
 OLDEST = 6
@@ -94,7 +95,7 @@ def test_every_kernel_answers_for_a_schema():
     assert not idle, f"registered for no opset from {OLDEST} on: {idle}"
 
 
-@pytest.mark.parametrize("op_type", served())
+@for_each_row("op_type", served())
 def test_signature(op_type):
     for kernel, schema in served()[op_type]:
         compare_signatures(kernel, schema)

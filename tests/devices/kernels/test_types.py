@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper
 from onnx.defs import OpSchema
 
@@ -20,6 +19,7 @@ from hetero.devices.conformance.onnx_suite import Case, backend_cases
 from hetero.devices.kernels import KERNELS
 from hetero.devices.model.attributes import attribute_value
 from tests.support.kernel_oracle import run_kernel
+from tests.support.rows import for_each_row
 
 
 def dtype(type_name: str) -> Any:
@@ -75,7 +75,7 @@ def test_nearly_every_kernel_has_a_case():
     assert len(samples()) > 120
 
 
-@pytest.mark.parametrize("op_type", sorted(samples()))
+@for_each_row("op_type", sorted(samples()))
 def test_types(op_type):
     case = samples()[op_type]
     model = case.model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import onnx
@@ -9,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from hetero.devices.model.reader import read_model
+from tests.support.rows import for_each_row
 
 F, F16, I8, U8, I32, I64 = (
     TensorProto.FLOAT,
@@ -262,12 +264,10 @@ def inferred(row: Row, domain: str, opset: int = 17) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("row", "domain"),
-    [
-        *(pytest.param(row, "com.microsoft", id=row[0]) for row in MICROSOFT_ROWS),
-        *(pytest.param(row, ML, id=row[0]) for row in ML_ROWS),
-    ],
+@for_each_row(
+    "row, domain",
+    [*product(MICROSOFT_ROWS, ["com.microsoft"]), *product(ML_ROWS, [ML])],
+    lambda row, domain: f"{domain}::{row[0]}",
 )
 def test_types_of_an_operators_outputs(row, domain):
     assert inferred(row, domain) == row[3]

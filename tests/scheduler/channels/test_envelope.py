@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -40,6 +41,7 @@ from hetero.scheduler.types.messages import (
 )
 from tests.support.comparison import ELEMENT_TYPES, assert_identical
 from tests.support.loopback import LoopbackChannel
+from tests.support.rows import for_each_row
 
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
 TASK = Task(REQUEST, 7)
@@ -88,8 +90,7 @@ def test_values_of_every_kind_survive(kind):
     check_tensors(arrived(message), message)
 
 
-@pytest.mark.parametrize("size", [1, INLINE_NBYTES])
-@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@for_each_row("dtype, size", product(ELEMENT_TYPES, [1, INLINE_NBYTES]))
 def test_tensors_of_every_element_type_survive(dtype, size):
     array = (np.arange(2 * size) % 2).astype(dtype).reshape(2, size)
     for case in (array, array.T, array[:, ::-1], array[:0], array[0, 0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -16,6 +17,7 @@ from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels import lane
 from hetero.scheduler.channels.lane import LaneHead
 from hetero.scheduler.formats.tensor_entries import DTYPES
+from tests.support.rows import for_each_row
 
 HEAD = LaneHead(lane.TO_STAGE, 0, 0, lane.lane_key("deployment"), 7, 2, 3, 1, 0b101, 0)
 TIMINGS = tuple(
@@ -33,8 +35,7 @@ def message(tensors: list[Any], head: LaneHead = HEAD, timings: Any = TIMINGS) -
     return bytes(32) + b"".join(parts)
 
 
-@pytest.mark.parametrize("dtype", BUILTIN, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 5), (2, 3), (1,) * 8], ids=str)
+@for_each_row("dtype, shape", product(BUILTIN, [(), (0,), (3,), (2, 0, 5), (2, 3), (1,) * 8]))
 def test_tensors_survive_packing(dtype, shape):
     count = int(np.prod(shape))
     tensors = [np.arange(count).astype(dtype).reshape(shape), np.ones(shape, dtype)]

@@ -19,6 +19,7 @@ from hetero.scheduler.formats.model_parts import join_model, split_model
 from hetero.scheduler.types.messages import Task, Values
 from tests.scheduler.models import build
 from tests.support.comparison import ELEMENT_TYPES, assert_identical
+from tests.support.rows import for_each_row
 
 
 def sent(value: Any) -> Any:
@@ -30,7 +31,7 @@ def sent(value: Any) -> Any:
     return message.tensors["x"]
 
 
-@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+@for_each_row("dtype", ELEMENT_TYPES)
 def test_tensors_of_every_element_type_survive(dtype):
     array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     for case in (array, array.T, array[:, ::2], array[:0], array[0, 0], np.array(array[0, 0])):
