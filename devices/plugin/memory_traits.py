@@ -82,6 +82,11 @@ class MemoryTraits:
     compact_values_factor: float | None = None
     compact_convolution_values_factor: float | None = None
 
+    @property
+    def idle_nbytes(self) -> int:
+        """Memory of the device's process and its libraries, without a model."""
+        return self.runtime_nbytes + self.library_nbytes
+
     def copies(self, operator: str) -> bool:
         """Return whether the device copies the weights of an operator."""
         return self.copied_operators is None or operator in self.copied_operators

@@ -38,6 +38,7 @@ from hetero.formatting import nbytes_text
 from hetero.partition.partition import PlacedPartition, partition, stage_sources
 from hetero.partition.replicas import replicate
 from hetero.planning.cost_planner import CostPlanner
+from hetero.planning.memory.device_memory import memory_option
 from hetero.properties.compile_request import CompileRequest
 from hetero.properties.replicas_property import AUTO, range_of, range_text
 from hetero.query.priority import (
@@ -359,9 +360,10 @@ class Compiler:
             return request
         for device, memory in self._planner.predict_memory(model, placements, request).items():
             if not memory.fits:
+                needed = memory_option(memory.peak_nbytes)
                 raise PlanError(
-                    f"model {model.name!r}: expected at least {nbytes_text(memory.peak_nbytes)} on "
-                    f"{device} for the stages of the blob, got a budget of "
+                    f"model {model.name!r}: expected at least {needed} on {device} for the "
+                    "stages of the blob, got a budget of "
                     f"{nbytes_text(memory.budget_nbytes or 0)}. Set a larger DEVICE_MEMORY_NBYTES, "
                     "or compile the model again for these devices.",
                     constraint="memory",

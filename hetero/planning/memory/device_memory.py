@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,16 @@ def parse_nbytes(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise ValueError("expected a size such as 700MB, 2GB or 1.5GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def memory_option(nbytes: float) -> str:
+    """Return a size of three digits for ``--memory``, rounded up so that it suffices."""
+    scale, unit = next(
+        ((1000.0**i, f"{prefix}B") for i, prefix in ((4, "T"), (3, "G")) if nbytes >= 1000.0**i),
+        (1e6, "MB"),
+    )
+    digits = max(0, 2 - math.floor(math.log10(max(1.0, nbytes / scale))))
+    return f"{math.ceil(nbytes / scale * 10**digits) / 10**digits:g}{unit}"
 
 
 @dataclass(frozen=True, slots=True)

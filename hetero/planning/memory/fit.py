@@ -20,7 +20,7 @@ from hetero.devices.errors import PlanError
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.formatting import nbytes_text
 from hetero.partition.partition import Partition
-from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
+from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel, memory_option
 from hetero.planning.memory.live_values import live_nbytes
 from hetero.planning.memory.predict_memory import (
     has_convolutions,
@@ -200,7 +200,7 @@ class FitSearch:
             1.0 if s.traits.compact_options else 1 + s.traits.weight_copies.stored
             for s in self.slots
         ]
-        fixed = [s.traits.runtime_nbytes + s.traits.library_nbytes for s in self.slots]
+        fixed = [s.traits.idle_nbytes for s in self.slots]
         memory = [
             max(0.0, (s.budget_nbytes - f) / factor)
             for s, f, factor in zip(self.slots, fixed, factors, strict=True)
@@ -223,7 +223,7 @@ class FitSearch:
             if math.isfinite(slot.budget_nbytes) and (nbytes := self._smallest_budget(i)):
                 budgets[names[slot.device]] = nbytes
         for device, nbytes in sorted(budgets.items(), key=lambda item: item[1])[:2]:
-            changes.append(f"{device}={nbytes_text(nbytes)}")
+            changes.append(f"{device}={memory_option(nbytes)}")
         added = self._added_devices()
         if added is not None:
             count, original = added
@@ -237,8 +237,14 @@ class FitSearch:
         fix = f"the smallest change that suffices: {' or '.join(changes)}"
         if not changes:
             fix = f"the largest stage alone needs {nbytes_text(smallest)} on a device"
+        idle = [
+            f"{names[s.device]} takes {nbytes_text(s.traits.idle_nbytes)}"
+            for s in slots
+            if s.budget_nbytes < s.traits.idle_nbytes
+        ]
+        without_model = f" Without a model, {' and '.join(idle)}." if idle else ""
         return PlanError(
-            f"memory: model {task.model.name!r} does not fit {limits}; {fix}.",
+            f"memory: model {task.model.name!r} does not fit {limits}; {fix}.{without_model}",
             nodes=(),
             constraint="memory",
             budgets_nbytes=budgets,
@@ -319,7 +325,7 @@ class _Profile:
         outputs = {port.name for port in model.outputs}
         factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
         return cls(
-            traits.runtime_nbytes + traits.library_nbytes,
+            traits.idle_nbytes,
             weights[:, 0],
             weights[:, 1],
             weights[:, 2],

@@ -78,7 +78,7 @@ def _predict(
     return DeviceMemory(
         device,
         memory.budgets_nbytes.get(device),
-        runtime_nbytes=traits.runtime_nbytes + traits.library_nbytes,
+        runtime_nbytes=traits.idle_nbytes,
         weights_nbytes=weights,
         copies_nbytes=int(copies),
         compile_nbytes=int(max(compile_copies, default=0)),

@@ -163,6 +163,7 @@ def test_plan_that_fits_lists_the_memory_of_each_device(shell, model):
         ("--memory CPU.0=2GB", "add --fit"),
         ("--fit --memory CPU.0=175", "'CPU.0=175', expected DEVICE=SIZE with a unit"),
         ("--fit --memory CPU.0=1kB,CPU.1=1kB", "the smallest change that suffices"),
+        ("--fit --memory CPU.0=1kB,CPU.1=1kB", "Without a model, CPU.0 takes 132 MB"),
     ],
 )
 def test_invalid_memory_is_reported(shell, model, options, message):

@@ -78,7 +78,8 @@ def test_replicas_of_a_model_that_must_fit_are_refused(replicas):
 
 def test_requests_in_flight_are_limited_by_memory():
     request_nbytes = 2 * WIDTH * 4
-    room = 8 * WEIGHT + 2 * WIDTH * 4 + 3 * request_nbytes
+    run_nbytes = 3 * WIDTH * 4  # the input, which the request holds, and two values
+    room = 8 * WEIGHT + run_nbytes + 3 * request_nbytes
     with (
         hetero.Core("inprocess", plugins=[PackingPlugin]) as core,
         core.compile_model(

@@ -8,7 +8,12 @@ from onnx.parser import parse_model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.partition.partition import partition
-from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel, parse_nbytes
+from hetero.planning.memory.device_memory import (
+    DeviceMemory,
+    MemoryModel,
+    memory_option,
+    parse_nbytes,
+)
 from hetero.planning.memory.predict_memory import (
     largest_request_count,
     largest_sequence_count,
@@ -88,3 +93,20 @@ def test_largest_count_within_all_budgets(budget_nbytes, count):
     two = {name: DeviceMemory(name, None, states_nbytes=n) for name, n in states.items()}
     assert largest_sequence_count(one, two) == count
     assert largest_sequence_count({"D": one["D"]}, two) == 0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (147_000_001, "148MB"),
+        (147_000_000, "147MB"),
+        (1_234_000, "1.24MB"),
+        (162_000, "0.17MB"),
+        (999_000_001, "1000MB"),
+        (2_345_678_901, "2.35GB"),
+        (3_000_000_000_001, "3.01TB"),
+    ],
+)
+def test_suggested_size_suffices(nbytes, text):
+    assert memory_option(nbytes) == text
+    assert parse_nbytes(text) >= nbytes
