@@ -81,6 +81,12 @@ def test_query_priority_copies_literals_to_submodels(model):
     assert support["make_k"] == "CPU"
 
 
+def test_literal_of_unsupported_nodes_has_no_device(model):
+    support = query_priority(model, ["ORT"], Devices(ORT="Abs Neg"))
+    assert dict(support) == {"n2": "ORT", "n3": "ORT"}
+    assert set(support.unsupported) == {"n1", "n4"}
+
+
 def test_require_supported_lists_every_refusal(model):
     support = query_priority(model, ["ORT", "CPU"], Devices(ORT="Add", CPU="Abs"))
     assert list(support.unsupported) == ["n3"]
