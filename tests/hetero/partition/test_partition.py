@@ -394,10 +394,12 @@ def test_partition_crossing_tensor_of_unknown_type_raises():
 
 def test_partition_incomplete_or_unknown_affinity_raises():
     model = build("conv1: a = Abs(x)\n conv2: y = Neg(a)", outputs="y")
-    with pytest.raises(AffinityError, match="1 of 2 nodes have no affinity: 'conv2'"):
+    with pytest.raises(AffinityError, match="1 of 2 nodes have no affinity: 'conv2'") as missing:
         partition(model, {"conv1": "CPU"})
-    with pytest.raises(AffinityError, match=r"'conv3'.*Close matches for 'conv3': 'conv"):
+    assert missing.value.nodes == ("conv2",)
+    with pytest.raises(AffinityError, match=r"'conv3'.*Close matches for 'conv3': 'conv") as error:
         partition(model, {"conv1": "CPU", "conv2": "CPU", "conv3": "CPU"})
+    assert error.value.nodes == ("conv3",)
 
 
 def two_subgraphs() -> tuple[Model, Partition]:
