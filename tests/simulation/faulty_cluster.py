@@ -11,7 +11,7 @@ from hetero.scheduler.simulation.network import Network
 from hetero.scheduler.simulation.simulator import Process, SimEvent, Simulator
 
 if TYPE_CHECKING:
-    from tests.simulation.supervised_client import SupervisedClient
+    from tests.simulation.supervised_client import SupervisedClient, SupervisedDeployment
 
 #: Maximum time until the end of a process is noticed, and interval of heartbeats.
 _END_NOTICE_S: Final = 0.05
@@ -53,6 +53,8 @@ class FaultyCluster(SimulatedCluster):
         #: Delays of a call to a device's process, one per execution, and whether the response
         #: arrives: Ray may lose either, or repeat the call while the first one runs.
         self.call_outcome: Callable[[], tuple[Sequence[float], bool]] = lambda: ((0.0,), True)
+        #: Called when a deployment uses a returned device again.
+        self.on_returned: Callable[[SupervisedDeployment], None] = lambda deployment: None
         self._starting: dict[str, SimEvent] = {}
         network.on_lost = self._lost
 

@@ -132,6 +132,7 @@ class History:
                 self.models.append(self.model_class(self, client))
         self.invariants = Invariants(self)
         self.cluster.on_run = self.invariants.check_run
+        self.cluster.on_returned = self.invariants.check_returned
         for model in self.models:
             self._watch(model)
 
@@ -213,8 +214,8 @@ class History:
         """Make more calls after the last fault; each must have a result."""
         self._until_s = self.simulator.now + self.recovery_s
         self._step(lambda: False)
-        if not self.violations:
-            self.invariants.check_addresses()
+        for model in self.models:
+            self.invariants.check_addresses(model.deployment)
         first_new, max_routes = len(self.calls), max(len(m.placement.routes) for m in self.models)
         for number in range(3 * max_routes if max_routes > 1 else 1):
             for model in self.models:
@@ -378,7 +379,7 @@ class History:
             delay_s = random.choice((0.0, for_s)) + 0.05 * random.random()
             self.simulator.after(delay_s, self._start_extra_call, random.choice(self.models))
         if kind == "crash":
-            if self._joint_crashes.random() < 0.3:  # several devices restart at the same time
+            if self._joint_crashes.random() < 0.6:  # several devices restart at the same time
                 for other in dict.fromkeys(used_names):
                     cluster.crash(other, notice_s=0.0)
             cluster.crash(name)

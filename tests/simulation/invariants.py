@@ -23,6 +23,7 @@ from hetero.scheduler.types import events
 from hetero.scheduler.types.request_record import RequestState
 from tests.simulation.batches import next_due_s
 from tests.simulation.scenario import Call, Model
+from tests.simulation.supervised_client import SupervisedDeployment
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -63,8 +64,6 @@ class Invariants:
         self.started: dict[str, list[tuple[events.TaskRun | LaneTask, float]]] = {}
         #: Outbox -> its first order if no thread executes it, and since when.
         self.first_orders: dict[Any, tuple[Any, float]] = {}
-        #: Time until which a thread was preempted last.
-        self.preempted_until_s = 0.0
         #: Condition that must not persist -> its start.
         self.condition_start_s: dict[tuple[str, Any], float] = {}
 
@@ -105,8 +104,6 @@ class Invariants:
 
     def check_always(self) -> None:
         """Check the invariants that hold at any time."""
-        if self.threads.num_preempted:
-            self.preempted_until_s = self.simulator.now
         for model in self.models:
             self._check_outbox(model)
         if self.threads.num_preempted:
@@ -192,16 +189,17 @@ class Invariants:
             self._break(f"{device.address} is idle while tasks wait")
 
     def _check_outbox(self, model: Model) -> None:
-        """Check that a thread executes the orders in the outbox; at once if none is preempted."""
+        """Check that a thread executes the orders in the outbox, at once unless it is preempted."""
         outbox, now_s = model.runner._outbox, self.simulator.now
         is_stopped = model.client.process.is_stopped
         # A thread that has appended orders executes them after it has left the machine.
         is_stopped = is_stopped or outbox._execution_lock.locked() or model.runner._lock.locked()
         first = outbox.orders[0] if outbox.orders and not is_stopped else None
         known, since_s = self.first_orders.get(outbox, (None, now_s))
+        limit_s = _ORDERS_S if self.threads.are_orders_delayed else 0.0
         if first is None or first is not known:
             self.first_orders[outbox] = first, now_s
-        elif since_s < now_s - _ORDERS_S or max(since_s, self.preempted_until_s) < now_s:
+        elif since_s < now_s - limit_s:
             self._break("orders are left in the outbox")
 
     def _check_dropped(self, device: SimulatedDevice) -> None:
@@ -355,20 +353,27 @@ class Invariants:
             if client.memory.pending:
                 self._break("a tensor is still awaited")
 
-    def check_addresses(self) -> None:
-        """Check that devices send to the current addresses of the others."""
-        for model in self.models:
-            deployment = model.deployment
-            for name in model.placement.devices:
-                if model.is_closed or name in deployment.device_states.unavailable:
-                    continue
-                machine = self.cluster.devices[name].loop._machine
-                for opened in deployment.opened_on(name):
-                    sends = machine.stage(deployment.key, opened.stage).description.sends
-                    if sends != opened.sends:
-                        self._break(
-                            f"stage {opened.stage} on {name} sends to {sends}, not {opened.sends}"
-                        )
+    def check_returned(self, deployment: SupervisedDeployment) -> None:
+        """Check the addresses after the return of a device, if all are available."""
+        faults = self.faults
+        if not (faults.cut_s or faults.stop_s or faults.client_stop_s):
+            self.check_addresses(deployment)
+
+    def check_addresses(self, deployment: SupervisedDeployment) -> None:
+        """Check that available devices send to the current addresses of each other."""
+        names = deployment.placement.devices
+        devices = [self.cluster.devices[name] for name in names]
+        if deployment.device_states.unavailable or not all(d.process.is_alive for d in devices):
+            return
+        for device in devices:
+            opened_stages = deployment.opened_on(device.name)
+            if deployment.is_closed or not device.host.has_all([deployment.key]):
+                continue
+            for opened in opened_stages:
+                stage = device.loop._machine.stage(deployment.key, opened.stage)
+                sends = stage.description.sends
+                if sends != opened.sends:
+                    self._break(f"{device.address} sends to {sends}, not to {opened.sends}")
 
     def check_shares(self, model: Model, calls: Sequence[Call]) -> None:
         """Check that consecutive requests are distributed over routes by their shares."""

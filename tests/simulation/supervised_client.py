@@ -252,6 +252,7 @@ class SupervisedClient(SimulatedClient):
         """Report a returned device, after it has received the addresses of others."""
         if deployment.device_states.mark_returned(order.device):
             deployment.notify(order)
+            self.cluster.on_returned(deployment)
         else:
             self.simulator.spawn(partial(self._reopen, deployment, order))
 

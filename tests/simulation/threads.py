@@ -38,6 +38,8 @@ _MODULES = (
 )
 #: Code in which threads are preempted.
 _TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
+#: Modules whose methods append orders to an outbox, or execute them.
+_ORDERS = ("/client/request_runner.py", "/client/outbox.py")
 
 
 class Lock:
@@ -117,8 +119,8 @@ class Threads:
         self._mean_lines = mean_lines
         #: Maximum time that a preempted thread waits, in seconds.
         self.late_s = 0.01
-        #: Number of preempted threads.
-        self.num_preempted = 0
+        #: Preempted threads; whether each executes methods that leave orders to it.
+        self._preempted: dict[SimThread | None, bool] = {}
         #: Whether no thread is preempted for now.
         self.is_suspended = False
         self._left = self._draw()
@@ -128,6 +130,16 @@ class Threads:
         self._is_traced: dict[types.CodeType, bool] = {}
         if mean_lines:
             simulator.around = self._around
+
+    @property
+    def num_preempted(self) -> int:
+        """Number of preempted threads."""
+        return len(self._preempted)
+
+    @property
+    def are_orders_delayed(self) -> bool:
+        """Whether a preempted thread may have to execute orders."""
+        return any(self._preempted.values())
 
     def _draw(self) -> int:
         return 1 + int(self._simulator.random.expovariate(1.0) * self._mean_lines)
@@ -154,10 +166,14 @@ class Threads:
             self._left -= 1
             if self._left <= 0:
                 self._left = self._draw()
-                self.num_preempted += 1
+                thread = self._simulator.sim_thread
+                caller: types.FrameType | None = frame
+                while caller is not None and not caller.f_code.co_filename.endswith(_ORDERS):
+                    caller = caller.f_back
+                self._preempted[thread] = caller is not None
                 late = self._simulator.random.random()
                 self._simulator.sleep(0.0 if late < 0.7 else self.late_s * late)
-                self.num_preempted -= 1
+                del self._preempted[thread]
         return self._line
 
 
