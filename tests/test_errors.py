@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 import pickle
 
-import pytest
-
 from hetero.devices import errors
 from hetero.devices.plugin.support import Refusal
+from tests.support.rows import for_each_row
 
 LEAVES = [
     cls
@@ -17,7 +16,7 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
+@for_each_row("cls", LEAVES)
 def test_errors_pickle_with_their_data(cls):
     error = cls("where: got x, wanted y; do z", node="conv1", refusal=Refusal("dtype", "no"))
     copy = pickle.loads(pickle.dumps(error))
@@ -27,7 +26,7 @@ def test_errors_pickle_with_their_data(cls):
     assert copy.refusal == error.refusal
 
 
-@pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
+@for_each_row("cls", LEAVES)
 def test_each_error_is_a_builtin_type_too(cls):
     if cls is not errors.HeteroError:
         builtin = [c for c in cls.__mro__ if c.__module__ == "builtins"]

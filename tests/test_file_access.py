@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rows import for_each_row
+
 ROOT = Path(__file__).parents[1]
 READER = "devices/file_reader.py"
 SOURCES = {
@@ -124,7 +126,7 @@ def test_files_are_read_by_one_module():
     assert violations == {}
 
 
-@pytest.mark.parametrize("name", ALLOWED)
+@for_each_row("name", ALLOWED)
 def test_every_exception_is_needed(name):
     called = [call for call, _ in calls(SOURCES[name])]
     unused = [

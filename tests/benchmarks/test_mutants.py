@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.mutants.mutant import Mutant, equivalent_mutants
 from benchmarks.mutants.selection import PACKAGES, Record, files_with_tests, own_tests_folder
+from tests.support.rows import for_each_row
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '''
@@ -167,7 +168,7 @@ def test_each_package_has_tests(package):
     assert files_with_tests(ROOT, package)
 
 
-@pytest.mark.parametrize("key", [*equivalent_mutants()])
+@for_each_row("key", [*equivalent_mutants()])
 def test_equivalent_mutants_name_functions_that_exist(key):
     path, function = key.split(": ")[0].split("::")
     assert path.startswith(PACKAGES)

@@ -15,11 +15,12 @@ from tests.emulated_gpu.backend import BACKEND, run_on_device
 from tests.emulated_gpu.cupy_names import CUPY_NAMES, IN_PLACE_UFUNCS, MISSING_KEYWORDS
 from tests.emulated_gpu.memory import MEMORY
 from tests.emulated_gpu.namespace import DEVICE
+from tests.support.rows import for_each_row
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "use",
     [
         np.asarray,

@@ -12,6 +12,7 @@ from tests.simulation.generation_history import GenerationHistory
 from tests.simulation.history import History
 from tests.simulation.planted_bugs import PLANTED_BUGS, ROOT, with_bug
 from tests.simulation.scenario import Faults
+from tests.support.rows import for_each_row
 
 #: Seeds of short histories that together have every kind of fault and every shape of model.
 SHORT_SEEDS = (2, 7, 9, 13, 18, 21, 90, 100, 173, 174, 246, 315, 726)
@@ -75,7 +76,7 @@ def test_long_history_keeps_invariants():
         assert history.violations == [], seed
 
 
-@pytest.mark.parametrize("name", PLANTED_BUGS)
+@for_each_row("name", PLANTED_BUGS)
 def test_planted_bug_applies_to_the_source(name):
     path, source = with_bug(name)
     assert source != (ROOT / path).read_text()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import wraps
+from textwrap import shorten
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def for_each_row(
                 try:
                     test(**fixtures, **dict(zip(parameters, row, strict=True)))
                 except (Exception, pytest.fail.Exception) as error:
-                    name = name_of(*row) if name_of else ", ".join(map(str, row))
+                    name = name_of(*row) if name_of else _name(row)
                     error.add_note(f"row {position}: {name}")
                     failures[f"row {position} ({name})"] = error
             if failures:
@@ -54,3 +55,8 @@ def for_each_row(
         return check_rows
 
     return decorate
+
+
+def _name(row: tuple[Any, ...]) -> str:
+    """Return the values in one line; of functions and classes, their names."""
+    return shorten(", ".join(str(getattr(value, "__name__", value)) for value in row), 200)

@@ -7,6 +7,7 @@ import pytest
 from onnx import helper
 
 from hetero.devices.errors import KernelError
+from tests.support.rows import for_each_row
 from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
 
 RNG = np.random.default_rng(0)
@@ -96,10 +97,10 @@ def test_layer_over_sequences_of_several_lengths(op_type, gates, attributes):
             compiled.run([feeds["x"], np.array(lengths, np.int32), feeds["h0"]])
 
 
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("steps", "batch", "size", "hidden"), [(5, 2, 4, 3), (10, 1, 16, 32)])
+@for_each_row("direction", ["forward", "reverse", "bidirectional"])
+@for_each_row("op_type, gates", [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@for_each_row("has_bias", [False, True])
+@for_each_row("steps, batch, size, hidden", [(5, 2, 4, 3), (10, 1, 16, 32)])
 def test_layer_with_only_its_state_read(
     direction,
     op_type,

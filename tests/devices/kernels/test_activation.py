@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import NARROW, check, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(21)
 LARGE = np.array([0.0, -0.5, 30.0, -30.0, 90.0, -90.0, 1000.0, -1000.0], np.float32)
@@ -54,8 +55,8 @@ def test_shrink_keeps_the_type(dtype):
     check("Shrink", [edges], {"lambd": 1.5, "bias": 0.5}, 9)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op_type", PLAIN[:-1])
+@for_each_row("name", ["float16", "bfloat16"])
+@for_each_row("op_type", PLAIN[:-1])
 def test_half_width_is_float32_rounded_once(op_type, name):
     x = RNG.uniform(-4, 4, (3, 4)).astype(NARROW.get(name, name))
     wide = run_kernel(op_type, [x.astype(np.float32)])[0]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import check, refuses, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(7)
 
@@ -93,9 +94,9 @@ def test_attention_of_an_outside_cache(is_causal):
     against_reference("Attention", inputs, {"is_causal": is_causal}, 24)
 
 
-@pytest.mark.parametrize("left", [-1, 0, 2])
-@pytest.mark.parametrize("right", [-1, 0, 1])
-@pytest.mark.parametrize("is_causal", [0, 1])
+@for_each_row("left", [-1, 0, 2])
+@for_each_row("right", [-1, 0, 1])
+@for_each_row("is_causal", [0, 1])
 def test_attention_windows(left, right, is_causal):
     inputs = [floats(1, 2, 5, 4), floats(1, 2, 8, 4), floats(1, 2, 8, 4)]
     attributes = {"left_window_size": left, "right_window_size": right, "is_causal": is_causal}
@@ -118,10 +119,10 @@ def test_attention_refuses(change, attributes, message):
     refuses(ValueError, message, "Attention", inputs, attributes, 23)
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("rotary", [0, 4])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("positions", [False, True])
+@for_each_row("interleaved", [0, 1])
+@for_each_row("rotary", [0, 4])
+@for_each_row("packed", [False, True])
+@for_each_row("positions", [False, True])
 def test_rotary_embedding(interleaved, rotary, packed, positions):
     x = floats(2, 3, 24) if packed else floats(2, 3, 5, 8)
     tokens, half = x.shape[-2], (rotary or 8) // 2
@@ -138,10 +139,10 @@ def test_rotary_embedding_refuses_positions_beyond_the_cache():
     refuses(IndexError, "from 0 to 4", "RotaryEmbedding", inputs, {}, 23)
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
-@pytest.mark.parametrize("decay_size", [1, 3])
-@pytest.mark.parametrize("past", [False, True])
+@for_each_row("rule", ["linear", "gated", "delta", "gated_delta"])
+@for_each_row("heads", [(2, 2), (4, 2)])
+@for_each_row("decay_size", [1, 3])
+@for_each_row("past", [False, True])
 def test_linear_attention(rule, heads, decay_size, past):
     q_heads, kv_heads = heads
     inputs = [

@@ -11,6 +11,7 @@ from onnx import parser
 
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import run_kernel
+from tests.support.rows import for_each_row
 from tests.support.small_models import run_cpu, run_onnxruntime
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -166,8 +167,8 @@ SCANS = [
 
 
 # Opset 11 added negative axes, the last case.
-@pytest.mark.parametrize(
-    ("opset", "attributes"),
+@for_each_row(
+    "opset, attributes",
     [*((9, a) for a in SCANS[:-1]), *((opset, a) for opset in (11, 16) for a in SCANS)],
 )
 def test_scan(opset, attributes):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import check, refuses, run_kernel
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(10)
 
@@ -20,9 +21,9 @@ def arguments(limit=20, iou=0.4, score=0.2):
     return [np.array([limit]), np.array([iou], np.float32), np.array([score], np.float32)]
 
 
-@pytest.mark.parametrize("iou", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("limit", [0, 3, 100])
-@pytest.mark.parametrize("opset", [10, 11])
+@for_each_row("iou", [0.0, 0.3, 0.7, 1.0])
+@for_each_row("limit", [0, 3, 100])
+@for_each_row("opset", [10, 11])
 def test_non_max_suppression(iou, limit, opset):
     scores = RNG.random((2, 3, 30)).astype(np.float32)
     check("NonMaxSuppression", [boxes(2, 30), scores, *arguments(limit, iou)], {}, opset)

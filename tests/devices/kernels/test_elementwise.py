@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import NARROW, check, refuses, run_kernel
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(20)
 SPECIAL = np.array(
@@ -26,8 +27,8 @@ def test_unary_double(op_type):
     check(op_type, [floats((5,), 0.5, 4).astype(np.float64)], opset=13, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
-@pytest.mark.parametrize("op_type", ["Add", "Sub", "Mul", "Div"])
+@for_each_row("dtype", [np.int32, np.int64, np.int8, np.uint8])
+@for_each_row("op_type", ["Add", "Sub", "Mul", "Div"])
 def test_binary_integer(op_type, dtype):
     a = np.array([7, 0, 100, 3], dtype)
     b = np.array([2, 5, 3, 3], dtype)
@@ -74,8 +75,8 @@ def test_pow_by_a_constant(exponent):
     check("Pow", [floats((3, 2), 0.1), np.full((1, 1), exponent, np.float32)], opset=7)
 
 
-@pytest.mark.parametrize("base", [np.float32, np.float64, np.int32, np.int64])
-@pytest.mark.parametrize("exponent", [np.float32, np.float64, np.int32, np.int64])
+@for_each_row("base", [np.float32, np.float64, np.int32, np.int64])
+@for_each_row("exponent", [np.float32, np.float64, np.int32, np.int64])
 def test_pow_has_the_type_of_its_base(base, exponent):
     check("Pow", [np.array([1, 2, 3, 4], base), np.array([3, 2, 0, 1], exponent)], opset=13)
 

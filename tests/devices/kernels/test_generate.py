@@ -20,6 +20,7 @@ from tests.support.kernel_oracle import (
     run_onnxruntime,
     run_reference,
 )
+from tests.support.rows import for_each_row
 
 X = np.arange(6, dtype=np.float64).reshape(2, 3)
 
@@ -39,7 +40,7 @@ def test_constant(opset):
     check_constant({"value": X}, opset)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "attributes",
     [
         {"value_float": 1.5},
@@ -49,9 +50,8 @@ def test_constant(opset):
         {"value_string": "a"},
         {"value_strings": ("a", "bc")},
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("opset", [12, 13])
+@for_each_row("opset", [12, 13])
 def test_constant_of_plain_values(opset, attributes):
     check_constant(attributes, opset)
 
@@ -74,8 +74,8 @@ def test_constant_refuses():
             constant_node_value(node)
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3), (0, 2)])
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, np.uint8])
+@for_each_row("shape", [(), (2, 3), (0, 2)])
+@for_each_row("dtype", [np.float32, np.int64, np.bool_, np.uint8])
 def test_constant_of_shape(shape, dtype):
     expected = np.array(shape, np.int64)
     check("ConstantOfShape", [expected], {"value": np.array([1], dtype)}, 9)
@@ -93,8 +93,8 @@ def test_constant_of_shape_edges():
 RANGES = [(3, 9, 3), (10, 4, -2), (0, 7, 2), (5, 5, 1), (5, 1, 1), (1, 5, -1), (-3, 3, 4)]
 
 
-@pytest.mark.parametrize("bounds", RANGES, ids=str)
-@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.float32, np.float64])
+@for_each_row("bounds", RANGES)
+@for_each_row("dtype", [np.int16, np.int32, np.int64, np.float32, np.float64])
 def test_range(dtype, bounds):
     check("Range", [np.array(n, dtype) for n in bounds], {}, 11)
 
@@ -121,9 +121,9 @@ def test_range_refuses():
     refuses(TypeError, "one element type", "Range", [np.array(0), np.array(5), np.array(1.0)])
 
 
-@pytest.mark.parametrize("op_type", ["HannWindow", "HammingWindow", "BlackmanWindow"])
-@pytest.mark.parametrize("periodic", [0, 1])
-@pytest.mark.parametrize("size", [0, 2, 9, 10])
+@for_each_row("op_type", ["HannWindow", "HammingWindow", "BlackmanWindow"])
+@for_each_row("periodic", [0, 1])
+@for_each_row("size", [0, 2, 9, 10])
 def test_window(op_type, periodic, size):
     attributes = {"periodic": periodic}
     check(op_type, [np.array(size, np.int64)], attributes, 17, atol=1e-6)

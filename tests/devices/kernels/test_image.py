@@ -15,6 +15,7 @@ from tests.support.kernel_oracle import (
     run_kernel,
     run_reference,
 )
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(15)
 X = RNG.standard_normal((2, 3, 7, 9), dtype=np.float32)
@@ -163,9 +164,9 @@ def test_grid_sample(mode, padding_mode, align_corners):
     check("GridSample", [X, GRID], attributes, 20, 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize("padding_mode", PADDINGS)
-@pytest.mark.parametrize("align_corners", [0, 1])
-@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@for_each_row("padding_mode", PADDINGS)
+@for_each_row("align_corners", [0, 1])
+@for_each_row("mode", ["linear", "nearest"])
 def test_grid_sample_volumes(mode, padding_mode, align_corners):
     x = RNG.standard_normal((2, 2, 3, 4, 5), dtype=np.float32)
     grid = (3 * RNG.random((2, 2, 3, 2, 3), dtype=np.float32) - 1.5).astype(np.float32)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(13)
 X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
@@ -108,9 +109,9 @@ def test_unique_edges():
     check("Unique", [ints(3, 3)], {}, 11)
 
 
-@pytest.mark.parametrize("largest", [0, 1])
-@pytest.mark.parametrize("length", [6, 200])
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.float16])
+@for_each_row("largest", [0, 1])
+@for_each_row("length", [6, 200])
+@for_each_row("dtype", [np.float32, np.int64, np.uint8, np.float16])
 def test_top_k_prefers_the_lower_index(dtype, length, largest):
     x = indices((3, length), 0, 4).astype(dtype)
     check("TopK", [x, ints(5)], {"largest": largest}, 11, n_outputs=2, oracle=_sorted_top_k)

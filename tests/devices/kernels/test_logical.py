@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import check, refuses, run_kernel
+from tests.support.rows import for_each_row
 
 TRUTH = np.array([True, False])
 
@@ -27,8 +28,8 @@ def test_not():
     refuses(TypeError, "bool", "Not", [np.ones(2)], opset=7)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32, np.uint8, object])
-@pytest.mark.parametrize("opset", [9, 16])
+@for_each_row("dtype", [np.float32, np.float64, np.int64, np.int32, np.uint8, object])
+@for_each_row("opset", [9, 16])
 def test_where(dtype, opset):
     x, y = np.array([1, 2, 3]).astype(dtype), np.array([[4], [5]]).astype(dtype)
     if dtype is object:

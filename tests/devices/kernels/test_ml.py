@@ -54,9 +54,9 @@ def test_linear_regressor(post, targets):
         check_ml("LinearRegressor", [X], attributes, 1, expected=[1 / (1 + np.exp(-plain))])
 
 
-@pytest.mark.parametrize("post", POST_TRANSFORMS)
-@pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("kind", LABELS)
+@for_each_row("post", POST_TRANSFORMS)
+@for_each_row("rows", [1, 2, 3])
+@for_each_row("kind", LABELS)
 def test_linear_classifier(post, rows, kind):
     attributes = {"coefficients": numbers(3 * rows), "intercepts": numbers(rows)}
     attributes |= {"post_transform": post, **labels(max(rows, 2), kind)}
@@ -85,9 +85,9 @@ def test_svm_regressor(kernel, one_class):
     check_ml("SVMRegressor", [X], attributes, 1)
 
 
-@pytest.mark.parametrize("post", POST_TRANSFORMS)
-@pytest.mark.parametrize("classes", [2, 3, 4])
-@pytest.mark.parametrize("probabilities", [False, True])
+@for_each_row("post", POST_TRANSFORMS)
+@for_each_row("classes", [2, 3, 4])
+@for_each_row("probabilities", [False, True])
 def test_svm_classifier(post, classes, probabilities):
     counts = [2, 1, 3, 2][:classes]
     pairs = classes * (classes - 1) // 2

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from hetero.devices import kernels
 from hetero.devices.kernels import elementwise
 from tests.emulated_gpu.cupy_names import CUPY_NAMES, MISSING_KEYWORDS
+from tests.support.rows import for_each_row
 
 FILES = sorted(Path(str(kernels.__file__)).parent.glob("*.py"))
 
@@ -18,7 +17,7 @@ def is_namespace(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "xp"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@for_each_row("path", FILES)
 def test_kernels_import_no_array_library(path):
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
@@ -30,7 +29,7 @@ def test_kernels_import_no_array_library(path):
         assert not roots & {"numpy", "cupy", "ml_dtypes", "scipy"}, ast.unparse(node)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@for_each_row("path", FILES)
 def test_kernels_use_what_cupy_has(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and is_namespace(node.value):

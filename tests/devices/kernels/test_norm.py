@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import check, refuses, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(4)
 
@@ -64,9 +65,9 @@ def test_lrn_over_an_even_number_of_channels():
     check("LRN", [x], {"size": 4, "alpha": 0.1}, 13, expected=[expected.astype(np.float32)])
 
 
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("axis", [-1, 0, 1])
-@pytest.mark.parametrize("opset", [7, 22])
+@for_each_row("p", [1, 2])
+@for_each_row("axis", [-1, 0, 1])
+@for_each_row("opset", [7, 22])
 def test_lp_normalization(p, axis, opset):
     x = floats(3, 4, 5)
     x[1, 2], x[:, 2, 3], x[0, :, 0] = 0, 0, 0

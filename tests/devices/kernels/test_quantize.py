@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto
 
 from tests.support.kernel_oracle import NARROW, check, run_kernel, run_onnxruntime, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(25)
 X = RNG.normal(0, 60, (2, 3, 4)).astype(np.float32)
@@ -38,8 +39,8 @@ def test_per_tensor(opset, dtype):
     check("DequantizeLinear", [q, scalar(0.5)], opset=opset)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1])
-@pytest.mark.parametrize("opset", [13, 19, 21])
+@for_each_row("axis", [0, 1, 2, -1])
+@for_each_row("opset", [13, 19, 21])
 def test_per_axis(opset, axis):
     n: int = X.shape[axis]
     scale = RNG.uniform(0.3, 1, (n,)).astype(np.float32)
@@ -134,9 +135,9 @@ def test_dynamic(x):
         check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3, expected=expected)
 
 
-@pytest.mark.parametrize("k", [7, 300])
-@pytest.mark.parametrize("zero_points", ["none", "scalar", "vector"])
-@pytest.mark.parametrize("types", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)])
+@for_each_row("k", [7, 300])
+@for_each_row("zero_points", ["none", "scalar", "vector"])
+@for_each_row("types", [(np.uint8, np.uint8), (np.uint8, np.int8), (np.int8, np.int8)])
 def test_matmul_integer(types, zero_points, k):
     a, b = integers((2, 3, k), types[0]), integers((k, 5), types[1])
     zeros = {

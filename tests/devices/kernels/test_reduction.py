@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import NARROW, check, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(22)
 X = RNG.uniform(0.5, 3, (2, 3, 4)).astype(np.float32)
@@ -118,8 +119,8 @@ def test_bad_axes_are_refused(axes):
         run_kernel("ReduceMean", [X], {"axes": axes}, 13)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
-@pytest.mark.parametrize("op_type", REDUCTIONS)
+@for_each_row("name", ["float16", "bfloat16"])
+@for_each_row("op_type", REDUCTIONS)
 def test_half_width_is_float32_rounded_once(op_type, name):
     x = X.astype(NARROW.get(name, name))
     wide = run_kernel(op_type, [x.astype(np.float32)])[0]
@@ -133,9 +134,9 @@ def test_arg_of_nothing_is_refused():
         run_kernel("ArgMax", [np.zeros((2, 3), np.float32)], {"axis": 2})
 
 
-@pytest.mark.parametrize("reverse", [0, 1])
-@pytest.mark.parametrize("exclusive", [0, 1])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+@for_each_row("reverse", [0, 1])
+@for_each_row("exclusive", [0, 1])
+@for_each_row("dtype", [np.float32, np.float64, np.int32, np.int64])
 def test_cumulative_sum(dtype, exclusive, reverse):
     x = RNG.integers(-5, 5, (2, 3, 4)).astype(dtype)
     attributes = {"exclusive": exclusive, "reverse": reverse}

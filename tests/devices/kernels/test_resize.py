@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import check, refuses, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(6)
 NONE = np.zeros(0, np.float32)
@@ -151,9 +152,9 @@ def test_upsample_refuses_to_shrink():
     refuses(ValueError, "at least 1", "Upsample", [floats(1, 1, 2, 2), scales(1, 1, 0.5, 1)], {}, 9)
 
 
-@pytest.mark.parametrize("antialias", [0, 1])
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32])
+@for_each_row("antialias", [0, 1])
+@for_each_row("mode", ["linear", "cubic"])
+@for_each_row("dtype", [np.uint8, np.int8, np.int32])
 def test_resize_rounds_and_clips_integers(mode, antialias, dtype):
     limits = np.iinfo(np.int8 if dtype is np.int32 else dtype)
     x = RNG.choice([limits.min, limits.max], (1, 1, 6, 7)).astype(dtype)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.kernel_oracle import NARROW, check, ints, refuses, run_kernel, run_reference
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(14)
 X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
@@ -14,8 +15,8 @@ X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
 REDUCTIONS = [(16, "add"), (16, "mul"), (18, "add"), (18, "mul"), (18, "max"), (18, "min")]
 
 
-@pytest.mark.parametrize(("opset", "reduction"), REDUCTIONS)
-@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@for_each_row("opset, reduction", REDUCTIONS)
+@for_each_row("dtype", [np.float32, np.int64])
 def test_scatter_reduces_repeated_indices(opset, reduction, dtype):
     data = (10 * X).astype(dtype)
     places = RNG.integers(-3, 3, (4, 9, 5))

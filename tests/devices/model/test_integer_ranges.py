@@ -12,6 +12,7 @@ from hetero.devices import read_model
 from hetero.devices.errors import ModelError
 from hetero.devices.model.integer_ranges import LONGEST_DYNAMIC_AXIS, RANGES, value_ranges
 from hetero.devices.model.model import header_with
+from tests.support.rows import for_each_row
 
 INT64 = np.iinfo(np.int64)
 
@@ -40,8 +41,8 @@ def test_forward_range_of_output(body, expected):
 
 
 # a is in -2..3 and b in 4..5, both of shape [2, 3]; p is a position in -1..1, u is unknown.
-@pytest.mark.parametrize(
-    ("node", "expected"),
+@for_each_row(
+    "node, expected",
     [
         ("Abs(a)", (0, 3)),
         ("Neg(b)", (-5, -4)),

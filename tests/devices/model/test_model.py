@@ -24,6 +24,7 @@ from hetero.devices.model.model import Constant, Model, Node, header_with
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.unique_names import UniqueNames
+from tests.support.rows import for_each_row
 
 PORT = helper.make_tensor_value_info
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -71,7 +72,7 @@ def reorder(model: onnx.ModelProto) -> None:
     model.graph.node.extend(copies)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "change",
     {
         "weight": set_weight(WEIGHT + 1),
@@ -93,7 +94,6 @@ def reorder(model: onnx.ModelProto) -> None:
         "IR version": lambda m: m.__setattr__("ir_version", 8),
         "metadata": lambda m: m.metadata_props[0].__setattr__("value", "you"),
     }.items(),
-    ids=lambda item: item[0],
 )
 def test_hash_depends_on_each_component(change):
     assert changed(change[1]).content_hash != read_model(proto()).content_hash

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hetero.devices.errors import ArgumentError, ArgumentTypeError
 from hetero.devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
+from tests.support.rows import for_each_row
 
 #: Intervals (minimum, maximum); -1 for no limit.
 INTERVALS = st.integers(0, 4).flatmap(
@@ -70,8 +71,8 @@ def test_arithmetic_covers_all_pairs_of_lengths(a, b):
             one & other
 
 
-@pytest.mark.parametrize(
-    ("arguments", "bounds", "symbol", "text"),
+@for_each_row(
+    "arguments, bounds, symbol, text",
     [
         ((), (0, -1), None, "?"),
         ((None,), (0, -1), None, "?"),
@@ -145,8 +146,8 @@ def test_symbols_distinguish_dimensions():
     assert Dimension.dynamic().compatible(7)
 
 
-@pytest.mark.parametrize(
-    ("form", "text", "values"),
+@for_each_row(
+    "form, text, values",
     [
         ([1, 3], "[1,3]", (1, 3)),
         ((1, -1, None), "[1,?,?]", (1, None, None)),

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from hetero.devices.errors import ArgumentError, ModelError
 from hetero.devices.model.element_type import ELEMENT_TYPES, Type, element_type_name
 from hetero.devices.model.tensor_spec import TensorSpec, type_string
+from tests.support.rows import for_each_row
 
 TENSOR = helper.make_tensor_type_proto(TensorProto.INT64, ["n", 2])
 
@@ -81,8 +82,8 @@ def test_layout_is_read_from_denotations(denotations, layout):
     assert [d.denotation for d in dimensions] == [expected.get(k, k) for k in layout.ljust(4, "?")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "nbytes"),
+@for_each_row(
+    "kind, shape, nbytes",
     [
         ("float", (2, 3), 24),
         ("float", (), 4),
@@ -193,8 +194,8 @@ def test_unknown_element_type_raises(name):
 
 
 # By OpenVINO 2026.4: bits, bytes, is_real, is_integral_number, is_signed, is_quantized.
-@pytest.mark.parametrize(
-    ("kind", "expected"),
+@for_each_row(
+    "kind, expected",
     [
         (Type.f32, (32, 4, True, False, True, False)),
         (Type.bf16, (16, 2, True, False, True, False)),

@@ -18,14 +18,15 @@ from hetero.devices.plugin.properties import (
     PropertyTable,
 )
 from hetero.devices.plugin.properties import unknown_property as unknown
+from tests.support.rows import for_each_row
 
 
 def make(kind: type, **options: Any) -> Property:
     return Property("NAME", kind, "default", True, "The doc.", **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "parsed"),
+@for_each_row(
+    "kind, value, parsed",
     [
         *((bool, text, True) for text in (True, "YES", "yes", "True", "1", 1)),
         *((bool, text, False) for text in (False, "NO", "no", "FALSE", "0", 0)),
@@ -48,8 +49,8 @@ def test_value_is_converted(kind, value, parsed):
     assert type(result) is kind
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"),
+@for_each_row(
+    "kind, value, expected",
     [
         (bool, "maybe", "YES or NO"),
         (bool, 2, "YES or NO"),

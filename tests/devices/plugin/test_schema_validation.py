@@ -14,6 +14,7 @@ import hetero
 from hetero.devices import load_plugins, read_model
 from hetero.devices.errors import ModelError, UnsupportedNodesError
 from hetero.devices.plugin.schema_validation import schema_violations
+from tests.support.rows import for_each_row
 from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '
@@ -261,8 +262,8 @@ def test_root_of_integers_is_refused_before_the_run():
             core.compile_model(model, "HETERO:ORT,CPU")
 
 
-@pytest.mark.parametrize("value", [None, 3, np.zeros(3), onnx.GraphProto()])
-@pytest.mark.parametrize("plugin", ["CPU", "ORT", "NULL", "DENSE"])
+@for_each_row("value", [None, 3, np.zeros(3), onnx.GraphProto()])
+@for_each_row("plugin", ["CPU", "ORT", "NULL", "DENSE"])
 def test_value_that_is_not_a_model_raises(plugin, value):
     for act in (PLUGINS[plugin].plugin.query_model, PLUGINS[plugin].plugin.compile_model):
         with pytest.raises(ModelError, match=type(value).__name__) as caught:

@@ -11,6 +11,7 @@ from hetero.devices.errors import TensorShapeError, TensorTypeError
 from hetero.devices.request.tensor import empty_tensor
 from hetero.devices.request.tensor_conversion import convert
 from tests.support.array_likes import OnlyArray, OnlyDLPack
+from tests.support.rows import for_each_row
 
 FLOAT = TensorSpec("p", "tensor(float)", (2,))
 
@@ -19,8 +20,8 @@ def port(kind, shape=(2,)):
     return TensorSpec("p", f"tensor({kind})", shape)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "expected"),
+@for_each_row(
+    "kind, value, expected",
     [
         ("float", [1, 2], np.float32([1, 2])),
         ("float", [True, False], np.float32([1, 0])),
@@ -55,8 +56,8 @@ def test_value_is_converted_without_loss(kind, value, expected):
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "message"),
+@for_each_row(
+    "kind, value, message",
     [
         ("int64", [1.5, 2.0], r"astype\(numpy\.int64\)"),
         ("int64", np.float32([1, 2]), "lose"),

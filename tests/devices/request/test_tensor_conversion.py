@@ -12,14 +12,15 @@ from hetero.devices.errors import ArgumentTypeError, TensorShapeError, TensorTyp
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.request.tensor import Tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
+from tests.support.rows import for_each_row
 
 
 def spec(kind: str, *shape: Any) -> TensorSpec:
     return TensorSpec("p", f"tensor({kind})", shape)
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "dtype"),
+@for_each_row(
+    "kind, value, dtype",
     [
         ("float", np.array([1, 2], np.int64), np.float32),
         ("float", np.array([True, False]), np.float32),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
-import pytest
 from onnx import helper
 
 from hetero.affinity.affinity import Affinity
@@ -13,6 +12,7 @@ from hetero.affinity.metadata import annotate, metadata_pins
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from tests.support.graphs import build, proto, value
+from tests.support.rows import for_each_row
 
 DEVICES = ("ORT", "CPU")
 
@@ -36,8 +36,8 @@ def recorded(
     return read_model(model)
 
 
-@pytest.mark.parametrize(
-    ("records", "device"),
+@for_each_row(
+    "records, device",
     [
         ([{"tensors": [[0]]}], "ORT"),
         ([{"tensors": [[1]]}], "CPU"),

@@ -11,6 +11,7 @@ from hetero.batching.batch_axis import with_open_batch_axis
 from hetero.batching.batchability import why_not_batchable
 from hetero.devices.model.light_models import light_model_path
 from hetero.devices.model.reader import read_model
+from tests.support.rows import for_each_row
 
 RNG = np.random.default_rng(7)
 
@@ -170,7 +171,7 @@ def run(session: onnxruntime.InferenceSession, x: np.ndarray) -> list[np.ndarray
     return outputs
 
 
-@pytest.mark.parametrize("name", BATCHABLE)
+@for_each_row("name", BATCHABLE)
 def test_batchable_model_batch_equals_single_runs(name):
     model = build_model(BATCHABLE[name])
     assert why_not_batchable(read_model(model)) is None
@@ -181,7 +182,7 @@ def test_batchable_model_batch_equals_single_runs(name):
         np.testing.assert_allclose(output, np.concatenate(single), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NOT_BATCHABLE)
+@for_each_row("name", NOT_BATCHABLE)
 def test_not_batchable_model_has_a_reason(name):
     body, reason_part = NOT_BATCHABLE[name]
     assert reason_part in str(why_not_batchable(read_model(build_model(body))))

@@ -18,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from hetero.batching.batch_axis import with_open_batch_axis
 from hetero.batching.batchability import why_not_batchable
 from hetero.devices.model.reader import read_model
+from tests.support.rows import for_each_row
 
 
 def build(opset: int, body: str, shape: str = "N, 4, 6", constants: str = "") -> onnx.ModelProto:
@@ -229,7 +230,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+@for_each_row("name", ACCEPTED)
 def test_accepted_rows_are_independent(name):
     proto = build(*ACCEPTED[name])
     assert why_not_batchable(read_model(proto)) is None
@@ -249,7 +250,7 @@ def test_old_dropout_of_inference_is_accepted():
     assert why_not_batchable(read_model(build(6, "y = Dropout <is_test = 1> (x)"))) is None
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@for_each_row("name", REFUSED)
 def test_refused_with_the_reason(name):
     arguments, reason = REFUSED[name]
     message = why_not_batchable(read_model(build(*arguments)))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 
 from hetero.devices.model.reader import read_model
 from hetero.partition.loop_shapes import with_loop_shapes
+from tests.support.rows import for_each_row
 
 DONE = "done = Identity(go)"
 
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each_row("name", CASES)
 def test_shapes_of_loop_outputs(name):
     options, expected = CASES[name]
     model = loop(**options)

@@ -16,6 +16,7 @@ from hetero.scheduler.types.plan import Wire
 from tests.support.graphs import build, evaluate, feeds
 from tests.support.merge import merge
 from tests.support.partitions import bits, check_merge, check_rules, run_split
+from tests.support.rows import for_each_row
 
 
 @dataclass(frozen=True)
@@ -214,9 +215,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("kind", ["constants", "literals"])
-def test_partition_of_openvino_collector_cases(case, kind):
+@for_each_row("name", CASES)
+@for_each_row("kind", ["constants", "literals"])
+def test_partition_of_openvino_collector_cases(name, kind):
+    case = CASES[name]
     model = build(case.lines, inputs=case.inputs, outputs=case.outputs, **{kind: case.shared})
     affinity = dict.fromkeys(model.node_names, "A")  # literals follow their readers
     names = [n.name for n in model.nodes if not n.is_constant]

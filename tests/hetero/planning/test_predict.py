@@ -28,6 +28,7 @@ from hetero.planning.predict import predict_latency, predict_stages, predict_wir
 from hetero.planning.task import Task
 from tests.support.costs import identity, task
 from tests.support.graphs import build
+from tests.support.rows import for_each_row
 
 
 def line(a: float, b: float = 0.0) -> LinearCost:
@@ -198,14 +199,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each_row("name", CASES)
 def test_latency(name):
     case = CASES[name]
     split = partition(case.model(), case.affinity())
     assert predict_latency(case.task(), split) == case.latency_s
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each_row("name", CASES)
 def test_transfers_of_stages(name):
     case = CASES[name]
     split = partition(case.model(), case.affinity())

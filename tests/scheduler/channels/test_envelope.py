@@ -282,7 +282,7 @@ def deep() -> Any:
     return tree
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "change",
     [
         lambda tree: tree.__setitem__(0, 9),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import pytest
-
 from hetero.scheduler.client.device_states import DeploymentDevices, LoadState
+from tests.support.rows import for_each_row
 
 LOADED, STALE, ABSENT, EXCLUDED = LoadState
 
@@ -47,8 +46,8 @@ TRANSITIONS = {
 }
 
 
-@pytest.mark.parametrize("state", TRANSITIONS)
-@pytest.mark.parametrize("event", EVENTS)
+@for_each_row("state", TRANSITIONS)
+@for_each_row("event", EVENTS)
 def test_each_event_in_each_state(state, event):
     devices = DeploymentDevices()
     before, reach = STATES[state]
@@ -88,7 +87,7 @@ def test_moved_device_is_announced_to_available_devices():
     assert devices.mark_moved("A", ["A", "B", "C", "D"]) == ["D"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each_row("seed", range(20))
 def test_no_loaded_device_lacks_an_address(seed):
     """Play a network: each device has the addresses of the others as of its last opening."""
     rng, names = random.Random(seed), ["A", "B", "C"]

@@ -18,6 +18,7 @@ from hetero.scheduler.formats.blob_file import BlobFile
 from hetero.scheduler.formats.blob_format import FORMAT_VERSION, SegmentReference
 from hetero.scheduler.formats.blob_writer import BlobWriter
 from hetero.scheduler.formats.unpack import unpack
+from tests.support.rows import for_each_row
 
 
 def written(value: Any) -> bytes:
@@ -128,8 +129,8 @@ def test_another_format_version_is_refused_by_number():
     assert caught.value.data["version"] == FORMAT_VERSION + 1
 
 
-@pytest.mark.parametrize("offset", [0, 1, 64, 2**62, 2**64 - 64, 2**32])
-@pytest.mark.parametrize("field", [0, 8])
+@for_each_row("offset", [0, 1, 64, 2**62, 2**64 - 64, 2**32])
+@for_each_row("field", [0, 8])
 def test_segments_outside_the_file_or_over_header_are_refused(offset, field):
     blob = written({"w": np.ones(20, np.float32)})
     (nbytes,) = struct.unpack_from("<Q", blob, 16)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from onnx import helper
 
 import hetero
 from tests.support.comparison import assert_close
 from tests.support.quantized import bytes_of, run_cpu, run_unoptimized, weights_of
+from tests.support.rows import for_each_row
 from tests.support.small_models import make_model
 
 RNG = np.random.default_rng(0)
@@ -44,8 +44,8 @@ X = ["x", "s", "z"]
 TO = ["t", "u"]
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "attributes"),
+@for_each_row(
+    "name, inputs, attributes",
     [
         ("QLinearAdd", [*X, "r", "t", "u", *TO], {}),
         ("QLinearMul", [*X, "r", "t", "u", *TO], {}),

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
 from onnx.parser import parse_model
 
 from hetero.apps.generate.decoder_ports import _changes_at
 from hetero.devices.model.reader import read_model
+from tests.support.rows import for_each_row
 
 ROLES = {"mask": "m", "positions": "p"}
 
 
-@pytest.mark.parametrize(
-    ("test", "changes_at"),
+@for_each_row(
+    "test, changes_at",
     [
         ("c = Greater(n, limit)", 16),
         ("c = GreaterOrEqual(n, limit)", 15),

@@ -14,6 +14,7 @@ from hetero.apps.generate.prefill_chunks import ChunkSizer
 from hetero.apps.generate.sampling import Sampling
 from hetero.apps.generate.step_inputs import SequenceOptions, StepInputs
 from hetero.devices.model.tensor_spec import TensorSpec
+from tests.support.rows import for_each_row
 
 CHANGES_AT = 4
 DECODER = Decoder(
@@ -29,8 +30,8 @@ def sequence(length: int, **sources: np.ndarray) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    ("padding", "lengths", "fits"),
+@for_each_row(
+    "padding, lengths, fits",
     [
         ("end", (4, 4), True),
         ("end", (3, 4), True),

@@ -10,6 +10,7 @@ pytest.importorskip("orjson")
 from hetero.apps.serve.errors import ProtocolError
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.sites import SiteRules
+from tests.support.rows import for_each_row
 from tests.support.serving import INFER, ask, plus_one, serving, tensor
 
 LOCAL, OPEN = ServerOptions(), ServerOptions(host="0.0.0.0")
@@ -21,8 +22,8 @@ def check(options: ServerOptions, headers: dict[str, str]) -> None:
     SiteRules(options).check({name.encode(): value.encode() for name, value in headers.items()})
 
 
-@pytest.mark.parametrize(
-    ("options", "headers"),
+@for_each_row(
+    "options, headers",
     [
         (LOCAL, {}),
         (LOCAL, {"host": "localhost"}),
@@ -46,8 +47,8 @@ def test_own_requests_pass(options, headers):
     check(options, headers)
 
 
-@pytest.mark.parametrize(
-    ("options", "headers"),
+@for_each_row(
+    "options, headers",
     [
         (LOCAL, {"host": "evil.example"}),
         (LOCAL, {"host": "evil.example:8000"}),

@@ -23,6 +23,7 @@ from hetero.apps.serve.tensors import (
     encode_json,
     encode_raw,
 )
+from tests.support.rows import for_each_row
 
 #: Datatype -> elements that it can represent.
 ELEMENTS = {
@@ -64,8 +65,8 @@ def test_json_is_decoded_flat_and_nested(data, datatype, shape):
     np.testing.assert_array_equal(decode_raw("x", datatype, shape, raw), expected)
 
 
-@pytest.mark.parametrize(
-    ("shape", "text"),
+@for_each_row(
+    "shape, text",
     [
         ([3], "[1,2]"),
         ([3], "[1,2,3,4]"),

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import hetero
+from tests.support.rows import for_each_row
 
 ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
@@ -47,7 +48,7 @@ def check(expression: str, **names: Any) -> None:
     assert evaluate(hetero, expression, **names) == evaluate(ov, expression, **names), expression
 
 
-@pytest.mark.parametrize("name", TYPES)
+@for_each_row("name", TYPES)
 def test_type_flags_equal_openvinos(name):
     for flag in FLAGS:
         check(f"m.Type.{name}.{flag}()")
@@ -58,12 +59,12 @@ def test_type_flags_equal_openvinos(name):
         check(f"[m.Type.{name}.merge(m.Type.{other})] == [None]")
 
 
-@pytest.mark.parametrize("dtype", [*NUMPY, str, bytes, np.str_, np.bytes_, "float32", "|S", "|U"])
+@for_each_row("dtype", [*NUMPY, str, bytes, np.str_, np.bytes_, "float32", "|S", "|U"])
 def test_type_of_numpy_dtype(dtype):
     check("m.Type(t)", t=dtype)
 
 
-@pytest.mark.parametrize("name", sorted(set(TYPES) - {"bf16", "dynamic", "i4", "u4"}))
+@for_each_row("name", sorted(set(TYPES) - {"bf16", "dynamic", "i4", "u4"}))
 def test_to_dtype_equals_openvinos(name):
     if not name.startswith("f8"):
         check(f"str(np.dtype(m.Type.{name}.to_dtype()))")
@@ -141,7 +142,7 @@ def test_shapes_compare_like_lists():
         check(line)
 
 
-@pytest.mark.parametrize(
+@for_each_row(
     "line",
     [
         "m.Dimension(-1, 10)",
