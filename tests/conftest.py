@@ -22,6 +22,7 @@ from hypothesis.internal.conjecture import providers
 from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
+from tests.support.onnx_versions import skip_for_older_onnx
 from tests.support.sampling import mark_cases_outside_samples
 from tests.support.vendor_skips import group_by_vendor
 
@@ -80,6 +81,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Each worker starts with a share of the tests of several hosts, which wait most of their time.
     """
     mark_cases_outside_samples(items)
+    skip_for_older_onnx(items)
 
     def order(item: pytest.Item) -> int:
         return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2

@@ -32,15 +32,19 @@ EXTENDED_DTYPES: Final = frozenset(
     if name.startswith(("bfloat", "float", "int", "uint"))
     and isinstance(getattr(ml_dtypes, name), type)
 )
-#: Element types narrower than a byte, with their widths in bits.
+#: Element types narrower than a byte, with their widths in bits. onnx has float6 since 1.23.
 NARROW_BITS: Final = {
-    "int2": 2,
-    "uint2": 2,
-    "int4": 4,
-    "uint4": 4,
-    "float4e2m1": 4,
-    "float6e2m3": 6,
-    "float6e3m2": 6,
+    name: bits
+    for name, bits in {
+        "int2": 2,
+        "uint2": 2,
+        "int4": 4,
+        "uint4": 4,
+        "float4e2m1": 4,
+        "float6e2m3": 6,
+        "float6e3m2": 6,
+    }.items()
+    if name in TYPE_NUMBERS
 }
 
 
