@@ -123,23 +123,30 @@ ORACLES = {
 }
 
 
-def differences(actual: Sequence[Any], expected: Sequence[Any], *, rounds: bool = False) -> str:
+def differences(
+    actual: Sequence[Any], expected: Sequence[Any], *, rounds: bool = False, coarseness: float = 0.0
+) -> str:
     """Return the first difference of two lists of outputs in words, or the empty string.
 
     `rounds`: round the expected outputs to the types of the actual ones.
+    `coarseness`: least tolerance of floats relative to the largest element.
     """
     if len(actual) != len(expected):
         return f"{len(actual)} outputs, not {len(expected)}"
     return next(
-        (text for a, b in zip(actual, expected, strict=True) if (text := _differs(a, b, rounds))),
+        (
+            text
+            for a, b in zip(actual, expected, strict=True)
+            if (text := _differs(a, b, rounds, coarseness))
+        ),
         "",
     )
 
 
-def _differs(actual: Any, expected: Any, rounds: bool) -> str:
+def _differs(actual: Any, expected: Any, rounds: bool, coarseness: float) -> str:
     if isinstance(expected, list) or isinstance(actual, list):
         return (
-            differences(actual, expected, rounds=rounds)
+            differences(actual, expected, rounds=rounds, coarseness=coarseness)
             if isinstance(actual, list)
             else "no sequence"
         )
@@ -164,6 +171,7 @@ def _differs(actual: Any, expected: Any, rounds: bool) -> str:
             f"{np.count_nonzero(differs)} of {actual.size} elements differ" if differs.any() else ""
         )
     relative, absolute = _TOLERANCES.get(actual.dtype.name, (_COARSE_TOLERANCE, _COARSE_TOLERANCE))
+    absolute = max(absolute, coarseness)
     if actual.dtype in EXTENDED_DTYPES:
         actual, expected = actual.astype(np.float32), expected.astype(np.float32)
     finite = np.abs(expected[np.isfinite(expected)])
