@@ -26,6 +26,7 @@ from hetero.verify.float_values import is_float
 #: bounds of integers.
 Kind = Literal["typical", "wide", "extreme"]
 KINDS: Final[tuple[Kind, ...]] = ("typical", "wide", "extreme")
+Integers = Literal["drawn", "typical", "ones"]
 #: Sizes of open dimensions to try, until the reference runs with two of them. A tuple gives the
 #: first symbols different sizes, so that exchanged axes show; equal sizes suit related symbols.
 _SIZES: Final[tuple[tuple[int, ...], ...]] = (
@@ -116,11 +117,12 @@ def sum_options(model: Model) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]
 
 
 def draw_inputs(
-    model: Model, kind: Kind, sizes: Sequence[int], *, typical_integers: bool = False
+    model: Model, kind: Kind, sizes: Sequence[int], *, integers: Integers = "drawn"
 ) -> Draw:
     """Generate inputs of a kind; equal arguments give equal inputs.
 
-    `typical_integers`: whether integers are typical for every kind: others may be invalid indices.
+    `integers`: integers of the kind, or typical ones for every kind, because others may be invalid
+        indices, or ones, which are valid in masks too.
     Typical shapes and values in the model's metadata take precedence over other typical ones.
 
     Raises TensorTypeError: an input is not a tensor of a known type.
@@ -137,13 +139,16 @@ def draw_inputs(
     def draw(port: TensorSpec) -> Value:
         is_integer = port.dtype is not None and port.dtype.kind in "iu"
         # Extreme floats would make a Range of a hundred million elements.
-        is_typical = typical_integers if is_integer else port.name in limits
+        is_typical = integers != "drawn" if is_integer else port.name in limits
         port_kind = "typical" if is_typical else kind
         proven_range = model.integer_ranges.get(port.name)
         if is_integer and port.name in limits:
             low, high = proven_range or (0, _SMALL)
             proven_range = max(low, 0), min(high, limits[port.name])
-        return draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
+        value = draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
+        if is_integer and integers == "ones":
+            return _clip(np.ones_like(value), proven_range)
+        return value
 
     values = {
         port.name: declared[port.name] if port.name in declared else draw(port)

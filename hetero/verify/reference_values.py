@@ -21,6 +21,7 @@ from hetero.scheduler.types.isolation import RunFailure
 from hetero.verify.generated_inputs import (
     KINDS,
     Draw,
+    Integers,
     Kind,
     draw_inputs,
     draw_value,
@@ -32,6 +33,11 @@ from hetero.verify.part_check import PartDraw, Run
 
 #: Different sizes of open dimensions that inputs should have.
 _NUM_SIZES: Final = 2
+#: Integers that replace those of a draw which the reference rejects, by kind and in this order.
+_VALID_INTEGERS: Final[tuple[Mapping[Kind, Integers], ...]] = (
+    {"wide": "ones", "extreme": "typical"},
+    {"typical": "ones", "wide": "typical", "extreme": "ones"},
+)
 #: Inputs of the second size.
 _SECOND_SIZE_KINDS: Final[tuple[Kind, ...]] = ("wide",)
 
@@ -127,17 +133,18 @@ class ReferenceValues:
     def _accepted_draws(
         self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
     ) -> list[Draw]:
-        """Generate inputs of kinds; those that the reference rejects get typical integers."""
+        """Generate inputs of kinds; if the reference rejects them, with valid integers."""
         model = self._model
         accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
-        tried = {"typical", *(draw.kind for draw in accepted)}
-        rejected = [k for k in kinds if k not in tried]
-        if not rejected or not any(
-            p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs
-        ):
+        if not any(p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs):
             return accepted
-        retried = [draw_inputs(model, k, sizes, typical_integers=True) for k in rejected]
-        return accepted + self._with_values(retried, wanted)
+        for integers in _VALID_INTEGERS:
+            tried = {draw.kind for draw in accepted}
+            rejected = [kind for kind in kinds if kind in integers and kind not in tried]
+            if rejected:
+                draws = [draw_inputs(model, k, sizes, integers=integers[k]) for k in rejected]
+                accepted += self._with_values(draws, wanted)
+        return accepted
 
     def _with_values(self, draws: list[Draw], names: list[str]) -> list[Draw]:
         """Add the reference's values to draws; drop draws that it does not accept."""

@@ -22,7 +22,9 @@ def undefined_reason(model: Model, values: Mapping[str, Value]) -> str | None:
         inputs = [known.get(name) for name in node.inputs]
         if any(is_float(v) and not np.isfinite(np.asarray(v, np.float64)).all() for v in inputs):
             return f"{node.name!r} reads values that are not finite"
-        check = _CHECKS.get(node.op_type) if not node.domain else None
+        check = (
+            _CHECKS.get(node.op_type) if not node.domain else _MICROSOFT_CHECKS.get(node.op_type)
+        )
         if check is not None and (reason := check(node, inputs, known)):
             return f"{node.name!r}: {reason}"
     return None
@@ -87,6 +89,13 @@ def _mel_weights(node: Node, inputs: list[Value], known: Mapping[str, Value]) ->
     return None if is_valid else "frequencies outside the spectrum"
 
 
+def _padded_tokens(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    lengths, total = inputs[5], inputs[6]
+    if lengths is None or total is None:
+        return None
+    return "tokens after the end of a sequence" if np.any(lengths + 1 < total) else None
+
+
 #: Operator -> check of its inputs; it returns a reason or None.
 _CHECKS: Final[Mapping[str, _Check]] = {
     "Cast": _cast,
@@ -104,3 +113,5 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "QLinearConv": _quantize,
     "QLinearMatMul": _quantize,
 }
+#: The same for operators of com.microsoft.
+_MICROSOFT_CHECKS: Final[Mapping[str, _Check]] = {"GroupQueryAttention": _padded_tokens}

@@ -256,8 +256,19 @@ def group_query_attention(
     if k_norm_weight is not None:
         k = rms_normalization_23(xp, k, k_norm_weight, epsilon=qk_norm_epsilon)
     b, s, total = q.shape[0], q.shape[2], int(total_sequence_length.reshape(()))
+    num_cached = 0 if past_key is None else past_key.shape[2]
+    if num_cached < total != num_cached + s:
+        raise ValueError(
+            f"total_sequence_length is {total}; expected {num_cached + s}, the cached and the new "
+            f"tokens, or at most {num_cached}, the size of the cache"
+        )
     ends = [int(n) + 1 for n in seqlens_k.reshape(-1)]
     begins = [0 if s == total else end - s for end in ends]
+    if min(begins, default=0) < 0 or not all(0 < end <= total for end in ends):
+        raise ValueError(
+            f"seqlens_k + 1 is {ends}; expected numbers of cached and {s} new tokens, at most "
+            f"total_sequence_length, {total}"
+        )
     first = xp.asarray(begins)[:, None]
     if do_rotary and cos_cache is not None:
         if position_ids is None:
@@ -275,7 +286,7 @@ def group_query_attention(
             )
             for x in (q, k)
         )
-    capacity = max(total, 0 if past_key is None else past_key.shape[2])
+    capacity = max(total, num_cached)
     k = _write_cache(xp, past_key, k, begins, capacity)
     v = _write_cache(xp, past_value, v, begins, capacity)
     place = (first + xp.arange(s))[:, None, :, None]

@@ -46,7 +46,7 @@ def test_sizes_whose_inputs_take_gigabytes_are_left_out():
 
 def test_typical_integers_are_valid_indices_for_every_kind():
     for kind in KINDS:
-        inputs = draw_inputs(model(), kind, (64,), typical_integers=True).inputs
+        inputs = draw_inputs(model(), kind, (64,), integers="typical").inputs
         assert set(inputs["rows"].tolist()) == {0, 1}
         assert set(inputs["free"].tolist()) <= {0, 1}
 

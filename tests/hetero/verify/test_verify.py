@@ -28,6 +28,7 @@ from tests.hetero.verify.faulty_vendor import (
     small,
 )
 from tests.support.core_fixtures import core_fixture
+from tests.support.stateful_decoders import grouped
 
 #: Fault -> the nodes at fault; by default those that have the fault's operator.
 NODES: dict[str, list[set[str]]] = {
@@ -408,3 +409,11 @@ def test_cache_lists_and_checks_verdicts(core, tmp_path, shell):
     listing = shell(f"cache list --dir {tmp_path} --json", ray=True).document
     assert {row["kind"] for row in listing["entries"]} == {"plan", "stage", "verdicts"}
     assert shell(f"cache verify --dir {tmp_path}", ray=True).code == 0
+
+
+@pytest.mark.slow  # the reference tries many sizes
+def test_decoder_with_grouped_attention_is_verified(core):
+    """A mask of drawn integers would be invalid, or leave results undefined."""
+    with core.compile_model(grouped(), "HETERO:ORT,CPU", {"VERIFY": "YES"}) as compiled:
+        verdicts = compiled.verification.verdicts
+    assert [(verdict.status, verdict.reason) for verdict in verdicts] == [("agrees", "")]

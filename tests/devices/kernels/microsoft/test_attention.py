@@ -160,3 +160,23 @@ def test_group_query_attention(seed):
         np.testing.assert_allclose(y[i, :last], expected[0][i, :last], 1e-4, 1e-5)
         for actual, want in zip(present, expected[1:], strict=True):
             np.testing.assert_allclose(actual[i, :, :length], want[i, :, :length], 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("total", "lengths", "message"),
+    [
+        (6, [6], "total_sequence_length is 6; expected 7"),
+        (7, [2], "seqlens_k"),
+        (7, [0], "seqlens"),
+    ],
+)
+def test_group_query_attention_with_impossible_lengths_raises(total, lengths, message):
+    """ONNX Runtime refuses them too, so verification must not draw them."""
+    rng = np.random.default_rng(0)
+    parts = [floats(rng, 1, 3, 16) for _ in range(3)]
+    caches = [floats(rng, 1, 1, 4, 16) for _ in range(2)]
+    numbers = [np.array(lengths, np.int32) - 1, np.array(total, np.int32)]
+    attributes = {"num_heads": 1, "kv_num_heads": 1}
+    arguments = ("GroupQueryAttention", [*parts, *caches, *numbers], attributes, 1, MICROSOFT, 3)
+    with pytest.raises(ValueError, match=message):
+        run_kernel(*arguments)
