@@ -127,10 +127,12 @@ class RecoverableSubmission:
 
     def _recover(self, deployment: Deployment, error: BaseException) -> None:
         try:
-            if (
-                not self._recovery.recover(self._model, deployment, error)
-                or self._cancellation.is_set()
-            ):
+            is_recovered = self._recovery.recover(self._model, deployment, error)
+            if self._cancellation.is_set():
+                raise RequestCancelledError(
+                    "the request was cancelled while its model was planned again"
+                ) from error
+            if not is_recovered:
                 raise error
             deployment = self._model.deployment
             self._submission = deployment.submit(self._values, self._request)

@@ -11,7 +11,7 @@ import pytest
 
 import hetero
 from hetero.devices.cpu.plugin import CPUPlugin
-from hetero.devices.errors import DeviceMemoryError
+from hetero.devices.errors import DeviceMemoryError, RequestCancelledError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import Program, RunContext, Value
@@ -164,3 +164,46 @@ def test_request_without_another_plan_gets_the_error():
                 with pytest.raises(DeviceMemoryError, match="no room for values"):
                     compiled({"v0": x})
             assert compiled.deployment is deployment
+
+
+@pytest.mark.parametrize("stage", ["planning", "loading", "running"])
+def test_request_cancelled_during_recovery_is_cancelled(monkeypatch, stage):
+    """The request ends as cancelled, and the model runs on the other plan."""
+    x = np.arange(WIDTH, dtype=np.float32)[None]
+    with (
+        hetero.Core("inprocess", plugins=[OverfullPlugin]) as core,
+        core.compile_model(products(4), "HETERO:OVERFULL,CPU", options("OVERFULL")) as compiled,
+    ):
+        recovery = compiled.target.recovery
+        plan_again = recovery._plan_again
+        request = compiled.create_infer_request()
+
+        def plan_and_cancel(error):
+            if stage == "planning":
+                request.cancel()
+            deploy = plan_again(error)
+
+            def deploy_and_cancel():
+                deployment = deploy()
+                if stage == "loading":
+                    request.cancel()
+                elif stage == "running":
+                    submit = deployment.submit
+
+                    def submit_and_cancel(*arguments, **options):
+                        submission = submit(*arguments, **options)
+                        request.cancel()
+                        return submission
+
+                    monkeypatch.setattr(deployment, "submit", submit_and_cancel)
+                return deployment
+
+            return deploy_and_cancel
+
+        monkeypatch.setattr(recovery, "_plan_again", plan_and_cancel)
+        request.start_async({"v0": x})
+        with pytest.raises(RequestCancelledError):
+            request.wait()
+        monkeypatch.undo()
+        np.testing.assert_array_equal(compiled({"v0": x})[0], x)
+        assert [s.device for s in compiled.subgraphs] == ["OVERFULL", "CPU"]
