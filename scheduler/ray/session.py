@@ -295,8 +295,8 @@ def _start(options: dict[str, Any]) -> RaySession:
         raise ClusterError(
             f"Ray cannot start on this machine: {type(error).__name__}: "
             f"{str(error).rstrip('.')}. Check free memory, /dev/shm and the permissions of "
-            f"{folder.parent}; without Ray everything runs in process: --executor inprocess, "
-            "Core(executor='inprocess').",
+            f"{folder.parent}, or try again when the machine is less busy; without Ray everything "
+            "runs in process: --executor inprocess, Core(executor='inprocess').",
             cause=str(error),
         ) from error
     # Ray's own exit handler stops its processes first: handlers run last in, first out.
