@@ -76,6 +76,8 @@ class OrtProgram(Program):
         self._lock = threading.Lock()
         self._executed_nodes: tuple[ExecutedNode, ...] | None = None
         self._node_times_s: dict[str, float] | None = None
+        #: Run options that no run uses now; their construction takes longer than a small model.
+        self._idle_run_options: list[onnxruntime.RunOptions] = []
         self._session: onnxruntime.InferenceSession | None = None
         #: Runs the session: outputs, inputs by name, options.
         self._run_session: Callable[..., Any] = tuple
@@ -101,6 +103,7 @@ class OrtProgram(Program):
         self._has_all_ports = self._session_inputs.issuperset(self._input_names) and (
             self._session_outputs == [port.name for port in model.outputs]
         )
+        self.returns_new_memory = self._has_all_ports and self._caches is None
 
     @cached_property
     def _source(self) -> Model:
@@ -125,7 +128,10 @@ class OrtProgram(Program):
                 context.record(name, seconds)
         results: dict[str, Value] = {}
         if self._session:
-            options = onnxruntime.RunOptions()
+            try:
+                options = self._idle_run_options.pop()
+            except IndexError:
+                options = onnxruntime.RunOptions()
 
             def stop() -> None:
                 options.terminate = True
@@ -141,8 +147,12 @@ class OrtProgram(Program):
                     context.check_cancelled()
                     summary = f"ONNX Runtime failed on model {self._model.name!r}"
                     raise ERRORS.run_error(summary, error) from error
+            # `cancel` sets the flag before it reads `stop`, so that no later call of `stop` affects
+            # another run.
+            if not context.is_cancelled:
+                self._idle_run_options.append(options)
             if self._has_all_ports:
-                return list(outputs)
+                return outputs
             results = dict(zip(self._session_outputs, outputs, strict=True))
         return self._outputs(values, results)
 

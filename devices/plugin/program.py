@@ -215,6 +215,10 @@ class Program(ABC):
     call `run` at once.
     """
 
+    #: Whether each run returns memory that neither inputs, nor constants, nor other outputs use.
+    #: If not, the caller compares the owners of the arrays.
+    returns_new_memory: bool = False
+
     @abstractmethod
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs.

@@ -25,7 +25,12 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.local_model import LocalModel
-from hetero.devices.request.output_validation import check_outputs, check_shared_sizes, shared_sizes
+from hetero.devices.request.output_validation import (
+    check_outputs,
+    check_shared_sizes,
+    output_types,
+    shared_sizes,
+)
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.results import Results
 
@@ -78,7 +83,7 @@ class DeviceModel:
         #: Names of the outputs.
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._output_specs = tuple(output_specs)
-        self._output_dtypes = tuple(spec.dtype for spec in self._output_specs)
+        self._output_types = output_types(self._output_specs)
         self._shared_sizes = shared_sizes(model.inputs, output_specs)
         #: Shapes of the inputs and outputs at the last check of shared sizes.
         self._checked_shapes: list[Any] = []
@@ -120,9 +125,8 @@ class DeviceModel:
             # Copies of outputs need memory too: a view may be larger than its array.
             results = check_outputs(
                 outputs,
-                inputs,
-                self._output_specs,
-                self._output_dtypes,
+                None if self._program.returns_new_memory else inputs,
+                self._output_types,
                 self.source,
                 self.device,
             )

@@ -74,30 +74,47 @@ def check_shared_sizes(
     return is_consistent
 
 
+class OutputType(NamedTuple):
+    """Reliable type of an output.
+
+    `shape` is a plain tuple, whose comparison calls no Python function.
+    """
+
+    dtype: np.dtype | None
+    shape: tuple[Any, ...] | None
+    spec: TensorSpec
+
+
+def output_types(specs: Sequence[TensorSpec]) -> tuple[OutputType, ...]:
+    """Return the types of outputs as `check_outputs` takes them."""
+    return tuple(
+        OutputType(spec.dtype, None if spec.shape is None else tuple(spec.shape), spec)
+        for spec in specs
+    )
+
+
 def check_outputs(
     outputs: Sequence[Value],
-    inputs: Sequence[Value],
-    specs: Sequence[TensorSpec],
-    dtypes: Sequence[np.dtype | None],
+    inputs: Sequence[Value] | None,
+    types: Sequence[OutputType],
     model: Model,
     device: str,
 ) -> list[Value]:
     """Return the outputs of `Program.run` after checking them against their types.
 
-    An output that shares memory with an input, a constant or another output is copied. `specs` are
-    the reliable types of the outputs, and `dtypes` their numpy types; `model` and `device` appear
-    in messages. Raises InferenceError if the number of outputs, or the element type, rank or size
-    of an output is wrong.
+    An output that shares memory with an input, a constant or another output is copied. `inputs` is
+    None if no output does. `model` and `device` appear in messages. Raises InferenceError if the
+    number of outputs, or the element type, rank or size of an output is wrong.
     """
-    if len(outputs) != len(specs):
+    if len(outputs) != len(types):
         raise InferenceError(
-            f"{device}: expected {len(specs)} outputs of model {model.name!r} from Program.run, "
+            f"{device}: expected {len(types)} outputs of model {model.name!r} from Program.run, "
             f"got {len(outputs)}. Report this to the plugin's author.",
             device=device,
         )
     #: Ids of the objects that own the memory of inputs and earlier outputs.
     owners: set[int] = set()
-    for value in inputs:
+    for value in inputs or ():
         if type(value) is np.ndarray:
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:
@@ -106,15 +123,16 @@ def check_outputs(
         else:
             _add_owners([value], owners)
     results: list[Value] = []
-    for value, port, dtype in zip(outputs, specs, dtypes, strict=True):
+    for value, (dtype, shape, port) in zip(outputs, types, strict=True):
         if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
-            shape = port.shape
-            is_equal = shape is None or tuple.__eq__(shape, value.shape)
-            if not is_equal and not port.accepts(value.shape):
+            if shape is not None and value.shape != shape and not port.accepts(value.shape):
                 corrected = _empty_array(value, _closed_shape(port, value))
                 if corrected is None:
                     raise _mismatch(value, port, model, device)
                 value = corrected
+            if inputs is None:
+                results.append(value)
+                continue
             owner = value
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
