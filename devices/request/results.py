@@ -35,7 +35,9 @@ class Results(Mapping[TensorSpec, Value]):
 
     def __init__(self, ports: Sequence[TensorSpec], values: Mapping[str, Value]) -> None:
         self._ports = tuple(ports)
-        self._values = {port.name: values[port.name] for port in ports}
+        self._values: dict[str, Value] = {}
+        for port in ports:  # faster than a comprehension
+            self._values[port.name] = values[port.name]
 
     def __getitem__(self, key: str | int | TensorSpec) -> Value:
         return self._values[find_port(self._ports, key, "output").name]

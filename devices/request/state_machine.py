@@ -165,23 +165,13 @@ class RequestStateMachine:
         inline: bool = False,
     ) -> Run:
         """Start a run; `inline` means that the caller only waits for it."""
-        if not isinstance(share, (bool, int, np.bool_)):
+        if share is not True and not isinstance(share, (bool, int, np.bool_)):
             raise TensorTypeError(
                 f"share_inputs: expected True or False, got {type(share).__name__}. Pass several "
                 "inputs as one list or dict: [a, b] or {'name': a}."
             )
-        if timeout_s is not None and not (
-            isinstance(timeout_s, int | float | np.number) and timeout_s == timeout_s
-        ):
-            raise ArgumentTypeError(
-                f"timeout_s: expected a number of seconds, or None for no limit; got {timeout_s!r}."
-            )
-        if timeout_s is not None and timeout_s <= 0:
-            raise DeadlineError(
-                f"a request of model {self._target.name!r}: expected a timeout_s greater than 0, "
-                f"got {timeout_s}.",
-                timeout_s=timeout_s,
-            )
+        if timeout_s is not None:
+            self._check_timeout(timeout_s)
         with self._lock:
             if self.state is not State.IDLE:
                 self._require_idle("infer" if inline else "start_async")
@@ -223,6 +213,18 @@ class RequestStateMachine:
             submission.cancel()
         future.add_done_callback(lambda future: self._receive(run, future, callback))
         return run
+
+    def _check_timeout(self, timeout_s: float) -> None:
+        if not (isinstance(timeout_s, int | float | np.number) and timeout_s == timeout_s):
+            raise ArgumentTypeError(
+                f"timeout_s: expected a number of seconds, or None for no limit; got {timeout_s!r}."
+            )
+        if timeout_s <= 0:
+            raise DeadlineError(
+                f"a request of model {self._target.name!r}: expected a timeout_s greater than 0, "
+                f"got {timeout_s}.",
+                timeout_s=timeout_s,
+            )
 
     def _request(
         self, timeout_s: float | None = None, *, inline: bool | None = False, waits: bool = True
@@ -420,10 +422,9 @@ class RequestStateMachine:
                     run.error = error
                     raise
                 if share:  # as in OpenVINO, shared arrays do not own their memory
-                    values = {
-                        name: value.view() if isinstance(value, np.ndarray) else value
-                        for name, value in values.items()
-                    }
+                    for name, value in values.items():
+                        if isinstance(value, np.ndarray):
+                            values[name] = value.view()
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
                 run.postprocess_s = time.perf_counter() - start

@@ -111,7 +111,7 @@ class DeployedModel:
                 deployed_model = self._models_by_inputs.get(optional_names)
             if deployed_model is not None:  # None if this model is closed
                 return deployed_model.submit(values, request)
-        deployment = self.deployment
+        deployment = self._deployment
         submission: Submission | CompletedSubmission
         submission = (self.autoscaler or deployment).submit(values, request)
         if self.recovery is not None and not isinstance(submission, CompletedSubmission):

@@ -133,7 +133,9 @@ class RequestProgram:
             if type(value) is not np.ndarray or value.dtype.hasobject:
                 return None
             nbytes += value.nbytes
-            values[number] = read_only(value)
+            view = value.view()
+            view.setflags(write=False)
+            values[number] = view
         if nbytes > max_nbytes or len(inputs) != len(self._inputs):
             return None
         runner = self._runner

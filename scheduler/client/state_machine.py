@@ -133,7 +133,7 @@ class ClientMachine(Requests):
         if self._closed:
             return False
         if len(self._ended) > self.limits.remembered:
-            self._forget_ended()
+            self._ended.popitem(last=False)
         self._expected.record(run.input_nbytes, made_nbytes)
         routes = self._routes
         run.ended_s = now_s
