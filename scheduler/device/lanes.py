@@ -31,6 +31,7 @@ from hetero.scheduler.channels.lane import (
     read_timings,
     slice_timings,
 )
+from hetero.scheduler.device.direct_stage import left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.task_queue import DeviceMachine, OpenStage
 from hetero.scheduler.types.events import DeviceInstruction, StageOpened, TaskRun
@@ -174,7 +175,11 @@ class DeviceLanes:
             compiled is None or stage.description is not description
         ):  # a newer description has arrived
             return
-        is_plain = not (self._host.leaves_outputs or compiled.profiles or description.timeout_s)
+        is_plain = not (compiled.profiles or description.timeout_s)
+        if self._host.leaves_outputs:  # outputs for a stage of the same device stay in its memory
+            here, outputs = self._channel.address, description.outputs
+            sends = description.sends.values()
+            is_plain = is_plain and not any(left_outputs(here, s, outputs, ()) for s in sends)
         lane = _Lane(stage, compiled.output_names, is_plain=is_plain)
         self._lanes[lane.key, description.stage] = lane
         self._deployments[lane.key] = description.deployment

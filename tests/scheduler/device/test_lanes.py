@@ -323,6 +323,18 @@ def test_stage_with_a_time_limit_has_a_record():
     assert [to for to, _ in device.channel.messages] == ["next", "other"]
 
 
+@pytest.mark.parametrize(("address", "is_lane"), [("next", True), ("here", False)])
+def test_only_outputs_that_stay_on_the_device_need_messages(address, is_lane, monkeypatch):
+    monkeypatch.setattr(ToyPlugin, "leaves_outputs", True)
+    device = Device()
+    sends = {0: (Send(address, 4, ("y",), (0,)),)}
+    device.loop.open_stage(StageOpened(KEY, 3, ("a", "b"), 1, sends, (), 1, "client", 0.0, 1))
+    device.receive([X, X])
+    device.work()
+    assert [to for to, *_ in device.channel.packed] == (["next"] if is_lane else [])
+    assert device.is_idle
+
+
 def test_message_for_closed_deployment_reports_lost_device():
     device = Device()
     device.loop.close_deployment(KEY)
