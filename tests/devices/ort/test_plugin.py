@@ -1,5 +1,6 @@
 """Device ORT: refusals, ONNX versions, weights, errors, cancellation, memory and threads."""
 
+import itertools
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from hetero.devices.errors import (
     RequestCancelledError,
 )
 from hetero.devices.model.light_models import light_model_inputs, light_model_outputs
-from hetero.devices.plugin.program import Payload
+from hetero.devices.plugin.program import Payload, RunContext
 
 pytest.importorskip("onnxruntime")
 from hetero.devices.ort.plugin import ORTPlugin
@@ -394,3 +395,25 @@ def test_mapped_weights_give_each_session_an_exact_arena():
         compiled.close()
     assert grown[True] < 2.2 * x.nbytes < grown[False]  # two values are live at the same time
     assert private_nbytes() - before_nbytes < x.nbytes  # the arena ends with its session
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Identity(x) z = Identity(y)",
+        "y = Relu(x) z = Identity(y)",
+        "y = Dropout(x) z = Cast<to = 1>(x)",
+        "s = Shape(x) y = Reshape(x, s) z = Expand(x, s)",
+        "y = Flatten<axis = 0>(x) z = Flatten(x)",
+    ],
+)
+def test_outputs_are_new_memory_in_each_run(nodes):
+    ports = "(float[1, 4] x) => (float[1, 4] y, float[1, 4] z)"
+    text = f'<ir_version: 8, opset_import: ["": 17]> network {ports} {{ {nodes} }}'
+    program = PLUGIN.compile_model(read_model(parser.parse_model(text)))._program
+    assert program.returns_new_memory
+    x = np.ones((1, 4), np.float32)
+    arrays = [x, *program.run([x], RunContext()), *program.run([x], RunContext())]
+    for one, other in itertools.combinations(arrays, 2):
+        assert not np.shares_memory(one, other)
+        assert one.flags.writeable
