@@ -37,6 +37,7 @@ ORDER = (
     "chaos",
     "memory",
     "cache",
+    "verification",
     "batching",
     "state",
     "generate",
