@@ -146,6 +146,7 @@ class GenerationHistory(History):
     """A history whose calls generate tokens; each has its tokens or an explained error."""
 
     recovery_s, settle_s = 300.0, 30.0  # a sequence takes many requests
+    joint_crashes = 0.3  # caches are recomputed from tensors on devices that remain
     model_class = DecoderModel
     work_class = DecoderWork
 

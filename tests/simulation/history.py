@@ -58,6 +58,8 @@ class History:
 
     recovery_s = RECOVERY_S
     settle_s = SETTLE_S
+    #: Share of the crashes in which all devices crash at once.
+    joint_crashes = 0.6
     #: Class of the deployments, and of the work of their stages.
     model_class: type[Model] = Model
     work_class: type[SimulatedWork] = SimulatedWork
@@ -379,7 +381,9 @@ class History:
             delay_s = random.choice((0.0, for_s)) + 0.05 * random.random()
             self.simulator.after(delay_s, self._start_extra_call, random.choice(self.models))
         if kind == "crash":
-            if self._joint_crashes.random() < 0.6:  # several devices restart at the same time
+            if (
+                self._joint_crashes.random() < self.joint_crashes
+            ):  # several devices restart at the same time
                 for other in dict.fromkeys(used_names):
                     cluster.crash(other, notice_s=0.0)
             cluster.crash(name)
