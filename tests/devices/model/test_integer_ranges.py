@@ -45,6 +45,7 @@ def test_forward_range_of_output(body, expected):
     "node, expected",
     [
         ("Abs(a)", (0, 3)),
+        ("Abs(i)", (0, 2)),
         ("Neg(b)", (-5, -4)),
         ("Sign(b)", (-1, 1)),
         ("Add(a, b)", (2, 8)),
