@@ -67,6 +67,9 @@ _LEAN: Final = {
     # The caller receives the errors of stages through its future.
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
 }
+#: In Ray's error if its own processes take more than 20 to 30 s to start, as on a busy machine.
+#: These limits are fixed; a second start often succeeds, because the programs are in memory.
+_TIMED_OUT: Final = "timed out during startup"
 #: Arguments of `ray.init` for starting and joining.
 _INIT: Final[dict[str, Any]] = {
     "namespace": NAMESPACE,
@@ -245,7 +248,13 @@ def connect(
         try:
             address = address or os.environ.get("RAY_ADDRESS") or find_head() or "local"
             if address == "local":
-                _current = _start(dict(options or {}))
+                try:
+                    _current = _start(dict(options or {}))
+                except ClusterError as error:
+                    if _TIMED_OUT not in str(error):
+                        raise
+                    _restore(before)  # the token's path, above all
+                    _current = _start(dict(options or {}))
             else:
                 address = find_address(address)
                 check_reachable(address, timeout_s)
