@@ -66,12 +66,17 @@ def _folder() -> Path | None:
 
 
 def _is_locked(mark: Path) -> bool:
-    """Whether the process of a mark is running."""
+    """Return whether the process of a mark is running."""
     try:
-        with mark.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # locked, or removed in the meantime
+        descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # removed in the meantime
         return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
 
 
