@@ -47,7 +47,8 @@ def live_nbytes(
         for value in node.reads:
             if value in produced or value in model.request_dependent:
                 last_read[root_of.get(value, value)] = i
-    last_read |= {root_of.get(value, value): count for value in outputs}
+    roots_of_outputs = {root_of.get(value, value) for value in outputs}
+    last_read |= dict.fromkeys(roots_of_outputs, count)
     inputs = {value for value in last_read if value not in produced}
     sizes = {value: value_nbytes(model.spec(value)) for value in inputs}
     changes = np.zeros(count + 2)
@@ -61,7 +62,9 @@ def live_nbytes(
             sizes[value] = nbytes = value_nbytes(model.spec(value))
             death = last_read.get(value, i)
             reused = None
-            if traits.overwrites_inputs and node.op_type in _ELEMENTWISE:
+            # Runtimes allocate the outputs of a stage themselves, so that the caller may keep them.
+            is_kept = value in roots_of_outputs
+            if traits.overwrites_inputs and node.op_type in _ELEMENTWISE and not is_kept:
                 roots = (root_of.get(read, read) for read in node.reads)
                 reused = next(
                     (

@@ -32,7 +32,8 @@ def test_values_are_live_until_their_last_reader():
 
 def test_elementwise_results_replace_dead_inputs():
     source = model("a = Sin(x) b = Neg(a) c = Exp(b) y = Sqrt(c)")
-    assert live(source, IN_PLACE) == [2, 2, 2, 2]
+    # The output has memory of its own: a stage that ends with Relu took that much more on ORT.
+    assert live(source, IN_PLACE) == [2, 2, 2, 3]
     assert live(source, MemoryTraits()) == [2, 3, 3, 3]
 
 
