@@ -136,7 +136,9 @@ def test_replicas_use_separate_devices_and_share_requests(core, tmp_path):
             blob = compiled.export_model()
     with core.import_model(blob) as imported:
         check_results(imported)
-    with pytest.raises(PropertyError, match=r"at most 2 replicas.* got 3\. List"):
+    with pytest.raises(
+        PropertyError, match=r"at most 2, one replica for each device of CPU, ORT; got 3\. List"
+    ):
         core.compile_model(branches(), DEVICES, {"REPLICAS": 3})
 
 
