@@ -62,16 +62,15 @@ def measure(
     with hetero.Core(executor, devices={"NULL": MAX_REPLICAS}) as core:
         compiled = core.compile_model(chain(1, 4), device, config)
         x = {"x": np.zeros(1, np.float32)}
-        start_s = due_s = time.monotonic()
+        start_s = phase_s = time.monotonic()
         for seconds, rate_per_s in phases:
-            end_s = due_s + seconds
-            while due_s < end_s:
-                time.sleep(max(0.0, due_s - time.monotonic()))
+            for number in range(round(seconds * rate_per_s)):
+                time.sleep(max(0.0, phase_s + number / rate_per_s - time.monotonic()))
                 request = compiled.create_infer_request()
                 request.set_callback(partial(_append_latency, latencies_s, time.monotonic()))
                 request.start_async(x)
                 requests.append(request)
-                due_s += 1 / rate_per_s
+            phase_s += seconds
         results = sum(_has_result(request) for request in requests)
         scaler = compiled.target.autoscaler
         assert scaler is not None
