@@ -43,6 +43,7 @@ ORDER = (
     "generate",
     "vendors",
     "provider_nodes",
+    "provider_nodes-published",
     "partition",
     "partition_scale",
     "planning",
