@@ -44,13 +44,19 @@ def marked(source: str) -> Iterator[None]:
         _try_in_worker(source)
         for path in stale_marks:
             path.unlink(missing_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+    except OSError:  # another process removed the empty folder, or the disk is full
+        yield
+        return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         Path(name).unlink(missing_ok=True)
         os.close(descriptor)
+        with contextlib.suppress(OSError):  # marks of other processes are in it
+            folder.rmdir()
 
 
 def _folder() -> Path | None:
