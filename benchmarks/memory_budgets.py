@@ -228,9 +228,7 @@ def run_part(
     release_free_memory()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     base = _status()
-    fixed_nbytes = budget_nbytes - prediction.peak_nbytes
-    own_nbytes = prediction.peak_nbytes - prediction.runtime_nbytes
-    room_nbytes = fixed_nbytes + own_nbytes
+    room_nbytes = budget_nbytes - prediction.runtime_nbytes
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     limit_nbytes = base["VmData"] + room_nbytes
     if not prediction.compact:  # weights that ONNX Runtime maps itself count as private
@@ -251,7 +249,7 @@ def run_part(
         "error": error_text,
         "compact": prediction.compact,
         "over_peak": peak > room_nbytes,
-        "ratio": own_nbytes / max(1, peak),
+        "ratio": (prediction.peak_nbytes - prediction.runtime_nbytes) / max(1, peak),
         "budget_mb": round(budget_nbytes / 1e6, 1),
         "room_mb": round(room_nbytes / 1e6, 1),
         "peak_mb": round(peak / 1e6, 1),
