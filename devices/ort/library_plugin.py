@@ -104,7 +104,7 @@ class LibraryProgram(ProviderProgram):
         data, weights = self._session_source()
         try:
             return compile_context(data, weights, self._options(), self._provider)
-        except Exception:  # the session compiles the model itself, and raises a reason that lasts
+        except Exception:  # the session then compiles the model, and raises if it cannot either
             return b""
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
