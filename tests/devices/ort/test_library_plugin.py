@@ -242,7 +242,10 @@ def test_cached_model_of_missing_provider_raises_typed_error(ggml_path, tmp_path
             core.import_model(blob)
 
 
-def test_compiled_model_of_the_provider_is_exported_and_loaded(monkeypatch):
+@pytest.mark.parametrize(
+    ("devices", "pins"), [("ORT_QNN", {}), ("HETERO:ORT_QNN,CPU", {"op:Relu": "CPU"})]
+)
+def test_compiled_model_of_the_provider_is_exported_and_loaded(monkeypatch, devices, pins):
     """Qualcomm's provider writes what it compiles as EPContext nodes; its simulator runs on x86."""
     pytest.importorskip("onnxruntime_qnn", reason="onnxruntime-qnn is not installed")
     text = "(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y) {c = Conv(x, w) y = Relu(c)}"
@@ -254,7 +257,7 @@ def test_compiled_model_of_the_provider_is_exported_and_loaded(monkeypatch):
     del proto.graph.input[1]
     x = random.random((1, 3, 8, 8), np.float32)
     with hetero.Core("inprocess") as core:
-        compiled = core.compile_model(proto, "ORT_QNN", {"VERIFY": "NO"})
+        compiled = core.compile_model(proto, devices, {"VERIFY": "NO"}, affinity=pins)
         y = compiled(x)["y"]
         expected = core.compile_model(proto, "ORT")(x)["y"]
         np.testing.assert_allclose(y, expected, rtol=0.02, atol=0.02)
