@@ -38,6 +38,7 @@ class GatedPlugin(CPUPlugin):
     """Device ``GATED``: the CPU device behind a gate."""
 
     name: ClassVar[str] = "GATED"
+    #: Open, except within `closed`: no test depends on another one that opened it.
     gate: ClassVar[threading.Event] = threading.Event()
     began: ClassVar[threading.Event] = threading.Event()
     #: Rows of each run.
@@ -57,3 +58,6 @@ class GatedPlugin(CPUPlugin):
 
     def compile(self, model: Model, config: Any) -> Program:
         return GatedProgram(super().compile(model, config))
+
+
+GatedPlugin.gate.set()
