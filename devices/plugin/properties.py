@@ -301,6 +301,20 @@ COMMON_PROPERTIES: Final = PropertyTable(
     Property("NETWORK_NAME", str, "", False, "The compiled model's name."),
     Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
     Property(
+        "RUNTIME_REQUIREMENTS",
+        str,
+        "",
+        False,
+        "Devices, versions and fingerprints that an export of the compiled model needs.",
+    ),
+    Property(
+        "COMPATIBILITY_CHECK",
+        str,
+        "NOT_APPLICABLE",
+        False,
+        "Whether a Core can import an export; the argument is its RUNTIME_REQUIREMENTS.",
+    ),
+    Property(
         "OPTIMAL_NUMBER_OF_INFER_REQUESTS",
         int,
         1,

@@ -14,7 +14,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
 from hetero.cache.check import runtime_requirements
 from hetero.compile.deployed_model import DeployedModel
-from hetero.devices.errors import ArgumentTypeError, PropertyError
+from hetero.devices.errors import ArgumentTypeError, PropertyError, UnknownPropertyError
 from hetero.devices.model.html_table import html_table
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import variables_of
@@ -310,7 +310,15 @@ class CompiledModel(BaseCompiledModel):
                 return self._loaded_from_cache
             case "SUPPORTED_PROPERTIES":
                 device_id = ["DEVICE_ID"] if len(self._execution_devices) == 1 else []
-                return dict.fromkeys([*HETERO_PROPERTIES, *device_id], "RO")
+                names = [name for name in HETERO_PROPERTIES if name != "COMPATIBILITY_CHECK"]
+                return dict.fromkeys([*names, *device_id], "RO")
+            case "COMPATIBILITY_CHECK":
+                raise UnknownPropertyError(
+                    f"no property 'COMPATIBILITY_CHECK' on model {self.name!r}: it is a property "
+                    "of devices. Call Core.get_property('HETERO', 'COMPATIBILITY_CHECK', "
+                    "{'RUNTIME_REQUIREMENTS': ...}) with this model's RUNTIME_REQUIREMENTS.",
+                    property=name,
+                )
             case "EXECUTION_DEVICES":
                 return self._execution_devices
             case "MULTI_DEVICE_PRIORITIES":

@@ -13,6 +13,7 @@ from typing import Any, Final
 from hetero.devices.errors import UnknownPropertyError
 from hetero.devices.plugin.configuration import Configuration
 from hetero.devices.plugin.properties import (
+    COMMON_PROPERTIES,
     Config,
     Property,
     PropertyTable,
@@ -391,6 +392,8 @@ HETERO_PROPERTIES: Final = PropertyTable(
         mutable=False,
         doc="Whether the model was loaded from the cache.",
     ),
+    COMMON_PROPERTIES["RUNTIME_REQUIREMENTS"],
+    COMMON_PROPERTIES["COMPATIBILITY_CHECK"],
     Property(
         "OPTIMAL_NUMBER_OF_INFER_REQUESTS",
         int,

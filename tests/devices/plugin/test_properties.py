@@ -182,6 +182,8 @@ def test_table():
         ("EXECUTION_DEVICES", (), False),
         ("NETWORK_NAME", "", False),
         ("LOADED_FROM_CACHE", False, False),
+        ("RUNTIME_REQUIREMENTS", "", False),
+        ("COMPATIBILITY_CHECK", "NOT_APPLICABLE", False),
         ("OPTIMAL_NUMBER_OF_INFER_REQUESTS", 1, False),
         ("INFERENCE_NUM_THREADS", 0, True),
         ("DISABLE_TRANSFORMATIONS", False, True),
@@ -193,7 +195,7 @@ def test_standard_property(name, default, is_mutable):
     assert (standard.default, standard.mutable) == (default, is_mutable)
     assert type(default) is standard.type
     assert (name in table.caching_properties) == (name == "DISABLE_TRANSFORMATIONS")
-    assert len(table) == 21
+    assert len(table) == 23
 
 
 def test_set_values_override_the_device_and_options_override_both():

@@ -90,6 +90,22 @@ def test_compatibility_check_compares_the_runtime_requirements():
         assert core.get_property("FIRST", "COMPATIBILITY_CHECK", alone) == "UNSUPPORTED"
 
 
+def test_supported_properties_contain_the_compatibility_check_and_its_argument():
+    names = {"RUNTIME_REQUIREMENTS", "COMPATIBILITY_CHECK"}
+    with (
+        core_with(counting_plugin("FIRST")) as core,
+        core.compile_model(branches(), "HETERO:FIRST,CPU", affinity={"tanh": "CPU"}) as compiled,
+    ):
+        for device in ("HETERO", "FIRST", "CPU"):
+            assert names <= set(core.get_property(device, "SUPPORTED_PROPERTIES")), device
+            assert core.get_property(device, "RUNTIME_REQUIREMENTS") == ""
+        assert names & set(compiled.get_property("SUPPORTED_PROPERTIES")) == {
+            "RUNTIME_REQUIREMENTS"
+        }
+        with pytest.raises(errors.UnknownPropertyError, match=r"Core\.get_property"):
+            compiled.get_property("COMPATIBILITY_CHECK")
+
+
 def test_damaged_blob_is_refused_and_missing_file_raises(blob, tmp_path):
     with core_with() as core:
         assert core.check(b"not a blob").verdict == "refused"
