@@ -31,10 +31,29 @@ NOTES: Final = by_operator(
         "Resize": "NaN does not propagate to samples that weight it with 0",
     }
 )
-#: The same for one type of the first input.
+#: Operators that sum or multiply integers as floating-point numbers.
+_INTEGER_REDUCTIONS: Final = (
+    "ReduceSum",
+    "ReduceProd",
+    "ReduceMean",
+    "ReduceSumSquare",
+    "ReduceL1",
+    "Einsum",
+)
+#: Notes on one type of the first input.
 NOTES_OF_TYPES: Final = {
     ("LogSoftmax", "tensor(double)"): "NaN and infinities do not propagate to other elements",
     ("Sign", "tensor(float16)"): "the sign of NaN is 0",
+    **{
+        (operator, "tensor(int64)"): (
+            "computed in float64: results beyond 2**53 are rounded, and overflow saturates"
+        )
+        for operator in _INTEGER_REDUCTIONS
+    },
+    **{
+        (operator, "tensor(int32)"): "overflow saturates instead of wrapping around"
+        for operator in _INTEGER_REDUCTIONS
+    },
 }
 
 

@@ -156,19 +156,19 @@ def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
         types -= kernels.get((query.domain, query.op_type), frozenset())
         is_cast = kernels and "tensor(float16)" in types
         cast_note = "computed in float32, with casts" if is_cast else None
-        return "; ".join(filter(None, (cast_note, _nan_note(query, provider)))) or None
+        return "; ".join(filter(None, (cast_note, _value_note(query, provider)))) or None
     parts = ", ".join(dict.fromkeys(operator.op_type for operator in operators))
     return f"decomposed into {parts}" if parts else "eliminated"
 
 
-def _nan_note(query: OrtNodeQuery, provider: Provider) -> str | None:
-    """Return the note on a node's treatment of NaN, if the CPU provider runs it on floats."""
-    reads_floats = any(re.search("float|double", kind) for kind in query.input_types)
-    is_noted = provider.is_cpu and reads_floats and not query.domain
-    if not is_noted:
+def _value_note(query: OrtNodeQuery, provider: Provider) -> str | None:
+    """Return the note on special values (NaN, overflow) of a node on the CPU provider."""
+    if not provider.is_cpu or query.domain or not query.input_types:
         return None
-    of_type = NOTES_OF_TYPES.get((query.op_type, query.input_types[0]))
-    return NOTES.get(query.op_type) or of_type
+    if note := NOTES_OF_TYPES.get((query.op_type, query.input_types[0])):
+        return note
+    reads_floats = any(re.search("float|double", kind) for kind in query.input_types)
+    return NOTES.get(query.op_type) if reads_floats else None
 
 
 #: Patterns of error messages -> code of the refusal; the first match counts.

@@ -98,8 +98,9 @@ def _elementwise_gaps(a: np.ndarray, b: np.ndarray, rtol: float, atol: float) ->
         differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
         return _Gaps(differs, differs, differs, differs)
     if a.dtype.kind in "iu":
-        # Unsigned arithmetic modulo 2**64: no difference overflows.
-        gap = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
+        # Modulo 2**64 no difference overflows; the operator `-` would warn about scalars.
+        high, low = np.maximum(a, b).astype(np.uint64), np.minimum(a, b).astype(np.uint64)
+        gap = np.subtract(high, low)
         return _Gaps(gap > np.uint64(atol), gap, np.abs(a.astype(np.float64)), gap)
     kind = np.complex128 if a.dtype.kind == "c" else np.float64
     x, y = a.astype(kind), b.astype(kind)

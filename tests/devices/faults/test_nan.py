@@ -61,6 +61,7 @@ def test_node_that_drops_nan_is_noted(core, graph, values, device):
     "graph",
     [
         "(int32[3] x) => (int32 y) {y = ReduceMax<keepdims = 0>(x)}",
+        "(float[3] x) => (float y) {y = ReduceSum<keepdims = 0>(x)}",
         "(float[3] x) => (float[3] y) {y = Sign(x)}",
         "(float[3] x) => (float[3] y) {y = LogSoftmax(x)}",
     ],
