@@ -1,9 +1,9 @@
 """Run published ONNX models on each device, by priority and cut at random, against ONNX Runtime.
 
-``python -m benchmarks.published_models [--only PACKAGE ...] [--rows FILE] [--ray]`` prints a row
-for each model and placement that is not right, and closing lines with the counts. The outcome
-``vendor`` is a difference that ONNX Runtime causes; the row gives the reason. With the same FILE,
-a later run continues the earlier one.
+``python -m benchmarks.published_models [--only PACKAGE ...] [--ways NAMES] [--rows FILE] [--ray]``
+prints a row for each model and placement that is not right or that verification (``VERIFY=YES``)
+disputes, and closing lines with the counts. The outcome ``vendor`` is a difference that ONNX
+Runtime causes; the row gives the reason. With the same FILE, a later run continues the earlier one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.published_models.corpus import models, package_names
 from benchmarks.published_models.outcomes import closing, outcome
 from benchmarks.published_models.trial import WAYS
+from benchmarks.tables import names
 
 _KEYS = ("package", "model", "way")
 _RAY_INTERVAL = 10
@@ -29,6 +30,7 @@ def main() -> int:
         prog="python -m benchmarks.published_models", description=__doc__
     )
     parser.add_argument("--only", nargs="+", metavar="PACKAGE", default=package_names())
+    parser.add_argument("--ways", type=names, default=list(WAYS), help="placements; default: all")
     parser.add_argument("--rows", type=Path, help="a file of JSON lines, one for each trial")
     parser.add_argument("--ray", action="store_true", help="also run every tenth random cut on Ray")
     options = parser.parse_args()
@@ -42,7 +44,7 @@ def main() -> int:
         except (OSError, subprocess.TimeoutExpired) as error:
             unavailable.append(f"{package}: {error}")
             continue
-        for path, way in itertools.product(paths, WAYS):
+        for path, way in itertools.product(paths, options.ways):
             key = (package, path.name, way)
             number += way == "ray"
             on_ray = options.ray and number % _RAY_INTERVAL == 1
@@ -53,8 +55,10 @@ def main() -> int:
             if options.rows:
                 with options.rows.open("a") as file:
                     print(json.dumps(row), file=file)
-            if row["outcome"] != "right":
-                print(*row.values(), sep=" | ", flush=True)
+            disputes = row.get("verification", [])[1:]
+            if row["outcome"] != "right" or disputes:
+                shown = [*(row[key] for key in (*_KEYS, "outcome", "why")), *disputes]
+                print(*shown, sep=" | ", flush=True)
     for line in unavailable:
         print(f"unavailable: {line}", file=sys.stderr)
     files = {(row["package"], row["model"]) for row in rows.values()}

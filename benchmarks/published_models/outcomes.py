@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Any, Final
 
 #: Time limit of one trial.
 _TRIAL_S: Final = 120
 
 
-def outcome(module: str, *arguments: str) -> dict[str, str]:
+def outcome(module: str, *arguments: str) -> dict[str, Any]:
     """Return the last line that ``python -m MODULE`` prints, or how the process ended."""
     command = [sys.executable, "-m", module, *arguments]
     try:
@@ -25,11 +25,11 @@ def outcome(module: str, *arguments: str) -> dict[str, str]:
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         return {"outcome": "crashed", "why": last[0]}
-    result: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 
 
-def closing(rows: Collection[dict[str, str]], ways: Iterable[str]) -> str:
+def closing(rows: Collection[dict[str, Any]], ways: Iterable[str]) -> str:
     """Return a line for each placement: the number of trials with each outcome."""
     lines = []
     for way in ways:

@@ -92,8 +92,8 @@ def differs(result: Any, expected: Any) -> str:
     return f"{share:.1%} of numbers differ" if share > _TIES else ""
 
 
-def attempt(path: str, way: str) -> dict[str, str]:
-    """Return the outcome of a trial and its reason."""
+def attempt(path: str, way: str) -> dict[str, Any]:
+    """Return the outcome of a trial, its reason, and what verification found."""
     inputs_and_outputs = reference(path)
     if isinstance(inputs_and_outputs, str):
         return {"outcome": "no reference", "why": inputs_and_outputs}
@@ -105,18 +105,19 @@ def attempt(path: str, way: str) -> dict[str, str]:
             pins = None
             if pinned:
                 pins = random_affinity(core, model, ["ORT", "CPU"], 0)
-            compiled = core.compile_model(model, devices, affinity=pins)
+            compiled = core.compile_model(model, devices, {"VERIFY": "YES"}, affinity=pins)
             results = list(compiled(feeds).values())
         except HeteroError as error:
             return {"outcome": "refused", "why": str(error)}
+        verification = compiled.verification.sentences()
         why = next((s for g, w in zip(results, expected, strict=True) if (s := differs(g, w))), "")
 
         def ours(narrow: str, inputs: Feeds) -> list[Any]:
             return list(core.compile_model(narrow, devices, affinity=pins)(inputs).values())
 
         if why and (reason := explains(path, feeds, ours, run_reference)):
-            return {"outcome": "vendor", "why": f"{why}: {reason}"}
-    return {"outcome": "wrong" if why else "right", "why": why}
+            return {"outcome": "vendor", "why": f"{why}: {reason}", "verification": verification}
+    return {"outcome": "wrong" if why else "right", "why": why, "verification": verification}
 
 
 def run_reference(path: str, feeds: Feeds) -> Sequence[Any]:
