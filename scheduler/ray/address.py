@@ -1,4 +1,4 @@
-"""Cluster addresses: resolution, and a check that Ray responds there."""
+"""Cluster addresses: a check of their form, and that Ray responds there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from hetero.devices.errors import ClusterError
-from hetero.scheduler.ray.private_api import alive_hosts, bootstrap_address
+from hetero.scheduler.ray.private_api import alive_hosts
 
 #: The HTTP/2 client preface with its settings, and the type of the server's first frame
 #: (RFC 9113, sections 3.4 and 6.5).
@@ -20,21 +20,8 @@ _NODES_S: Final = 4.0
 _OURS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-def find_address(address: str) -> str:
-    """Resolve a cluster address to ``host:port``; ``auto`` is the cluster on this machine.
-
-    Raises ClusterError: the address is not valid, or no Ray runs on this machine.
-    """
-    if address == "auto":
-        try:
-            address = bootstrap_address()
-        except (ConnectionError, ValueError) as error:
-            raise ClusterError(
-                "no Ray cluster runs on this machine, and address 'auto' means that one. Start it "
-                "(`ray start --head`), give its host:port, or leave the address out to start one "
-                "for this process.",
-                address="auto",
-            ) from error
+def _check_form(address: str) -> None:
+    """Raise ClusterError if an address is not ``host:port``."""
     if address.startswith("ray://"):
         raise ClusterError(
             f"{address!r} is an address for Ray Client, which hetero does not support: its "
@@ -51,7 +38,6 @@ def find_address(address: str) -> str:
             "Fix it, or leave it out (and RAY_ADDRESS unset) to start one here.",
             address=address,
         )
-    return address
 
 
 def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
@@ -72,7 +58,11 @@ def reach(address: str, timeout_s: float, host_timeout_s: float) -> None:
 
 
 def check_reachable(address: str, timeout_s: float) -> None:
-    """Raise ClusterError, caused by the error of `reach`, if no Ray responds at an address."""
+    """Raise ClusterError, caused by the error of `reach`, if no Ray responds at an address.
+
+    Also raised if the address is not ``host:port``.
+    """
+    _check_form(address)
     try:
         reach(address, timeout_s, timeout_s)
     except OSError as error:

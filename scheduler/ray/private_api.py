@@ -13,11 +13,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import ray
 from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
-from ray._private.services import canonicalize_bootstrap_address
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
@@ -36,13 +36,24 @@ _AUTOSCALER_STATUS: Final = b"__autoscaling_status"
 _ALIVE: Final = 0
 
 
-def bootstrap_address() -> str:
-    """Return ``host:port`` of the cluster on this machine.
+def shared_clusters(processes: Path = Path("/proc")) -> set[str]:
+    """Return the addresses of clusters that run here and were started by ``ray start``.
 
-    Ray's own look-up in `ray.init` waits a minute if the process that it finds does not answer.
-    Raises ConnectionError or ValueError: no cluster runs here.
+    That command writes the address of its cluster to a file in its temporary folder. A Ray that a
+    program started for itself has no such file.
     """
-    return str(canonicalize_bootstrap_address("auto"))
+    clusters = set()
+    for commands in processes.glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended, or it belongs to another user
+            program, *arguments = commands.read_bytes().decode(errors="replace").split("\0")
+            if Path(program).name != "raylet":
+                continue
+            options = dict(a.split("=", 1) for a in arguments if a.startswith("--") and "=" in a)
+            address = options.get("--gcs-address", "")
+            file = Path(options.get("--temp_dir", "")) / "ray_current_cluster"
+            if address and file.read_text().strip() == address:
+                clusters.add(address)
+    return clusters
 
 
 def alive_hosts(address: str, timeout_s: float) -> set[str]:

@@ -32,7 +32,8 @@ from hetero.scheduler.processes import process_end
 from hetero.scheduler.processes.client_guard import start_guard
 from hetero.scheduler.processes.home_process import HomeProcess
 from hetero.scheduler.processes.owned_files import is_private, process_start
-from hetero.scheduler.ray.address import check_is_node, check_reachable, find_address
+from hetero.scheduler.ray.address import check_is_node, check_reachable
+from hetero.scheduler.ray.auto_address import find_cluster
 from hetero.scheduler.ray.cluster_watch import ClusterWatch
 from hetero.scheduler.ray.local_cluster import find_head
 from hetero.scheduler.ray.private_api import (
@@ -256,7 +257,7 @@ def connect(
                     _restore(before)  # the token's path, above all
                     _current = _start(dict(options or {}))
             else:
-                address = find_address(address)
+                address = find_cluster() if address == "auto" else address
                 check_reachable(address, timeout_s)
                 _current = _join(address)
         except BaseException:

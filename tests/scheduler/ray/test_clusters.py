@@ -21,9 +21,9 @@ import yaml
 
 from hetero.devices.errors import ClusterError
 from hetero.scheduler.processes.owned_files import sweep
-from hetero.scheduler.ray import private_api
+from hetero.scheduler.ray import auto_address
 from hetero.scheduler.ray import session as ray_start
-from hetero.scheduler.ray.address import check_reachable, find_address
+from hetero.scheduler.ray.address import check_reachable
 from tests.scheduler.endpoints import wait_for
 
 pytestmark = pytest.mark.ray
@@ -254,14 +254,39 @@ def test_address_of_another_server_is_refused(greeting):
 )
 def test_invalid_address_is_refused_at_once(address, words):
     with pytest.raises(ClusterError, match=words):
-        check_reachable(find_address(address), 2.0)
+        check_reachable(address, 2.0)
 
 
-def test_auto_address_without_ray_is_refused(monkeypatch):
-    addresses = {"auto": "127.0.0.1:1"}
-    monkeypatch.setattr(private_api, "canonicalize_bootstrap_address", addresses.__getitem__)
-    with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:1"):
-        check_reachable(find_address("auto"), 2.0)
+@pytest.mark.parametrize(
+    ("shared", "pool", "environment", "expected"),
+    [
+        ({"a:1"}, None, "", "a:1"),
+        (set(), "p:2", "auto", "p:2"),
+        ({"p:2"}, "p:2", "local", "p:2"),
+        ({"a:1"}, "p:2", "e:3", "e:3"),
+    ],
+)
+def test_auto_address_is_the_only_shared_cluster(monkeypatch, shared, pool, environment, expected):
+    monkeypatch.setenv("RAY_ADDRESS", environment)
+    monkeypatch.setattr(auto_address, "shared_clusters", lambda: shared)
+    monkeypatch.setattr(auto_address, "find_head", lambda: pool)
+    assert auto_address.find_cluster() == expected
+
+
+@pytest.mark.parametrize(
+    ("shared", "words"),
+    [
+        (set(), "no cluster that `ray start` or `hetero pool up` started runs"),
+        ({"a:1", "p:2"}, r"expected one Ray cluster on this machine, got a:1, p:2 \(pool\)"),
+    ],
+)
+def test_auto_address_of_no_or_several_clusters_is_refused(monkeypatch, shared, words):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(auto_address, "shared_clusters", lambda: shared)
+    monkeypatch.setattr(auto_address, "find_head", lambda: "p:2" if shared else None)
+    with pytest.raises(ClusterError, match=words) as caught:
+        auto_address.find_cluster()
+    assert caught.value.address == "auto"
 
 
 def test_folders_of_ended_processes_are_swept(tmp_path, monkeypatch):

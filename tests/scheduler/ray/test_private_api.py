@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import ray
@@ -60,10 +61,38 @@ def test_local_ray_runs_no_monitors_and_no_dashboard():
     assert [command for command in commands if unneeded.search(command)] == []
 
 
-def test_bootstrap_address_finds_the_cluster_of_the_environment(core, monkeypatch):
-    address = ray.get_runtime_context().gcs_address
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    assert private_api.bootstrap_address() == address
+@pytest.fixture
+def add_raylet(tmp_path):
+    """Return a function that adds a raylet of a cluster to the folder of processes."""
+
+    def add(number: int, address: str, started_address: str = "", program: str = "raylet") -> Path:
+        folder = tmp_path / f"ray{number}"
+        folder.mkdir()
+        if started_address:
+            (folder / "ray_current_cluster").write_text(f"{started_address}\n")
+        command = [
+            f"/ray/{program}",
+            "--port=1",
+            f"--temp_dir={folder}",
+            f"--gcs-address={address}",
+        ]
+        (tmp_path / "proc" / str(number)).mkdir(parents=True)
+        (tmp_path / "proc" / str(number) / "cmdline").write_text("\0".join(command))
+        return tmp_path / "proc"
+
+    return add
+
+
+def test_only_running_clusters_of_ray_start_are_shared(add_raylet):
+    add_raylet(1, "10.0.0.1:6379", "10.0.0.1:6379")
+    add_raylet(2, "10.0.0.1:7000")  # a program's own Ray
+    add_raylet(3, "10.0.0.1:8000", "10.0.0.1:8001")  # the file names a later cluster
+    processes = add_raylet(4, "10.0.0.1:9000", "10.0.0.1:9000", program="python")
+    assert private_api.shared_clusters(processes) == {"10.0.0.1:6379"}
+
+
+def test_ray_of_this_program_is_not_shared(core):
+    assert ray.get_runtime_context().gcs_address not in private_api.shared_clusters()
 
 
 def test_store_keeps_the_first_value_without_overwrite(core):
