@@ -211,8 +211,9 @@ def _group_query_attention(call: _NodeContext) -> None:
         return
     width = _divide(query[2], heads if call.type(1) else heads + 2 * groups)
     call.set_output(0, call.type(0), [*query[:2], _multiply(heads, width)])
+    capacity = past[2] if past and call.attribute("sliding_window_cache", 0) else None
     for i in (1, 2):
-        cache_shape = [query[0], groups, None, past[3] if past else width]
+        cache_shape = [query[0], groups, capacity, past[3] if past else width]
         call.set_output(i, call.type(2 + i) or call.type(0), cache_shape)
 
 

@@ -93,6 +93,8 @@ def _padded_tokens(node: Node, inputs: list[Value], known: Mapping[str, Value]) 
     lengths, total = inputs[5], inputs[6]
     if lengths is None or total is None:
         return None
+    if node.attributes.get("sliding_window_cache") and np.any(lengths + 1 != inputs[3].shape[2]):
+        return "rows after the last token of a limited cache"
     return "tokens after the end of a sequence" if np.any(lengths + 1 < total) else None
 
 

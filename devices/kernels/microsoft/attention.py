@@ -199,7 +199,7 @@ def rotary_embedding(
         "k_quant_type": ("NONE",),
         "v_quant_type": ("NONE",),
         "kv_cache_bit_width": (0,),
-        "sliding_window_cache": (0,),
+        "sliding_window_cache": (0, 1),
         "qk_output": (0, 1, 2),
     },
 )
@@ -243,7 +243,8 @@ def group_query_attention(
 
     `seqlens_k` + 1 is the number of tokens of each sequence, cached ones included; the new tokens
     are written into the buffers after the cached ones. A prompt has no cached tokens. `head_sink`,
-    or 0 with `smooth_softmax`, is one more score in the softmax.
+    or 0 with `smooth_softmax`, is one more score in the softmax. With `sliding_window_cache`, the
+    buffers hold only the last tokens of the sequence.
     """
     if key is None or value is None:  # the query is packed with key and value
         width = query.shape[2] // (num_heads + 2 * kv_num_heads)
@@ -257,7 +258,8 @@ def group_query_attention(
         k = rms_normalization_23(xp, k, k_norm_weight, epsilon=qk_norm_epsilon)
     b, s, total = q.shape[0], q.shape[2], int(total_sequence_length.reshape(()))
     num_cached = 0 if past_key is None else past_key.shape[2]
-    if num_cached < total != num_cached + s:
+    window = _WindowedCache(num_cached, local_window_size) if sliding_window_cache else None
+    if window is None and num_cached < total != num_cached + s:
         raise ValueError(
             f"total_sequence_length is {total}; expected {num_cached + s}, the cached and the new "
             f"tokens, or at most {num_cached}, the size of the cache"
@@ -286,7 +288,11 @@ def group_query_attention(
             )
             for x in (q, k)
         )
-    capacity = max(total, num_cached)
+    capacity = total if window else max(total, num_cached)
+    if window:
+        past_key, past_value = (
+            window.expand(xp, past, begins, total) for past in (past_key, past_value)
+        )
     k = _write_cache(xp, past_key, k, begins, capacity)
     v = _write_cache(xp, past_value, v, begins, capacity)
     place = (first + xp.arange(s))[:, None, :, None]
@@ -315,7 +321,49 @@ def group_query_attention(
     )
     if scores is not None and qk_output != 2:
         scores = xp.where(allowed, scores, scores.dtype.type(0))
+    if window:
+        k, v = (window.shrink(xp, whole, ends) for whole in (k, v))
     return (join_heads(y), k, v, scores)[:n_outputs]
+
+
+class _WindowedCache:
+    """A KV cache of the last tokens; ONNX Runtime's docs/contrib_ops/cpu/gqa.md specifies it.
+
+    Its first rows are the last tokens in order; their number depends on the length of the sequence
+    alone, and is between the window and the capacity once the cache is full.
+    """
+
+    def __init__(self, capacity: int, window: int) -> None:
+        if not 0 < window <= capacity:
+            raise ValueError(
+                f"sliding_window_cache with local_window_size {window} and a cache of {capacity} "
+                "tokens; expected a window of at least 1, and a cache of at least the window"
+            )
+        self._capacity = capacity
+        self._num_evicted = capacity - window + 1
+
+    def num_rows(self, length: int) -> int:
+        """Return how many of the last tokens the cache holds after `length` tokens."""
+        excess = max(length - self._capacity, 0)
+        return length - self._num_evicted * -(-excess // self._num_evicted)
+
+    def expand(self, xp: Xp, past: Array, lengths: Sequence[int], total: int) -> Array:
+        """Return a cache of the whole sequences; evicted tokens, which no query reads, are 0."""
+        b, heads, _, size = past.shape
+        whole = xp.zeros((b, heads, total, size), past.dtype)
+        for i, length in enumerate(lengths):
+            rows = self.num_rows(length)
+            whole[i, :, length - rows : length] = past[i, :, :rows]
+        return whole
+
+    def shrink(self, xp: Xp, whole: Array, lengths: Sequence[int]) -> Array:
+        """Return the cache of the last tokens of whole sequences."""
+        b, heads, _, size = whole.shape
+        cache = xp.zeros((b, heads, self._capacity, size), whole.dtype)
+        for i, length in enumerate(lengths):
+            rows = self.num_rows(length)
+            cache[i, :, :rows] = whole[i, :, length - rows : length]
+        return cache
 
 
 def _write_cache(

@@ -162,6 +162,56 @@ def test_group_query_attention(seed):
             np.testing.assert_allclose(actual[i, :, :length], want[i, :, :length], 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_group_query_attention_with_limited_cache(seed):
+    """Test steps of several lengths; each begins with ONNX Runtime's cache of the step before."""
+    rng = np.random.default_rng(seed)
+    window = int(rng.integers(1, 5))
+    capacity = window + seed
+    attributes = {
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        "do_rotary": 1,
+        "local_window_size": window,
+        "sliding_window_cache": 1,
+    }
+    angles = [floats(rng, 32, 8) for _ in range(2)]
+    caches = [np.zeros((1, 2, capacity, 16), np.float32) for _ in range(2)]
+    total = 0
+    for s in (int(rng.integers(1, 9)), 1, 1, 2, 1, capacity + 2, 1):
+        total += s
+        parts = [floats(rng, 1, s, heads * 16) for heads in (4, 2, 2)]
+        numbers = [np.array([total - 1], np.int32), np.array(total, np.int32)]
+        bias = [None, floats(rng, 1, 1, s, total)] if s % 2 else []
+        inputs = [*parts, *caches, *numbers, *angles, *bias]
+        arguments = ("GroupQueryAttention", inputs, attributes, 1, MICROSOFT, 3)
+        y, *actual = run_kernel(*arguments)
+        check_types("GroupQueryAttention", inputs, attributes, [y, *actual])
+        expected, *caches = run_onnxruntime(*arguments)
+        np.testing.assert_allclose(y, expected, 1e-4, 1e-5)
+        evicted = -(-max(total - capacity, 0) // (capacity - window + 1))
+        rows = total - evicted * (capacity - window + 1)
+        for own, cache in zip(actual, caches, strict=True):
+            assert own.shape == cache.shape
+            np.testing.assert_allclose(own[:, :, :rows], cache[:, :, :rows], 1e-5, 1e-6)
+
+
+def test_group_query_attention_with_cache_below_its_window_raises():
+    rng = np.random.default_rng(0)
+    parts = [floats(rng, 1, 1, 16) for _ in range(3)]
+    caches = [floats(rng, 1, 1, 4, 16) for _ in range(2)]
+    numbers = [np.array([0], np.int32), np.array(1, np.int32)]
+    attributes = {
+        "num_heads": 1,
+        "kv_num_heads": 1,
+        "local_window_size": 5,
+        "sliding_window_cache": 1,
+    }
+    arguments = ("GroupQueryAttention", [*parts, *caches, *numbers], attributes, 1, MICROSOFT, 3)
+    with pytest.raises(ValueError, match="a cache of at least the window"):
+        run_kernel(*arguments)
+
+
 @pytest.mark.parametrize(
     ("total", "lengths", "message"),
     [
