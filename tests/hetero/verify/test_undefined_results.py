@@ -57,3 +57,21 @@ def test_mel_weights_beyond_the_spectrum_are_undefined(edges, is_defined):
     values |= dict(zip(("low", "high"), map(np.float32, edges), strict=True))
     arrays = {name: np.asarray(value) for name, value in values.items()}
     assert (undefined_reason(model, arrays) is None) == is_defined
+
+
+@pytest.mark.parametrize(("length", "is_defined"), [(4, True), (3, False), (7, False)])
+def test_limited_cache_is_undefined_after_its_last_token(length, is_defined):
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["com.microsoft": 1]>
+            gqa (float[1,1,8] q, float[1,1,4,8] past, int32[1] last, int32 total)
+            => (float[1,1,8] y, float[1,1,4,8] k, float[1,1,4,8] v) {
+                y, k, v = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1,
+                    local_window_size = 2, sliding_window_cache = 1> (q, q, q, past, past, last,
+                    total)
+            }"""
+        )
+    )
+    values = {"past": np.zeros((1, 1, 4, 8), np.float32), "total": np.int32(length)}
+    values["last"] = np.array([length - 1], np.int32)
+    assert (undefined_reason(model, values) is None) == is_defined
