@@ -17,7 +17,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, built_in_providers
 from hetero.devices.ort.runtime import onnxruntime
-from hetero.devices.ort.trial import node_failure
+from hetero.devices.ort.trial import NodeTrial, try_node
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (
     NUMPY_TYPES,
@@ -147,8 +147,11 @@ def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
         return _session_refusal(query, error)
     if any(group.ep_name != provider.name for group in groups):
         return Refusal("no_kernel", f"{provider.name} leaves {query.op_type} to the CPU provider")
-    if provider.plugin_library and (failure := node_failure(query.data, query.op_type, provider)):
-        return Refusal("no_kernel", f"{provider.name} takes {query.op_type}, but {failure}")
+    trial = NodeTrial()
+    if provider.plugin_library:
+        trial = try_node(query.data, query.op_type, provider)
+    if trial.failure:
+        return Refusal("no_kernel", f"{provider.name} takes {query.op_type}, but {trial.failure}")
     operators = [operator for group in groups for operator in group.get_nodes()]
     if any(operator.name == "node" for operator in operators):
         kernels = _kernel_types() if provider.is_cpu else {}
@@ -156,7 +159,9 @@ def _query_node(query: OrtNodeQuery, provider: Provider) -> Verdict:
         types -= kernels.get((query.domain, query.op_type), frozenset())
         is_cast = kernels and "tensor(float16)" in types
         cast_note = "computed in float32, with casts" if is_cast else None
-        return "; ".join(filter(None, (cast_note, _value_note(query, provider)))) or None
+        return (
+            "; ".join(filter(None, (cast_note, trial.note, _value_note(query, provider)))) or None
+        )
     parts = ", ".join(dict.fromkeys(operator.op_type for operator in operators))
     return f"decomposed into {parts}" if parts else "eliminated"
 

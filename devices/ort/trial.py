@@ -111,31 +111,66 @@ def check_provider(provider: Provider | Sequence[Any]) -> str:
     return ""
 
 
-def node_failure(data: bytes, op_type: str, provider: Provider) -> str:
-    """Run a model of one node on a provider; return how it fails or differs from the CPU's result.
+@dataclass(frozen=True, slots=True)
+class NodeTrial:
+    """Outcome of a trial run of a node, compared with ONNX Runtime's CPU provider."""
 
-    Returns an empty text if the results agree, or if the node has no comparable result.
+    #: How the node fails, or differs for finite inputs; empty if it does not.
+    failure: str = ""
+    #: How the node differs for inputs with NaN; empty if it does not.
+    note: str = ""
+
+
+def try_node(data: bytes, op_type: str, provider: Provider) -> NodeTrial:
+    """Run a model of one node on a provider, for finite inputs and for inputs with NaN.
+
+    A node without a comparable result passes.
     """
     graph = onnx.ModelProto.FromString(data).graph
     tries = (_random_inputs(graph, size) for size in _OPEN_SIZES)
     feeds = next((inputs for inputs in tries if inputs is not None), None)
     if feeds is None or _RANDOM.fullmatch(op_type):
-        return ""
+        return NodeTrial()
     try:
         reference = onnxruntime.InferenceSession(
             data, quiet_options(), providers=["CPUExecutionProvider"]
         )
         expected = reference.run(None, feeds)
     except Exception:  # the inputs do not fit the operator, or the CPU's provider lacks it
-        return ""
+        return NodeTrial()
     try:
-        results = provider.open_assignment_session(data).run(None, feeds)
+        session = provider.open_assignment_session(data)
+        results = session.run(None, feeds)
     except Exception as error:
-        return f"a trial run fails: {ERRORS.reason(error)}"
+        return NodeTrial(f"a trial run fails: {ERRORS.reason(error)}")
     for port, result, value in zip(graph.output, results, expected, strict=True):
         if difference := _difference(result, value):
-            return f"a trial run returns a wrong {port.name!r}: {difference}"
-    return ""
+            return NodeTrial(f"a trial run returns a wrong {port.name!r}: {difference}")
+    return NodeTrial(note=_nan_note(session, reference, feeds))
+
+
+def _nan_note(session: Any, reference: Any, feeds: dict[str, np.ndarray]) -> str:
+    """Return a note if NaN in the first element of each float input has another effect."""
+    inputs = {name: array.copy() for name, array in feeds.items()}
+    floats = [array for array in inputs.values() if array.dtype.kind == "f" and array.size]
+    if not floats:
+        return ""
+    for array in floats:
+        array.flat[0] = np.nan
+    try:
+        pairs = zip(session.run(None, inputs), reference.run(None, inputs), strict=True)
+    except Exception as error:  # providers raise many types
+        return f"fails for NaN: {ERRORS.reason(error)}"
+    if all(_have_equal_nan(result, expected) for result, expected in pairs):
+        return ""
+    return "NaN propagates otherwise than on ONNX Runtime's CPU provider"
+
+
+def _have_equal_nan(result: Any, expected: Any) -> bool:
+    """Return whether two float arrays have NaN at the same positions, if they are float arrays."""
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind != "f":
+        return True
+    return np.array_equal(np.isnan(result), np.isnan(expected))
 
 
 def _random_inputs(graph: onnx.GraphProto, open_size: int) -> dict[str, np.ndarray] | None:

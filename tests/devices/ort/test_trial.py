@@ -25,5 +25,28 @@ class ZeroProvider:
 def test_open_dimensions_are_smaller_in_trials_of_large_nodes(max_elements, is_tried, monkeypatch):
     monkeypatch.setattr(trial, "_MOST_ELEMENTS", max_elements)
     proto = parsed("(float[N,3] x) => (float[N,3] y) {y = Abs(x)}").to_proto()
-    failure = trial.node_failure(proto.SerializeToString(), "Abs", ZeroProvider())
+    failure = trial.try_node(proto.SerializeToString(), "Abs", ZeroProvider()).failure
     assert failure.startswith("a trial run returns a wrong 'y'") == is_tried
+
+
+class NanProvider:
+    """A provider of LeakyRelu that returns another value for NaN."""
+
+    def __init__(self, value_for_nan):
+        self.value_for_nan = value_for_nan
+
+    def open_assignment_session(self, data):
+        return self
+
+    def run(self, names, feeds):
+        x = feeds["x"]
+        result = np.where(x < 0, np.float32(0.01) * x, x)
+        return [np.where(np.isnan(x), np.float32(self.value_for_nan), result)]
+
+
+@pytest.mark.parametrize(("value_for_nan", "is_noted"), [(0.0, True), (np.nan, False)])
+def test_trials_note_nan_that_does_not_propagate(value_for_nan, is_noted):
+    proto = parsed("(float[N,3] x) => (float[N,3] y) {y = LeakyRelu(x)}").to_proto()
+    outcome = trial.try_node(proto.SerializeToString(), "LeakyRelu", NanProvider(value_for_nan))
+    assert outcome.failure == ""
+    assert ("NaN" in outcome.note) == is_noted
