@@ -89,10 +89,12 @@ def replica_devices(request: CompileRequest) -> ReplicaDevices:
         option = bounds[1]
     if isinstance(option, int):
         if option > len(devices):
+            example = split_name(devices[0])[0]
             raise _error(
                 f"expected at most {len(devices)}, one replica for each device of "
-                f"{', '.join(devices)}; got {option}. List more devices, or add nodes to the "
-                "cluster."
+                f"{', '.join(devices)}; got {option}. List more devices, start several of a "
+                f"kind (--devices {example}=2, Core(devices={{{example!r}: 2}})), or add nodes to "
+                "the cluster."
             )
         firsts = range(0, len(devices), option)
         return {devices[i]: devices[i + 1 : i + option] for i in firsts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -302,6 +303,13 @@ def why_lost(error: BaseException) -> str:
     text = _COLOURS.sub("", str(error))
     if isinstance(error, exceptions.ActorUnavailableError):
         return "the connection to it was lost"
+    if "never ran" in text and "references" in text and os.environ.get("RAY_AUTH_MODE") == "token":
+        # The head cannot ask this process, which requires the token, whether it needs the actor.
+        return (
+            "Ray cancelled its start, as it does if the cluster runs without the access token that "
+            "this process uses. Set RAY_AUTH_MODE=disabled here, or restart the cluster with the "
+            "token"
+        )
     if match := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
         process = re.search(r"pid: (\d+)", text)
         is_oom = "OOM" in text.split("Some common causes")[0]
