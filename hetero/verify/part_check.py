@@ -170,7 +170,9 @@ class PartCheck:
             if search.fails_without_elements(positions):
                 return "the results have no elements"
         witness = self._witness(search, sub)
-        evidence = [search.evidence(positions, witness)]
+        # Nodes that fail only together with earlier ones: the evidence is that of the whole part.
+        of_part = search.difference(self.part, result)
+        evidence = [search.evidence(positions, witness, of_part)]
         if "agrees with it" in witness:
             return CheckResult(tuple(evidence), is_disputed=True)
         if len(positions) == 1:
@@ -375,9 +377,14 @@ class _Search:
     def _run_and_compare(self, sub: Model) -> Difference | str | None:
         return self.difference(sub, self.run(self._check.vendor, sub))
 
-    def evidence(self, positions: Sequence[int], witness: str) -> Evidence:
-        """Return the evidence of a failing subgraph."""
-        difference = self._difference_at(positions)
+    def evidence(
+        self,
+        positions: Sequence[int],
+        witness: str,
+        difference_of_part: Difference | str | None = None,
+    ) -> Evidence:
+        """Return the evidence of a subgraph that fails, alone or as a part of the whole part."""
+        difference = self._difference_at(positions) or difference_of_part
         return Evidence(
             *_names_and_types([self._part.nodes[p] for p in positions]),
             _describe_inputs(self._kind, self.model(positions), self.values),

@@ -360,6 +360,34 @@ def test_noise_of_a_rounding_part_is_measured_in_several_runs():
     assert not check.is_noise({"x": x}, {"y": expected}, {"y": other + np.float32(99)})
 
 
+def test_failure_of_the_first_runs_only_has_evidence():
+    """The vendor is wrong in its first two runs; the nodes are right when they run alone."""
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            two (float[4] x) => (float[4] y) { a = Abs(x) y = Neg(a) }"""
+        )
+    )
+    x = np.ones(4, np.float32)
+    values = {"x": x, "a": x, "y": -x}
+    num_runs = 0
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [{port.name: values[port.name] for port in part.outputs} for _ in inputs]
+
+    def vendor(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        nonlocal num_runs
+        num_runs += 1
+        wrong = np.float32(num_runs <= 2)
+        return [{name: value + wrong for name, value in row.items()} for row in run(part, inputs)]
+
+    check = PartCheck(model, [PartDraw("typical", {"x": x})], run, run, vendor, 2.0**-23)
+    (evidence,) = check.run().evidence
+    assert evidence.difference is not None
+    assert evidence.difference.name == "y"
+    assert evidence.difference.values == (-1.0, 0.0)
+
+
 def test_number_of_iterations_is_small(core):
     """A loop of as many iterations as the largest integer would exhaust the bounds of the check."""
     model = parse_model(
