@@ -15,8 +15,10 @@ from onnx import helper
 
 import hetero
 from hetero.devices.conformance.drawn_cases import OperatorCase
+from hetero.devices.kernels.microsoft import MICROSOFT
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import ORT_NEWEST
+from tests.support.ml_operators import ML_VERSION
 from tests.support.operator_rows import Row
 from tests.support.operators import OPERATORS
 from tests.support.small_models import value_info
@@ -39,7 +41,12 @@ class Operator:
     def node(self) -> onnx.NodeProto:
         reads = ["" if x is None else f"{self.name}/x{i}" for i, x in enumerate(self.case.inputs)]
         return helper.make_node(
-            self.case.op_type, reads, self.outputs(), name=self.name, **self.case.attributes
+            self.case.op_type,
+            reads,
+            self.outputs(),
+            name=self.name,
+            domain=self.case.domain,
+            **self.case.attributes,
         )
 
     def has_numbers_alone(self) -> bool:
@@ -70,9 +77,9 @@ def model_of(nodes: list[Operator]) -> onnx.ModelProto:
         [value_info(name, value) for node in nodes for name, value in node.inputs().items()],
         [helper.make_empty_tensor_value_info(copy.output[0]) for copy in copies],
     )
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", ORT_NEWEST)], ir_version=11
-    )
+    versions = {"": ORT_NEWEST, "ai.onnx.ml": ML_VERSION, MICROSOFT: 1}
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_model(graph, opset_imports=imports, ir_version=11)
 
 
 def check_outputs(nodes: list[Operator], outputs: Mapping[Any, Any]) -> None:

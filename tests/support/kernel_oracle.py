@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from hetero.devices.kernels import KERNELS
+from hetero.devices.kernels.microsoft import MICROSOFT
 from tests.emulated_gpu.backend import is_deterministic_on_device, run_on_device
 from tests.support.comparison import WIDER_TYPES, assert_close
 from tests.support.small_models import onnxruntime_session, value_info
@@ -30,9 +31,14 @@ NEWEST = onnx.defs.onnx_opset_version()
 ORT_NEWEST = 26
 
 
-def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]:
-    """Return one opset for each version of the operator from `oldest` to `newest`."""
-    versions = [version for version in _versions()[op_type] if version <= newest]
+def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST, domain: str = "") -> list[int]:
+    """Return one opset for each version of the operator from `oldest` to `newest`.
+
+    None for an operator that the installed onnx does not define.
+    """
+    if domain == MICROSOFT:  # ONNX Runtime defines it, in one version
+        return [1]
+    versions = [version for version in _versions(domain).get(op_type, ()) if version <= newest]
     return sorted(
         {max(version, oldest) for version in versions if version <= oldest}
         | {version for version in versions if version > oldest}
@@ -40,11 +46,11 @@ def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]
 
 
 @cache
-def _versions() -> dict[str, list[int]]:
-    """Return the versions of each operator, in order."""
+def _versions(domain: str) -> dict[str, list[int]]:
+    """Return the versions of each operator of a domain, in order."""
     versions_by_name: dict[str, list[int]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
-        if schema.domain == "":
+        if schema.domain == domain:
             versions_by_name.setdefault(schema.name, []).append(schema.since_version)
     return {name: sorted(versions) for name, versions in versions_by_name.items()}
 

@@ -23,7 +23,9 @@ _NEEDS_1_23: Final[Mapping[str, str]] = {
     "tests/backend_suite/test_suite.py::test_every_expected_failure_is_a_case": _OPERATORS,
     "tests/backend_suite/test_suite.py::test_most_cases_pass_on_cpu": _OPERATORS,
     "tests/devices/kernels/test_activation.py::test_swish": _OPERATORS,
-    "tests/devices/kernels/test_attention.py::": _ATTENTION,
+    "tests/devices/kernels/test_operators.py::test_operator[Attention-": _ATTENTION,
+    "tests/devices/kernels/test_operators.py::test_operator[RotaryEmbedding-": _ATTENTION,
+    "tests/devices/kernels/test_operators.py::test_operator[TensorScatter-": _OPERATORS,
     "tests/devices/kernels/test_cast.py::test_float8_e8m0_of_negative_numbers": (
         "it rounds negative numbers differently"
     ),

@@ -51,30 +51,42 @@ class Row:
     atol: float = 1e-6
     #: For operators that ONNX Runtime lacks, ONNX's reference evaluator is the oracle.
     use_reference: bool = False
+    domain: str = ""
+    #: Whether outputs consist of elements of the inputs of type float32, or of zeros.
+    moves: bool = False
+    #: Whether the operator maps each element to a finite number, so that networks may have it
+    #: anywhere.
+    elementwise: bool = False
 
     def versions(self) -> Iterator[tuple[str, int]]:
         """Yield each operator with each opset that changed it."""
         for op_type in self.op_types.split():
-            for opset in opsets(op_type, self.oldest, self.newest):
+            for opset in opsets(op_type, self.oldest, self.newest, self.domain):
                 yield op_type, opset
 
     def cases(self, op_type: str, opset: int) -> Iterator[OperatorCase]:
         """Yield the cases of one operator; its name and opset alone determine random inputs."""
         outputs = tuple(f"y{i}" for i in range(self.num_outputs))
-        for inputs, attributes in product(self.inputs, self._combinations()):
+        for inputs, attributes in product(self.inputs, self.combinations()):
             rng = np.random.default_rng(crc32(f"{op_type}-{opset}".encode()))
             group = inputs if isinstance(inputs, tuple) else (inputs,)
             values = tuple(x.draw(rng) if isinstance(x, Random) else x for x in group)
-            yield OperatorCase(op_type, "", opset, attributes, values, outputs)
+            yield OperatorCase(op_type, self.domain, opset, attributes, values, outputs)
 
     def expected_outputs(self, case: OperatorCase) -> list[Any]:
         """Return the oracle's outputs of a case."""
         run = run_reference if self.use_reference else run_onnxruntime
         return run(
-            case.op_type, case.inputs, case.attributes, case.opset, n_outputs=self.num_outputs
+            case.op_type,
+            case.inputs,
+            case.attributes,
+            case.opset,
+            self.domain,
+            self.num_outputs,
         )
 
-    def _combinations(self) -> Iterator[dict[str, Any]]:
+    def combinations(self) -> Iterator[dict[str, Any]]:
+        """Yield the combinations of attributes."""
         if not isinstance(self.attributes, Mapping):
             yield from map(dict, self.attributes)
             return

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.attention_operators import ATTENTION_OPERATORS
+from tests.support.microsoft_operators import MICROSOFT_OPERATORS
+from tests.support.ml_operators import ML_OPERATORS
 from tests.support.operator_rows import (
     SUMS,
     Random,
@@ -28,6 +31,8 @@ SPECIAL = f32(0.0, -0.0, 0.5, -0.5, 1.5, -1.5, 2.5, 3.0, -7.25, np.inf, -np.inf,
 LARGE = f32(0.0, -0.5, 30.0, -30.0, 90.0, -90.0, 1000.0, -1000.0)
 TRUTH = np.array([True, False])
 ANY_SHAPES = [uniform(-4, 4, *shape) for shape in ((2, 3, 4), (7,), (2, 0, 3), (0,), ())]
+#: Functions with steps: a small error of their input can be a large one of their output.
+STEPS = ("Ceil", "Floor", "Round", "Shrink", "Sign", "ThresholdedRelu")
 #: Shapes that broadcast to each other.
 BROADCASTS = [
     *(((2, 3), (3,)), ((1, 3), (2, 1)), ((3,), (2, 2, 3)), ((4,), ()), ((), ()), ((0, 3), (3,)))
@@ -37,6 +42,9 @@ POSITIVE = uniform(0.5, 3, 2, 3, 4)
 TIES = integers(0, 3, 2, 5, 4, dtype=np.float32)
 CUBE = floats(2, 3, 4)
 BLOCK = floats(4, 3, 5)
+MOVED = floats(4, 3, 4)
+PICTURE = floats(1, 2, 8, 8)
+EMPTY = f32()
 AXES = [[0], [1], [2], [0, 2], [1, 0], [2, 1], [0, 1, 2]]
 NEGATIVE_AXES = [[-1], [-2, -1]]
 KEEPDIMS = {"keepdims": [0, 1]}
@@ -46,6 +54,8 @@ REDUCTIONS = (
 )
 SOFTMAXES = "Softmax LogSoftmax Hardmax"
 PADS = [(0, 0, 0, 0), (1, 0, 2, 1), (0, 3, 0, 2), (-1, 1, 2, -2)]
+#: Tolerances of interpolation, whose coordinates are rounded differently.
+INTERPOLATED = {"rtol": 1e-3, "atol": 1e-4}
 PAD_MODES = {"mode": ["constant", "reflect", "edge"]}
 
 #: Images and attributes of pools.
@@ -118,6 +128,20 @@ PRODUCTS = [
 ]
 #: Shapes of C, the third input of Gemm, whose product is of shape 3 x 5.
 SUMMANDS = [(3, 5), (1, 5), (5,), (3, 1), (1,), ()]
+COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+#: A picture, no region of interest, and scales.
+BY_SCALES = [
+    (PICTURE, EMPTY, f32(1, 1, *factors))
+    for factors in ((2, 2), (0.5, 0.25), (3, 0.5), (1.5, 0.75))
+]
+BY_SIZES = [
+    (floats(1, 2, 7, 9), EMPTY, None, ints(1, 2, *sizes))
+    for sizes in ((13, 5), (3, 17), (7, 9), (1, 1))
+]
+NEAREST = {
+    "coordinate_transformation_mode": COORDINATES,
+    "nearest_mode": ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"],
+}
 #: Equation of Einsum -> shapes of its inputs.
 EQUATIONS: dict[str, list[tuple[int, ...]]] = {
     "ij,jk->ik": [(3, 4), (4, 5)],
@@ -192,13 +216,19 @@ def recurrent(op_type: str, num_gates: int) -> list[Row]:
 OPERATORS: tuple[Row, ...] = (
     # Element-wise arithmetic
     Row(
-        "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor Log Neg Reciprocal Round"
-        " Sin Sinh Sqrt Tan Tanh",
+        "Acos Acosh Asin Atanh Cosh Exp Log Reciprocal Sinh Sqrt Tan",
         [*ANY_SHAPES, SPECIAL],
         rtol=2e-6,
         atol=3e-7,
     ),
-    Row("Sign", [*ANY_SHAPES, SPECIAL[:-1]]),
+    Row(
+        "Abs Asinh Atan Ceil Cos Erf Floor Neg Round Sin Tanh",
+        [*ANY_SHAPES, SPECIAL],
+        rtol=2e-6,
+        atol=3e-7,
+        elementwise=True,
+    ),
+    Row("Sign", [*ANY_SHAPES, SPECIAL[:-1]], elementwise=True),
     Row("Abs Neg Sign", [np.array([-3, 0, 5], dtype) for dtype in "bil"], oldest=13),
     Row("Add Sub Mul Div Pow", [tuple(uniform(0.5, 3, *s) for s in pair) for pair in BROADCASTS]),
     Row("Add Sub Mul Div", [(SPECIAL[:, None], SPECIAL)]),
@@ -212,14 +242,14 @@ OPERATORS: tuple[Row, ...] = (
     Row("BitwiseAnd BitwiseOr BitwiseXor", [(ints([12], [10]), ints(6, -1, 0))]),
     Row("BitwiseNot", [ints([12], [10])]),
     # Activations
-    Row("Relu Sigmoid HardSwish Softplus Softsign Mish", ACTIVATED),
-    Row("LeakyRelu", ACTIVATED, {"alpha": [None, 0.3, 0.0, -0.5, 2.0]}),
-    Row("Elu ThresholdedRelu", ACTIVATED, {"alpha": [None, 0.7]}),
-    Row("Celu", ACTIVATED, {"alpha": [None, 2.5]}),
-    Row("Selu", ACTIVATED, [{}, {"alpha": 2.0, "gamma": 3.0}]),
-    Row("HardSigmoid", ACTIVATED, [{}, {"alpha": 0.6, "beta": 0.1}]),
-    Row("Gelu", ACTIVATED, {"approximate": [None, "tanh"]}),
-    Row("Shrink", ACTIVATED, [{}, {"lambd": 1.5, "bias": 0.5}]),
+    Row("Relu Sigmoid HardSwish Softplus Softsign Mish", ACTIVATED, elementwise=True),
+    Row("LeakyRelu", ACTIVATED, {"alpha": [None, 0.3, 0.0, -0.5, 2.0]}, elementwise=True),
+    Row("Elu ThresholdedRelu", ACTIVATED, {"alpha": [None, 0.7]}, elementwise=True),
+    Row("Celu", ACTIVATED, {"alpha": [None, 2.5]}, elementwise=True),
+    Row("Selu", ACTIVATED, [{}, {"alpha": 2.0, "gamma": 3.0}], elementwise=True),
+    Row("HardSigmoid", ACTIVATED, [{}, {"alpha": 0.6, "beta": 0.1}], elementwise=True),
+    Row("Gelu", ACTIVATED, {"approximate": [None, "tanh"]}, elementwise=True),
+    Row("Shrink", ACTIVATED, [{}, {"lambd": 1.5, "bias": 0.5}], elementwise=True),
     Row("PRelu", shaped(*(((2, 3, 4, 5), s) for s in ((3, 4, 5), (4, 1), (1,), (3, 1, 1))))),
     Row("Swish", [floats(3, 4)], {"alpha": [1.0, 1.702]}, use_reference=True),
     Row(SOFTMAXES, [CUBE], {"axis": [None, 0, 1, 2]}),
@@ -398,4 +428,115 @@ OPERATORS: tuple[Row, ...] = (
         )
     ),
     Row("DynamicQuantizeLinear", [uniform(-90, 90, 2, 3), uniform(1, 5, 4)], num_outputs=3),
+    # Resizing
+    Row(
+        "Upsample",
+        [floats(2, 3, 4, 5)],
+        {
+            "mode": ["nearest", "linear"],
+            "scales": [[1.0, 1.0, *factors] for factors in ((2.0, 3.0), (1.5, 2.6), (1.0, 1.0))],
+        },
+        newest=8,
+        atol=1e-5,
+    ),
+    Row(
+        "Upsample",
+        [(floats(2, 3, 4, 5), f32(1, 1, *factors)) for factors in ((2, 3), (1.5, 2.6), (1, 1))],
+        {"mode": ["nearest", "linear"]},
+        oldest=9,
+        newest=9,
+        atol=1e-5,
+    ),
+    Row(
+        "Resize",
+        [(floats(1, 2, 7, 8), f32(1, 1, *factors)) for factors in ((2, 3), (0.6, 0.5), (1.7, 0.8))],
+        {"mode": ["nearest", "linear"]},
+        oldest=10,
+        newest=10,
+        rtol=1e-4,
+        atol=1e-5,
+    ),
+    Row(
+        "Resize",
+        BY_SCALES,
+        {"coordinate_transformation_mode": COORDINATES, "mode": ["linear", "cubic"]},
+        oldest=11,
+        **INTERPOLATED,
+    ),
+    Row("Resize", BY_SCALES, NEAREST, oldest=11, newest=11),
+    Row("Resize", BY_SCALES, NEAREST, oldest=18),
+    Row(
+        "Resize",
+        BY_SIZES,
+        {"coordinate_transformation_mode": COORDINATES, "mode": ["nearest", "linear", "cubic"]},
+        oldest=13,
+        newest=13,
+        **INTERPOLATED,
+    ),
+    Row(
+        "Resize",
+        [(floats(1, 1, 5, 6), EMPTY, f32(1, 1, 2, 1.5))],
+        {"mode": ["cubic"], "exclude_outside": [0, 1], "cubic_coeff_a": [-0.5, -0.75]},
+        oldest=13,
+        **INTERPOLATED,
+    ),
+    Row(
+        "Resize",
+        [(floats(1, 1, 6, 7), f32(0, 0, 0.2, -0.1, 1, 1, 0.8, 1.2), None, ints(1, 1, 4, 5))],
+        {
+            "mode": ["linear", "cubic", "nearest"],
+            "coordinate_transformation_mode": ["tf_crop_and_resize"],
+            "extrapolation_value": [9.5],
+        },
+        oldest=13,
+        **INTERPOLATED,
+    ),
+    Row(
+        "Resize",
+        [(floats(1, 1, 4, 4), f32(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75), f32(1, 1, 2, 2))],
+        {"mode": ["linear"], "coordinate_transformation_mode": ["tf_crop_and_resize"]},
+        oldest=13,
+        rtol=1e-4,
+        atol=1e-5,
+    ),
+    # Movement of elements
+    Row("Reshape", with_ints(MOVED, (6, -1)), moves=True),
+    Row("Flatten", [MOVED], {"axis": [2]}, moves=True),
+    Row("Transpose", [MOVED], {"perm": [(2, 0, 1)]}, moves=True),
+    Row("Squeeze", [MOVED], moves=True),
+    Row("Unsqueeze", with_ints(MOVED, [1]), oldest=13, moves=True),
+    Row("Expand", with_ints(MOVED, (2, 1, 1, 1)), moves=True),
+    Row("Tile", with_ints(MOVED, (1, 2, 1)), moves=True),
+    Row("Concat", [(MOVED, MOVED)], {"axis": [1]}, moves=True),
+    Row("Split", with_ints(MOVED, (1, 3)), {"axis": [-1]}, oldest=13, num_outputs=2, moves=True),
+    Row("Slice", [(MOVED, ints(3), ints(0), ints(2), ints(-2))], oldest=10, moves=True),
+    Row("Pad", with_ints(MOVED, (1, 0, -1, 0, 1, 2)), {"mode": ["edge"]}, oldest=11, moves=True),
+    Row("Pad", with_ints(MOVED, (1, 0, 0, 0, 1, 2)), {"mode": ["reflect"]}, oldest=11, moves=True),
+    Row("Gather", with_ints(MOVED, (1, -1)), {"axis": [1]}, moves=True),
+    Row("GatherElements", [(MOVED, ints(*range(24)).reshape(2, 3, 4) % 4)], moves=True),
+    Row("GatherND", [(MOVED, ints([3, 0], [1, 2]))], moves=True),
+    Row("ScatterND", [(MOVED, ints([3], [2], [1], [0]), MOVED)], moves=True),
+    Row(
+        "TensorScatter",
+        [(MOVED, MOVED, ints(1, 2, 3, 0))],
+        [{"mode": "circular", "axis": 1}],
+        moves=True,
+    ),
+    Row("Compress", [(MOVED, np.array([True, False, True]))], {"axis": [1]}, moves=True),
+    Row("ReverseSequence", [(MOVED, ints(2, 1, 4))], moves=True),
+    Row("CenterCropPad", with_ints(MOVED, (2, 2)), {"axes": [(0, 2)]}, moves=True),
+    *ATTENTION_OPERATORS,
+    *ML_OPERATORS,
+    *MICROSOFT_OPERATORS,
 )
+
+
+def elementwise_operators() -> list[tuple[str, dict[str, Any]]]:
+    """Return the element-wise operators with each of their attributes, for random networks."""
+    return [
+        (op_type, attributes)
+        for row in OPERATORS
+        if row.elementwise
+        for op_type in row.op_types.split()
+        for attributes in row.combinations()
+    ]

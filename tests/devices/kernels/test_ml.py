@@ -1,9 +1,11 @@
-"""Classical models of `ai.onnx.ml`, as scikit-learn's converter writes them, on ONNX Runtime."""
+"""Tree ensembles of `ai.onnx.ml` against ONNX Runtime, and edges of its other operators.
+
+The table of operators has the cases of the others.
+"""
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,109 +16,32 @@ import hetero
 from hetero.devices.kernels import ml_trees
 from tests.support.comparison import assert_close
 from tests.support.kernel_oracle import check, refuses, run_kernel, run_onnxruntime
-from tests.support.rows import for_each_row
+from tests.support.ml_operators import CODES, POST_TRANSFORMS, ROWS, WORDS, X, labels, numbers
 from tests.support.small_models import compile_cpu, make_model
 
 RNG = np.random.default_rng(31)
-X = RNG.standard_normal((5, 3)).astype(np.float32)
-WORDS = np.array([["a", "b"], ["c", "a"]], object)
-CODES = np.array([[1, 2], [3, 1]])
 
 check_ml = partial(check, domain="ai.onnx.ml", rtol=1e-3, atol=1e-4)
 
 #: The value of 0.1 in an attribute.
 TENTH = float(np.float32(0.1))
 
-POST_TRANSFORMS = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"]
-LABELS = {"classlabels_ints": [3, 7, 5, 9], "classlabels_strings": ["n", "p", "q", "r"]}
+
+def test_linear_regressor_of_one_target_transforms_its_result():
+    """ONNX Runtime ignores the transformation."""
+    attributes = {"coefficients": numbers(3), "intercepts": numbers(1), "targets": 1}
+    plain = run_kernel("LinearRegressor", [X], attributes, 1, "ai.onnx.ml")[0]
+    attributes |= {"post_transform": "LOGISTIC"}
+    check_ml("LinearRegressor", [X], attributes, 1, expected=[1 / (1 + np.exp(-plain))])
 
 
-def numbers(count: int) -> list[float]:
-    return RNG.standard_normal(count).astype(np.float32).tolist()
-
-
-def labels(count: int, kind: str = "classlabels_strings") -> dict[str, Any]:
-    return {kind: LABELS[kind][:count]}
-
-
-@pytest.mark.parametrize("post", POST_TRANSFORMS)
-@pytest.mark.parametrize("targets", [1, 2])
-def test_linear_regressor(post, targets):
-    attributes = {"coefficients": numbers(3 * targets), "targets": targets}
-    check_ml("LinearRegressor", [X], attributes, 1)  # without intercepts
-    attributes |= {"intercepts": numbers(targets), "post_transform": post}
-    if targets > 1:
-        check_ml("LinearRegressor", [X], attributes, 1)
-    elif post == "LOGISTIC":  # ONNX Runtime ignores it for one target
-        plain = run_kernel(
-            "LinearRegressor", [X], attributes | {"post_transform": "NONE"}, 1, "ai.onnx.ml"
-        )[0]
-        check_ml("LinearRegressor", [X], attributes, 1, expected=[1 / (1 + np.exp(-plain))])
-
-
-@for_each_row("post", POST_TRANSFORMS)
-@for_each_row("rows", [1, 2, 3])
-@for_each_row("kind", LABELS)
-def test_linear_classifier(post, rows, kind):
-    attributes = {"coefficients": numbers(3 * rows), "intercepts": numbers(rows)}
-    attributes |= {"post_transform": post, **labels(max(rows, 2), kind)}
-    check_ml("LinearClassifier", [X], attributes, 1, n_outputs=2)
-    check_ml("LinearClassifier", [X[0]], attributes, 1, n_outputs=2)
-
-
-def test_probit():
-    attributes = {"coefficients": [0.0, 0.1, 0.2, 0.0, 0.0, 0.1], "targets": 2}
-    attributes |= {"intercepts": [0.5, 0.4], "post_transform": "PROBIT"}
-    check_ml("LinearRegressor", [X], attributes, 1)
-
-
-@pytest.mark.parametrize("kernel", ["LINEAR", "POLY", "RBF", "SIGMOID"])
-@pytest.mark.parametrize("one_class", [0, 1])
-def test_svm_regressor(kernel, one_class):
-    attributes = {
-        "kernel_type": kernel,
-        "kernel_params": [0.5, 0.3, 3.0],
-        "coefficients": numbers(4),
-        "support_vectors": numbers(12),
-        "n_supports": 4,
-        "rho": [0.2],
-        "one_class": one_class,
-    }
-    check_ml("SVMRegressor", [X], attributes, 1)
-
-
-@for_each_row("post", POST_TRANSFORMS)
-@for_each_row("classes", [2, 3, 4])
-@for_each_row("probabilities", [False, True])
-def test_svm_classifier(post, classes, probabilities):
-    counts = [2, 1, 3, 2][:classes]
-    pairs = classes * (classes - 1) // 2
-    attributes = {
-        "kernel_type": "RBF",
-        "kernel_params": [0.5, 0.0, 3.0],
-        "vectors_per_class": counts,
-        "coefficients": numbers(sum(counts) * (classes - 1)),
-        "rho": numbers(pairs),
-        "support_vectors": numbers(3 * sum(counts)),
-        "post_transform": post,
-        **labels(classes),
-    }
-    if probabilities:
-        attributes |= {"prob_a": [-abs(a) for a in numbers(pairs)], "prob_b": numbers(pairs)}
-    check_ml("SVMClassifier", [X], attributes, 1, n_outputs=2)
-
-
-def test_linear_svm_classifier():
-    attributes = {"coefficients": numbers(9), "rho": [0.1], "kernel_params": [0.0, 0.0, 0.0]}
-    attributes |= {"kernel_type": "LINEAR", **labels(3)}
-    check_ml("SVMClassifier", [X], attributes, 1, n_outputs=2)
+def test_label_encoder_with_tensors():
+    keys, values, default = np.array([3, 1]), np.array([5, 6]), np.array([9])
+    attributes = {"keys_tensor": keys, "values_tensor": values, "default_tensor": default}
+    check_ml("LabelEncoder", [CODES], attributes, 4)
 
 
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ"]
-#: Values equal to thresholds, and missing values.
-ROWS = np.array(
-    [[0, 1, -1], [np.nan, 0.5, 2], [-0.5, np.nan, 0], [1, 0, 0.5], [0.5, -1, np.nan]], np.float32
-)
 
 
 def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple[int, int]]]:
@@ -307,72 +232,6 @@ def test_tree_ensemble_refuses_unknown_nodes():
     }
     with pytest.raises(ValueError, match=r"no node .*\(9, 0\)"):
         run_kernel("TreeEnsembleRegressor", [ROWS], attributes, 1, "ai.onnx.ml")
-
-
-FEATURES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
-    *(
-        ("Scaler", 1, [(X * 3).astype(t)], {"offset": [0.5], "scale": [0.5, 2.0, 3.0][:n]})
-        for t, n in product((np.float32, np.float64, np.int64, np.int32), (1,))
-    ),
-    ("Scaler", 1, [X], {"offset": [0.5, 0.0, 1.0], "scale": [0.5, 2.0, 3.0]}),
-    *(
-        ("Normalizer", 1, [(X * 3).astype(t)], {"norm": norm})
-        for t, norm in product((np.float32, np.float64, np.int64), ("MAX", "L1", "L2"))
-    ),
-    ("Normalizer", 1, [np.zeros((2, 3), np.float32)], {"norm": "L2"}),
-    ("FeatureVectorizer", 1, [CODES, CODES[:, :1]], {"inputdimensions": [2, 1]}),
-    ("FeatureVectorizer", 1, [X, X[:, :2].copy()], {"inputdimensions": [2, 3]}),
-    ("Binarizer", 1, [X], {"threshold": 0.2}),
-    (
-        "Imputer",
-        1,
-        [ROWS],
-        {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": np.nan},
-    ),
-    ("Imputer", 1, [ROWS], {"imputed_value_floats": [1.5], "replaced_value_float": 0.5}),
-    ("Imputer", 1, [CODES], {"imputed_value_int64s": [8], "replaced_value_int64": 1}),
-    ("ArrayFeatureExtractor", 1, [X, np.array([[2, 0]])], {}),
-    ("ArrayFeatureExtractor", 1, [X[0], np.array([2])], {}),
-    ("LabelEncoder", 1, [WORDS], {"classes_strings": ["b", "a"]}),
-    ("LabelEncoder", 1, [CODES], {"classes_strings": ["b", "a", "x"], "default_string": "?"}),
-    *(
-        ("LabelEncoder", version, [x], {**keys, **values})
-        for version in (2, 4)
-        for x, keys in (
-            (WORDS, {"keys_strings": ["a", "b"]}),
-            (CODES, {"keys_int64s": [3, 1]}),
-            (ROWS, {"keys_floats": [0.5, np.nan]}),
-        )
-        for values in (
-            {"values_strings": ["u", "v"], "default_string": "no"},
-            {"values_int64s": [7, 8], "default_int64": -7},
-            {"values_floats": [0.5, 0.25], "default_float": 2.5},
-        )
-    ),
-    (
-        "LabelEncoder",
-        4,
-        [CODES],
-        {
-            "keys_tensor": np.array([3, 1]),
-            "values_tensor": np.array([5, 6]),
-            "default_tensor": np.array([9]),
-        },
-    ),
-    ("CategoryMapper", 1, [WORDS], {"cats_int64s": [3, 1], "cats_strings": ["a", "b"]}),
-    ("CategoryMapper", 1, [CODES], {"cats_int64s": [3, 1], "cats_strings": ["a", "b"]}),
-    ("OneHotEncoder", 1, [WORDS], {"cats_strings": ["b", "a"]}),
-    ("OneHotEncoder", 1, [CODES.astype(np.float32)], {"cats_int64s": [3, 1, 2], "zeros": 0}),
-]
-
-
-@for_each_row(
-    "op_type, version, inputs, attributes",
-    FEATURES,
-    lambda op_type, version, inputs, attributes: f"{op_type} at version {version}, {attributes}",
-)
-def test_features(op_type, version, inputs, attributes):
-    check_ml(op_type, inputs, attributes, version)
 
 
 @pytest.mark.parametrize(
