@@ -1,4 +1,7 @@
-"""Random networks of image operators, with static or open sizes."""
+"""Random networks of image operators, with static or open sizes.
+
+The table of operators has their element-wise operators and attributes.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +13,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.operators import PAD_MODES, elementwise_operators
+
 CHANNELS = 4
 SIZE = 9
-UNARY: Final = (
-    "Relu",
-    "Tanh",
-    "Sigmoid",
-    "Neg",
-    "Abs",
-    "Elu",
-    "Selu",
-    "LeakyRelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Softplus",
-    "Softsign",
-    "Mish",
-    "Gelu",
-    "Erf",
-    "Sign",
-    "Floor",
-    "Ceil",
-    "Celu",
-    "Softmax",
-    "LogSoftmax",
-    "ThresholdedRelu",
-    "Identity",
+#: Element-wise operators with their attributes, and those along the last axis.
+UNARY: Final[Sequence[tuple[str, dict[str, object]]]] = (
+    *elementwise_operators(),
+    ("Softmax", {}),
+    ("LogSoftmax", {}),
+    ("Identity", {}),
 )
 REDUCTIONS: Final = ("ReduceMean", "ReduceMax", "ReduceSum", "ReduceL2", "ReduceMin")
 
@@ -155,8 +142,8 @@ class RandomNetwork:
 
     def unary(self) -> None:
         value, group = self.pick()
-        op_type = self.dice.choice(UNARY)
-        self.keep(self.add(op_type, value), group)
+        op_type, attributes = self.dice.choice(UNARY)
+        self.keep(self.add(op_type, value, **attributes), group)
 
     def normalization(self) -> None:
         value, group = self.pick()
@@ -215,7 +202,7 @@ class RandomNetwork:
     def padding(self) -> None:
         value, _ = self.pick()
         pads = self.constant(np.array([0, 0, 1, 0, 0, 0, 0, 1]))
-        mode = self.dice.choice(["constant", "reflect", "edge"])
+        mode = self.dice.choice(PAD_MODES["mode"])
         self.keep(self.add("Pad", value, pads, mode=mode))
 
     def matmul(self) -> None:

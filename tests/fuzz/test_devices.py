@@ -27,6 +27,7 @@ from hetero.devices.model.attributes import is_random
 from tests.fuzz.networks import SIZE, RandomNetwork
 from tests.fuzz.oracles import ORACLES, WORKER, differences
 from tests.support.graphs import feeds, random_affinity, random_model
+from tests.support.operators import STEPS
 from tests.support.small_models import run_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -197,9 +198,7 @@ def quantized_differences(
     actual: list[Any], expected: list[Any], network: RandomNetwork, device: str
 ) -> str:
     """Return the differences; a few elements may be rounded to another step."""
-    has_steps = any(
-        node.op_type in ("QuantizeLinear", "Floor", "Ceil", "Sign") for node in network.nodes
-    )
+    has_steps = any(node.op_type in ("QuantizeLinear", *STEPS) for node in network.nodes)
     if not has_steps:
         return differences(actual, expected, coarseness=COARSENESS.get(device, 0.0))
     for a, b in zip(actual, expected, strict=True):

@@ -24,6 +24,7 @@ from hetero.devices.conformance.drawn_cases import (
     vary,
 )
 from hetero.devices.errors import HeteroError
+from hetero.devices.kernels.microsoft import MICROSOFT
 from tests.backend_suite.expected_failures import read_expected_failures
 from tests.fuzz.oracles import (
     IN_FLOAT32,
@@ -41,6 +42,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 CASES = int(os.environ.get("HETERO_FUZZ_CASES", "1000"))
 SEED = int(os.environ.get("HETERO_FUZZ_SEED", "0"))
+#: Rows of the table whose operators onnx defines, so that it is known which changes are allowed.
+VARIABLE_ROWS = [row for row in OPERATORS if row.domain != MICROSOFT]
 LISTED_PATTERNS = read_expected_failures(Path(__file__).with_name("disagreements.txt"))
 
 
@@ -105,7 +108,7 @@ def test_varied_cases_of_the_table_agree_with_an_oracle():
     failures = []
     for i in range(CASES // 4):
         random = np.random.default_rng((SEED, i, 6))
-        row = OPERATORS[random.integers(len(OPERATORS))]
+        row = VARIABLE_ROWS[random.integers(len(VARIABLE_ROWS))]
         versions = list(row.versions())
         op_type, opset = versions[random.integers(len(versions))]
         cases = list(row.cases(op_type, opset))

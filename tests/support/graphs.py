@@ -12,9 +12,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
+from tests.support.operators import STEPS, elementwise_operators
 
 OPSET = 21
 SHAPE = (3,)
+#: Without functions that have steps, because results of two devices are compared.
+UNARY: Sequence[tuple[str, Mapping[str, object]]] = [
+    ("Identity", {}),
+    *((name, attributes) for name, attributes in elementwise_operators() if name not in STEPS),
+]
 
 
 def value(name: str) -> onnx.ValueInfoProto:
@@ -153,7 +159,9 @@ class RandomGraph:
         self.nodes.append(helper.make_node(op, reads, writes, name=name, **attributes))
 
     def unary(self) -> None:
-        self.add(self.dice.choice(["Tanh", "Abs", "Neg", "Identity"]), [self.pick()], [self.new()])
+        """Add an element-wise operator of the table, or a copy."""
+        op_type, attributes = self.dice.choice(UNARY)
+        self.add(op_type, [self.pick()], [self.new()], **attributes)
         self.values.append(f"v{self.count}")
 
     def binary(self) -> None:
