@@ -42,6 +42,9 @@ class Stage(Protocol):
     def release(self, task: Any) -> None:
         """Release the device's stream."""
 
+    def recover(self) -> None:
+        """Start the device's tasks whose start Ctrl-C prevented."""
+
     def convert_error(self, error: Exception, request: Request) -> Exception:
         """Convert an exception of the stage into the error of a request."""
 
@@ -168,6 +171,7 @@ class RequestProgram:
                 step.stage.release(run)
             if isinstance(error, Exception) and run.is_admitted:
                 return self._fail(run, inputs, timings, step, error)
+            step.stage.recover()
             runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
             raise
         self._learn(took_s, nbytes)

@@ -82,6 +82,12 @@ class DirectStage:
         if instructions:
             self._follow(instructions)
 
+    def recover(self) -> None:
+        """Start the waiting tasks whose start Ctrl-C prevented."""
+        with self._lock:
+            instructions = self._machine.recover()
+        self._follow(instructions)
+
     def convert_error(self, error: Exception, request: Request) -> HeteroError:
         """Convert an exception of the stage into the error of a request."""
         typed_error = self._host.convert_error(error, self._number, request)

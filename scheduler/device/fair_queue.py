@@ -46,18 +46,22 @@ class FairQueue(Generic[T]):
 
     def push(self, client: ClientQueue[T], key: Key, task: T) -> None:
         """Add a task of a client."""
-        if not client.waiting:
+        heapq.heappush(client.waiting, (key, task))
+        if client not in self.waiting:
             client.turns = max(client.turns, self._now)
             self.waiting[client] = None
-        heapq.heappush(client.waiting, (key, task))
 
-    def pop(self) -> tuple[Key, T]:
-        """Remove and return the next task; call `ran` if it starts."""
+    def peek(self) -> tuple[ClientQueue[T], Key, T]:
+        """Return the next task, with its client; call `count_turn` if it starts."""
         client = min(self.waiting, key=_rank)
-        first = heapq.heappop(client.waiting)
-        if not client.waiting:
+        return client, *client.waiting[0]
+
+    def remove_first(self, client: ClientQueue[T]) -> None:
+        """Remove the first task of a client."""
+        # In this order, Ctrl-C in between leaves a client that the next `push` adds again.
+        if len(client.waiting) == 1:
             del self.waiting[client]
-        return first
+        heapq.heappop(client.waiting)
 
     def count_turn(self, client: ClientQueue[T]) -> None:
         """Count a turn of a client whose task has started."""

@@ -164,7 +164,12 @@ class DeviceLoop:
     def receive(self, message: Message) -> None:
         """Process a message from the channel."""
         if type(message) is not Values:
-            self._process_message(message)
+            try:
+                self._process_message(message)
+            except BaseException as error:
+                if not isinstance(error, Exception):  # Ctrl-C
+                    self._recover()
+                raise
             return
         task, tensors, runs = message
         try:
@@ -174,6 +179,7 @@ class DeviceLoop:
         except BaseException as error:  # a bug, or Ctrl-C if the sender is in this process
             self.give_up(task, error)
             if not isinstance(error, Exception):
+                self._recover()
                 raise
             _log.exception("device=%s: failed to process a message", self.host.descriptor.name)
 
@@ -204,7 +210,7 @@ class DeviceLoop:
         failure: HeteroError | None = None
         try:
             self._active_runs[thread] = (due, self._now_s())
-            if due.state is TaskState.GONE:  # `give_up` ended it
+            if not self._machine.claim(due):
                 del self._active_runs[thread]
                 return
             context = due.context = RunContext()  # before the check, so that a drop cancels it
@@ -221,6 +227,7 @@ class DeviceLoop:
         except BaseException as error:  # Ctrl-C
             self._active_runs.pop(thread, None)
             self.give_up(due.task, error)
+            self._recover(due)
             raise
 
     def _run(self, due: TaskRun, context: RunContext) -> None:
@@ -259,6 +266,17 @@ class DeviceLoop:
             if any(run is active for active, _ in self._active_runs.copy().values()):
                 return
             instructions = self._machine.end(run, failure)
+        self._execute(instructions)
+
+    def _recover(self, ended_run: TaskRun | None = None) -> None:
+        """Start the tasks whose start Ctrl-C prevented.
+
+        `ended_run`: a run that the calling thread has ended, whose stream may not be released yet.
+        """
+        with self._lock:
+            if ended_run is not None and ended_run.state is TaskState.GONE:
+                self._machine.release_stream(ended_run.stage, ended_run)
+            instructions = self._machine.recover()
         self._execute(instructions)
 
     def _outputs_left(self, run: TaskRun) -> frozenset[str]:

@@ -146,6 +146,8 @@ class DeviceMachine:
         self._arrivals = 0
         #: Number of running tasks, including those of dropped attempts.
         self.num_running = 0
+        #: Running tasks that no thread has claimed yet, by identity.
+        self._unclaimed: dict[int, TaskRun] = {}
 
     @property
     def num_tasks(self) -> int:
@@ -227,6 +229,7 @@ class DeviceMachine:
         is_whole = len(run.tensors) == len(stage.inputs)
         if is_whole and self.enter(stage, run):
             run.state = _S.RUNNING
+            self._unclaimed[id(run)] = run
             return [run]
         nbytes = nbytes_of(tensors)
         run.nbytes += nbytes
@@ -242,6 +245,22 @@ class DeviceMachine:
         if self._ready.waiting and self.num_running < self.num_streams:
             done += self._run_ready()
         return done
+
+    def claim(self, run: TaskRun) -> bool:
+        """Return whether the calling thread has to run a task; thread-safe.
+
+        If not, the task has ended, or another thread runs it.
+        """
+        return self._unclaimed.pop(id(run), None) is not None
+
+    def recover(self) -> list[DeviceInstruction]:
+        """Return the start instructions that Ctrl-C may have prevented; tasks may repeat."""
+        for deployment in self._deployments.values():
+            if deployment.client.waiting:  # `push` or `remove_first` was interrupted
+                self._ready.waiting[deployment.client] = None
+            for stage in deployment.stages.values():
+                self._start_next(stage)
+        return list(self._unclaimed.values())
 
     def end(self, run: TaskRun, error: BaseException | None = None) -> list[DeviceInstruction]:
         """End a run that returned or raised; return the instructions, in order.
@@ -364,6 +383,7 @@ class DeviceMachine:
 
     def _remove_task(self, run: TaskRun) -> None:
         """Remove a task, and remember that it has ended."""
+        self._unclaimed.pop(id(run), None)
         run.state = _S.GONE
         request, number = run.task
         deployment, attempt = run.stage.deployment, (request.id, request.attempt)
@@ -406,24 +426,28 @@ class DeviceMachine:
             done += self._drop(run.task.request)
         return done
 
-    def _run(self, run: TaskRun) -> TaskRun:
-        run.state, run.entered = _S.RUNNING, run.stage
+    def _run(self, run: TaskRun) -> None:
         if len(self._clients) > 1:
             self._ready.count_turn(run.stage.deployment.client)
+        number = id(run)
+        # No call between these lines: Ctrl-C comes before or after them.
+        run.state, run.entered = _S.RUNNING, run.stage
         run.stage.num_running += 1
         self.num_running += 1
-        return run
+        self._unclaimed[number] = run
 
     def _run_ready(self) -> list[DeviceInstruction]:
         instructions: list[DeviceInstruction] = []
         while self._ready.waiting and self.num_running < self.num_streams:
-            key, run = self._ready.pop()
-            if run.state is not _S.READY:
-                continue
-            if run.stage.num_running < run.stage.description.num_streams:
-                instructions.append(self._run(run))
-            else:
-                run.stage.awaiting_stream.append((key, run))
+            client, key, run = self._ready.peek()
+            # The queue loses a task last: if Ctrl-C interrupts, `recover` finds every task.
+            if run.state is _S.READY:
+                if run.stage.num_running < run.stage.description.num_streams:
+                    self._run(run)
+                    instructions.append(run)
+                else:
+                    run.stage.awaiting_stream.append((key, run))
+            self._ready.remove_first(client)
         return instructions
 
     def _drop(self, request: Request) -> list[DeviceInstruction]:

@@ -433,6 +433,40 @@ def test_ctrl_c_during_a_submission_leaves_nothing_reserved(executor, number_of_
     assert submission.future.result(PATIENCE_S)
 
 
+def test_ctrl_c_at_the_end_of_a_run_starts_the_tasks_that_wait(executor, monkeypatch):
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    before, run_program = sys.getprofile(), ToyProgram.run
+    waiting: list[Any] = []
+
+    def run(self: ToyProgram, *arguments: Any) -> Any:
+        outputs = run_program(self, *arguments)
+        if not waiting:  # this run occupies the device's only stream
+            waiting.extend([deployment.submit({"x": X}, Request()) for _ in range(3)])
+            sys.setprofile(interrupted_after(number))
+        return outputs
+
+    monkeypatch.setattr(ToyProgram, "run", run)
+    for number in itertools.count(1):
+        is_interrupted = False
+        try:
+            deployment.submit({"x": X}, WAITS)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        finally:
+            sys.setprofile(before)
+        for submission in waiting:
+            np.testing.assert_array_equal(submission.future.result(10.0).outputs["t0"], X + 1)
+        until_s = time.monotonic() + PATIENCE_S
+        while not (held_nothing(executor, deployment) and deployment._workers.are_idle):
+            assert time.monotonic() < until_s, number
+            time.sleep(0.0001)
+        assert len(waiting) == 3
+        waiting.clear()
+        if not is_interrupted:
+            break
+    assert number > 30
+
+
 def drawn_plan(random: Random, fault: str) -> tuple[Plan, list[Any]]:
     """Return a random graph on random devices; one node may have a fault."""
     values, lines = ["x", "y"], list[Line]()

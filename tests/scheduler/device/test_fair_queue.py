@@ -151,7 +151,8 @@ def test_clients_that_return_are_served_by_arrival():
     queue, lines = FairQueue[str](), {name: ClientQueue[str]() for name in "abc"}
 
     def run(name: str) -> str:
-        _, task = queue.pop()
+        client, _, task = queue.peek()
+        queue.remove_first(client)
         queue.count_turn(lines[name])
         return task
 
