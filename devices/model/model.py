@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -75,6 +75,10 @@ class Node:
     covers : tuple of str
         Names of the original nodes that this node replaces after a transformation; by default its
         own name.
+    reads : tuple of str
+        Names of all input and captured values, without duplicates.
+    writes : tuple of str
+        Names of all present outputs.
     """
 
     name: str
@@ -85,18 +89,14 @@ class Node:
     proto: onnx.NodeProto
     captures: tuple[str, ...] = ()
     covers: tuple[str, ...] = ()
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    writes: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of all input and captured values, without duplicates."""
-        names = dict.fromkeys((*self.inputs, *self.captures))
-        names.pop("", None)
-        return tuple(names)
-
-    @property
-    def writes(self) -> tuple[str, ...]:
-        """Names of all present outputs."""
-        return self.outputs if all(self.outputs) else tuple(filter(None, self.outputs))
+    def __post_init__(self) -> None:
+        reads = dict.fromkeys((*self.inputs, *self.captures))
+        reads.pop("", None)
+        object.__setattr__(self, "reads", tuple(reads))
+        object.__setattr__(self, "writes", tuple(filter(None, self.outputs)))
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -354,8 +354,8 @@ class Model(OpenVinoModelMethods):
         """SHA-256 of structure, metadata and weights, without the name, paths and descriptions."""
         state = hashlib.sha256()
         header = deepcopy(self.header)
-        for field in ("doc_string", "producer_name", "producer_version"):
-            header.ClearField(field)
+        for name in ("doc_string", "producer_name", "producer_version"):
+            header.ClearField(name)
         parts: list[bytes] = [header.SerializeToString(deterministic=True)]
         parts += [_port_bytes(s) for s in (*self.inputs, *self.outputs, *self.optional_inputs)]
         parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]

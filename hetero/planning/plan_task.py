@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 from hetero.affinity.affinity import Affinity
@@ -22,7 +22,6 @@ from hetero.partition.replicas import replicate
 from hetero.planning.cost.estimation import value_nbytes
 from hetero.planning.memory.device_memory import MemoryModel
 from hetero.planning.memory.fit import FitSearch
-from hetero.planning.memory.predict_memory import predict_memory
 from hetero.planning.plan_report import (
     Alternative,
     PlanReport,
@@ -142,7 +141,14 @@ def _plan_within_memory(
         fixed_plans={"fit": fit.assignment},
         required_name="fit",
     )
-    report = _report(task, options, task_problem, solution, predictor, start_s, memory)
+
+    def fits(candidate: Candidate) -> bool:
+        """Return whether a plan has one copy of the model, within the devices' budgets."""
+        copies = predictor.placements(candidate.name, candidate.replicas)
+        assignment = candidate.replicas[0].assignment
+        return len(copies) == 1 and fit_search.verify(assignment).is_within_budgets
+
+    report = _report(task, options, task_problem, solution, predictor, start_s, fits)
     return replace(report, memory=tuple(fit.predictions.values()))
 
 
@@ -247,14 +253,6 @@ class _PlanPredictor:
         task, concurrent = self._task_problem.task, _uses_several_devices(placements)
         return max(predict_latency(task, p.partition, concurrent=concurrent) for p in placements)
 
-    def fits(self, candidate: Candidate, memory: MemoryModel) -> bool:
-        """Return whether a plan has one copy of the model, within the devices' budgets."""
-        placement, *copies = self.placements(candidate.name, candidate.replicas)
-        if copies:
-            return False
-        predictions = predict_memory(self._task.model, placement.partition.subgraphs, memory)
-        return all(prediction.fits for prediction in predictions.values())
-
     def crossing_nbytes(self, candidate: Candidate) -> list[int]:
         """Return the bytes of each tensor that crosses between subgraphs of a plan."""
         spec = self._task_problem.task.model.spec
@@ -273,9 +271,8 @@ def _report(
     solution: Solution,
     predictor: _PlanPredictor,
     start_s: float,
-    memory: MemoryModel | None = None,
+    fits: Callable[[Candidate], bool] | None = None,
 ) -> PlanReport:
-    fits = None if memory is None else cache(partial(predictor.fits, memory=memory))
     choice = solution.choice
     by_share = tuple(sorted(choice.replicas, key=lambda r: -r.share))
     replicas = predictor.placements(choice.name, by_share)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.devices.errors import PlanError
+from hetero.devices.model.model import Model
 from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.formatting import nbytes_text
 from hetero.partition.partition import Partition
@@ -47,10 +48,15 @@ BUDGET_PRECISION: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """An assignment that fits, and the predicted memory of each device that it uses."""
+    """An assignment, and the predicted memory of each device that it uses."""
 
     assignment: Assignment
     predictions: Mapping[str, DeviceMemory]
+
+    @property
+    def is_within_budgets(self) -> bool:
+        """Whether each device has the memory that it needs."""
+        return all(prediction.fits for prediction in self.predictions.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,9 @@ class FitSearch:
         self._allowed = allowed_devices(unit_problem)
         #: Different traits of devices, and their profiles.
         self._profiles: list[tuple[MemoryTraits, _Profile]] = []
+        #: `MemoryTraits.overwrites_inputs` -> bytes of live values at each of `_nodes`.
+        self._live: dict[bool, Floats] = {}
+        self._verified: dict[Assignment, Fit] = {}
 
     @property
     def slots(self) -> list[_Slot]:
@@ -106,9 +115,12 @@ class FitSearch:
 
     def verify(self, assignment: Assignment) -> Fit:
         """Return an assignment with the memory that its actual partition needs."""
-        subgraphs = self._partition_of(assignment).subgraphs
-        model = self._task_problem.task.model
-        return Fit(assignment, predict_memory(model, subgraphs, self._memory))
+        if assignment not in self._verified:
+            subgraphs = self._partition_of(assignment).subgraphs
+            model = self._task_problem.task.model
+            predictions = predict_memory(model, subgraphs, self._memory)
+            self._verified[assignment] = Fit(assignment, predictions)
+        return self._verified[assignment]
 
     def search(self, preferred: Iterable[Assignment] = ()) -> Fit:
         """Return an assignment that fits: the first of the preferred ones, or another.
@@ -118,7 +130,7 @@ class FitSearch:
         """
         for assignment in itertools.chain(preferred, self._candidates()):
             fit = self.verify(assignment)
-            if all(prediction.fits for prediction in fit.predictions.values()):
+            if fit.is_within_budgets:
                 return fit
         raise self._infeasible()
 
@@ -187,7 +199,14 @@ class FitSearch:
         for other, profile in self._profiles:
             if other == traits:
                 return profile
-        profile = _Profile.measure(self._task_problem, self._nodes, traits)
+        model = self._task_problem.task.model
+        positions = [self._task_problem.positions[v] for v in self._nodes]
+        if traits.overwrites_inputs not in self._live:
+            outputs = {port.name for port in model.outputs}
+            live = live_nbytes(model, positions, outputs, traits)
+            self._live[traits.overwrites_inputs] = live
+        live = self._live[traits.overwrites_inputs]
+        profile = _Profile.measure(model, positions, traits, live)
         self._profiles.append((traits, profile))
         return profile
 
@@ -314,24 +333,15 @@ class _Profile:
 
     @classmethod
     def measure(
-        cls, task_problem: TaskProblem, nodes: Sequence[int], traits: MemoryTraits
+        cls, model: Model, positions: Sequence[int], traits: MemoryTraits, live: Floats
     ) -> _Profile:
-        """Compute the profile of a problem's nodes in a given order."""
-        model = task_problem.task.model
-        positions = [task_problem.positions[v] for v in nodes]
+        """Compute the profile of nodes in a given order; `live`: bytes of live values at each."""
         counted: set[str] = set()
         rows = [weight_nbytes(model, [p], traits, counted) for p in positions]
         weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 4)
-        outputs = {port.name for port in model.outputs}
         factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
-        return cls(
-            traits.idle_nbytes,
-            weights[:, 0],
-            weights[:, 1],
-            weights[:, 2],
-            weights[:, 3],
-            live_nbytes(model, positions, outputs, traits) * factor,
-        )
+        own, copies, compile_copies, largest = weights.T
+        return cls(traits.idle_nbytes, own, copies, compile_copies, largest, live * factor)
 
     def memory_needs(self, begin: int, end: int) -> Floats:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""

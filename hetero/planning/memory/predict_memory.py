@@ -41,16 +41,36 @@ def predict_device(
 ) -> DeviceMemory:
     """Predict the memory of one device; see `predict_memory`."""
     traits = memory.traits.get(device, MemoryTraits())
-    full = _predict(model, device, subgraphs, memory, traits)
+    stages = [_Stage.measure(model, subgraph, traits) for subgraph in subgraphs]
+    full = _predict(model, device, stages, memory, traits)
     if full.fits or not traits.compact_options:
         return full
-    return replace(_predict(model, device, subgraphs, memory, traits.compact), compact=True)
+    return replace(_predict(model, device, stages, memory, traits.compact), compact=True)
+
+
+class _Stage(NamedTuple):
+    """A subgraph, and the memory that it needs with all options of its device."""
+
+    subgraph: Subgraph
+    #: Bytes of the values at the node with most.
+    live_nbytes: float
+    has_convolutions: bool
+
+    @classmethod
+    def measure(cls, model: Model, subgraph: Subgraph, traits: MemoryTraits) -> _Stage:
+        positions = [
+            p
+            for p in subgraph.positions
+            if not model.request_dependent.isdisjoint(model.nodes[p].writes)
+        ]
+        live = live_nbytes(model, positions, subgraph.outputs, traits)
+        return cls(subgraph, float(live.max(initial=0)), has_convolutions(model, positions))
 
 
 def _predict(
     model: Model,
     device: str,
-    subgraphs: Sequence[Subgraph],
+    stages: Sequence[_Stage],
     memory: MemoryModel,
     traits: MemoryTraits,
 ) -> DeviceMemory:
@@ -60,17 +80,13 @@ def _predict(
     compile_copies: list[float] = []
     values: list[int] = []
     kept_states = request = 0
-    for s in subgraphs:
+    for s, nbytes, is_convolutional in stages:
         own = weight_nbytes(model, s.positions, traits, counted)
         weights += own.total
         copies += own.copies
         compile_copies.append(max(own.compile_copies, own.largest))
-        positions = [
-            p for p in s.positions if not model.request_dependent.isdisjoint(model.nodes[p].writes)
-        ]
-        live = live_nbytes(model, positions, s.outputs, traits)
-        factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
-        values.append(int(live.max(initial=0) * factor))
+        factor = traits.values_factor_of(has_convolutions=is_convolutional)
+        values.append(int(nbytes * factor))
         sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
         # A run that joins sequences reads and writes the states of all of them.
         kept_states += sum(n for v, n in sizes.items() if v in states)

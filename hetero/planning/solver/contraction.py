@@ -48,6 +48,8 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
     remain separate.
     """
     count = max(label, default=-1) + 1
+    if count == problem.node_count and all(v == s for v, s in enumerate(label)):
+        return Contraction(problem, tuple(label))
     labels = np.asarray(label, dtype=np.int64)
     times = np.zeros((count, problem.device_count))
     np.add.at(times, labels, problem.times)
