@@ -192,8 +192,11 @@ def run_published(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _relative_error(result: np.ndarray, expected: np.ndarray) -> float:
-    difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
-    return float(difference.max() / max(np.abs(expected).max(), 1e-30))
+    """Return the largest difference relative to the largest value; NaN equals NaN."""
+    result, expected = result.astype(np.float64), expected.astype(np.float64)
+    is_nan = np.isnan(expected) & np.isnan(result)
+    difference = np.abs(result - expected)[~is_nan].max(initial=0.0)
+    return float(difference / max(np.abs(expected[~is_nan]).max(initial=0.0), 1e-30))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
