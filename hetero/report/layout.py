@@ -35,11 +35,14 @@ MAX_ROWS: Final = 40
 ASPECT: Final = 1.8
 #: Longest repeated sequence of devices that `chains` finds.
 MAX_PATTERN: Final = 16
-#: Height of a wire's label and width of its characters, in pixels.
+#: Height of a wire's label, width of its characters, and its margin, in pixels. The page draws a
+#: margin of 3.5 pixels in the background's colour.
 _LABEL_HEIGHT: Final = 16
 _CHARACTER_WIDTH: Final = 6.5
-#: Vertical offsets at which a label is tried; a label that overlaps at all of them is omitted.
-_LABEL_OFFSETS: Final = (0, -18, 18, -36, 36)
+_LABEL_MARGIN: Final = 4
+#: Places on a wire, from 0 at its start to 1, where a label is tried. A label that overlaps another
+#: one or a subgraph in all of them is omitted.
+_LABEL_PLACES: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
 #: Width of a wire: its minimum, and the increase for ten times the bytes above 1 kB.
 _WIRE_WIDTH: Final = (1.5, 1.2)
 #: Characters of an input's or output's label.
@@ -122,7 +125,7 @@ def drawing(document: Mapping[str, Any]) -> dict[str, Any] | None:
     dict or None
         ``width`` and ``height``; ``boxes``, one for each subgraph; ``pills``, the model's inputs
         and outputs; ``wires``, SVG paths with their tensors and bytes; a wire whose label would
-        overlap has no ``label_y``. All sizes are in pixels.
+        overlap has no ``label_x`` and ``label_y``. All sizes are in pixels.
     """
     if len(document["subgraphs"]) > MAX_SUBGRAPHS:
         return None
@@ -145,7 +148,7 @@ def drawing(document: Mapping[str, Any]) -> dict[str, Any] | None:
         ],
         "wires": [
             _with_label(
-                _wire(graph, source, target, tensors, rectangles[source], rectangles[target]),
+                *_wire(graph, source, target, tensors, rectangles[source], rectangles[target]),
                 occupied,
             )
             for (source, target), tensors in graph.links.items()
@@ -328,7 +331,7 @@ def _wire(
     tensors: Sequence[str],
     start: _Rectangle,
     stop: _Rectangle,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], _Curve]:
     """Draw a wire between two sides that face each other, or between left sides of one column."""
     ports = [graph.ports[tensor] for tensor in tensors if tensor in graph.ports]
     at_least = any(port["nbytes"] is None or port["open_dims"] for port in ports)
@@ -356,20 +359,36 @@ def _wire(
         "tensors": list(tensors),
         "label": label,
         "width": round(_WIRE_WIDTH[0] + _WIRE_WIDTH[1] * math.log10(1 + nbytes / 1000), 1),
-        "x": (x + 6 * bend + to_x) // 8,
-        "y": (y + to_y) // 2,
-    }
+    }, _Curve((x, bend, bend, to_x), (y, y, to_y, to_y))
 
 
-def _with_label(wire: dict[str, Any], occupied: _OccupiedAreas) -> dict[str, Any]:
-    """Add the place of a wire's label, if there is a free one."""
-    width = round(_CHARACTER_WIDTH * len(wire["label"]))
-    for offset in _LABEL_OFFSETS:
-        y = wire["y"] + offset
-        place = _Rectangle(wire["x"] - width // 2, y - _LABEL_HEIGHT * 3 // 4, width, _LABEL_HEIGHT)
-        if occupied.is_free(place):
-            occupied.add(place)
-            return wire | {"label_y": y}
+class _Curve(NamedTuple):
+    """Cubic Bezier curve: the coordinates of its four points."""
+
+    x: tuple[int, int, int, int]
+    y: tuple[int, int, int, int]
+
+    def point(self, place: float) -> tuple[int, int]:
+        """Return the point at a place from 0, the start, to 1."""
+        rest = 1 - place
+        weights = (rest**3, 3 * rest**2 * place, 3 * rest * place**2, place**3)
+        x, y = (
+            round(sum(weight * value for weight, value in zip(weights, values, strict=True)))
+            for values in self
+        )
+        return x, y
+
+
+def _with_label(wire: dict[str, Any], curve: _Curve, occupied: _OccupiedAreas) -> dict[str, Any]:
+    """Add the place of a wire's label on the wire, if there is a free one."""
+    width = round(_CHARACTER_WIDTH * len(wire["label"])) + 2 * _LABEL_MARGIN
+    height = _LABEL_HEIGHT + 2 * _LABEL_MARGIN
+    for place in _LABEL_PLACES:
+        x, y = curve.point(place)
+        area = _Rectangle(x - width // 2, y - height // 2, width, height)
+        if occupied.is_free(area):
+            occupied.add(area)
+            return wire | {"label_x": x, "label_y": y}
     return wire
 
 

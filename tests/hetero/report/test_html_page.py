@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import shutil
@@ -148,14 +149,29 @@ def test_drawing_of_random_placement_has_no_overlaps(seed):
     columns = {(box["device"], box["band"], box["x"]) for box in boxes.values()}
     assert len(columns) == len({(box["device"], box["band"]) for box in boxes.values()})
     rectangles = [*boxes.values(), *view["pills"]]
-    rectangles += [label_rectangle(w) for w in view["wires"] if "label_y" in w]
+    labelled = [wire for wire in view["wires"] if "label_y" in wire]
+    rectangles += [label_rectangle(wire) for wire in labelled]
     assert not any(overlap(a, b) for i, a in enumerate(rectangles) for b in rectangles[:i])
+    assert all(distance_from_curve(wire) < 3 for wire in labelled)
 
 
 def label_rectangle(wire: dict[str, Any]) -> dict[str, Any]:
-    """Return the place of a wire's label, for text of 11.5 pixels."""
-    width = round(6.5 * len(wire["label"]))
-    return {"x": wire["x"] - width // 2, "y": wire["label_y"] - 12, "w": width, "h": 16}
+    """Return the place of a wire's label: text of 11.5 pixels with a border of 3.5 pixels."""
+    width = round(6.5 * len(wire["label"])) + 7
+    return {"x": wire["label_x"] - width // 2, "y": wire["label_y"] - 10, "w": width, "h": 20}
+
+
+def distance_from_curve(wire: dict[str, Any]) -> float:
+    """Return the distance in pixels of a label's centre from its wire."""
+    x, y, bend, _, _, _, to_x, to_y = map(int, re.findall(r"-?\d+", wire["d"]))
+    points = [
+        (
+            (1 - t) ** 3 * x + 3 * (1 - t) * t * bend + t**3 * to_x,
+            (1 - t) ** 2 * (1 + 2 * t) * y + t**2 * (3 - 2 * t) * to_y,
+        )
+        for t in (step / 2000 for step in range(2001))
+    ]
+    return min(math.dist(point, (wire["label_x"], wire["label_y"])) for point in points)
 
 
 def test_drawing_of_many_subgraphs_is_wrapped():
