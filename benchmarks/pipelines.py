@@ -3,7 +3,8 @@
 NULL stages of a few milliseconds, with each device used once (contiguous) or several times
 (A-B-A-B), against sleeps of the same length and a chain of plain ZeroMQ processes that sleep.
 `share` is relative to 1/bottleneck. `--models` measures networks on ORT.0 and ORT.1 with one thread
-each, against one plain session.
+each, against one plain session. `--joined` connects networks one after another, one on each device
+of `--joined-devices` with one thread; the bottleneck is the slowest network alone on its device.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ import numpy as np
 import hetero
 from benchmarks.null_models import compile_chain, submit_to
 from benchmarks.peers import zmq_chain
-from benchmarks.sessions import bare_session, light_inputs, source
+from benchmarks.sessions import bare_session, light_inputs, parsed, source
 from benchmarks.tables import names, numbers, print_rows
 from benchmarks.timing import at_once, by_turns
+from hetero.devices.model.joining import join_models
+from hetero.devices.model.light_models import light_model_inputs
+from hetero.devices.model.model import Model
+from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import RunContext
 
 #: Visits of a request to each device of a re-entrant chain.
@@ -113,11 +118,75 @@ def model_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 }
 
 
+def joined_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure light models that are joined to one, and each of them alone on its device."""
+    models = [read_model(f"light:{name}") for name in names(options.joined)]
+    devices = names(options.joined_devices)
+    if len({model.name for model in models}) != len(devices):
+        raise SystemExit(f"--joined: expected {len(devices)} different models, one for each device")
+    joined, affinity = _joined_model(models, devices)
+    config = {"INFERENCE_NUM_THREADS": 1, "MAX_REQUESTS_IN_FLIGHT": 1024}
+    kind: Any
+    for kind in names(options.executors):
+        with hetero.Core(kind) as core:
+            compiled = core.compile_model(
+                joined, "HETERO:" + ",".join(devices), config, affinity=affinity
+            )
+            if [subgraph.device for subgraph in compiled.subgraphs] != [
+                core.resolve_devices(device)[0] for device in devices
+            ]:
+                raise RuntimeError(f"expected one subgraph for each device: {compiled.subgraphs}")
+            submits = {"joined": submit_to(compiled, light_model_inputs(models[0]))}
+            for model, device in zip(models, devices, strict=True):
+                alone = core.compile_model(model, device, config)
+                submits[f"{model.name} alone on {device}"] = submit_to(
+                    alone, light_model_inputs(model)
+                )
+            window = options.window or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+            timings = by_turns(submits, window, 3 * options.seconds, windows=_WINDOWS)
+        rates = {way: timing.steady_rate for way, timing in timings.items()}
+        bottleneck = min(rate for way, rate in rates.items() if way != "joined")
+        for way, rate in rates.items():
+            yield {
+                "executor": kind,
+                "way": way,
+                "window": window,
+                "requests_per_s": round(rate, 2),
+                "share": round(rate / bottleneck, 3),
+            }
+
+
+def _joined_model(models: Sequence[Model], devices: Sequence[str]) -> tuple[Model, dict[str, str]]:
+    """Return one model that runs `models` one after another, and the device of each node.
+
+    The images of all but the first have the mean of the previous model's output as each pixel.
+    """
+    parts, wires = [models[0]], dict[str, str]()
+    affinity = {f"{models[0].name}/*": devices[0]}
+    for before, model, device in zip(models, models[1:], devices[1:], strict=False):
+        (output,), ((image_name, image),) = before.outputs, light_model_inputs(model).items()
+        name, shape = f"to_{model.name}", ", ".join(map(str, image.shape))
+        output_shape = ", ".join(map(str, output.shape or ()))
+        bridge = parsed(
+            f"{name} (float[{output_shape}] {name}_in) => (float[{shape}] {name}_out) "
+            f"<int64[{image.ndim}] shape = {{{shape}}}, int64[1] one = {{1}}> "
+            f"{{ mean = ReduceMean<keepdims = 0>({name}_in) scalar = Reshape(mean, one) "
+            f"{name}_out = Expand(scalar, shape) }}"
+        )
+        parts += [read_model(bridge), model]
+        wires |= {f"{before.name}/{output.name}": f"{name}/{name}_in"}
+        wires |= {f"{name}/{name}_out": f"{model.name}/{image_name}"}
+        affinity |= {f"{name}/*": device, f"{model.name}/*": device}
+    return join_models(parts, wires), affinity
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", default="2,5,20", help="milliseconds of a stage")
     parser.add_argument("--devices", default="4,8", help="NULL devices")
     parser.add_argument("--models", default="", help="light models instead of NULL stages")
+    parser.add_argument("--joined", default="", help="light models to join, instead of NULL stages")
+    parser.add_argument("--joined-devices", default="OV,ORT,CPU", help="their devices")
     parser.add_argument("--executors", default="inprocess,ray", help="executors of hetero")
     parser.add_argument(
         "--window", type=int, default=0, help="requests in flight; 0: the model's optimal number"
@@ -126,8 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="per variant and case")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
-    rows = model_rows(options) if options.models else null_rows(options)
-    print_rows(list(rows), options.json)
+    measure_rows = joined_rows if options.joined else model_rows if options.models else null_rows
+    print_rows(list(measure_rows(options)), options.json)
 
 
 if __name__ == "__main__":
