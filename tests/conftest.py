@@ -23,7 +23,7 @@ from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
 from tests.support.onnx_versions import skip_for_older_onnx
-from tests.support.sampling import mark_cases_outside_samples
+from tests.support.sampling import drop_slow_cases, mark_cases_outside_samples
 from tests.support.vendor_skips import group_by_vendor
 
 # Otherwise each of the hundred interpreters that tests start would compile all sources again.
@@ -73,14 +73,28 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(os.sched_getaffinity(0)) + 1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
+    """Mark cases outside the samples of large families as slow; drop what a plain run deselects.
+
+    Cases that the command line names are only deselected, since pytest would report them as
+    missing.
+    """
+    result = yield
+    mark_cases_outside_samples(metafunc)
+    config = metafunc.config
+    if config.getoption("-m") == "not slow" and "[" not in "".join(config.args):
+        drop_slow_cases(metafunc)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark cases outside the samples of large families as slow, and order the tests.
+    """Order the tests.
 
     Ray tests come first, so that few workers start a cluster, then slow tests, then all others.
     Each worker starts with a share of the tests of several hosts, which wait most of their time.
     """
-    mark_cases_outside_samples(items)
     skip_for_older_onnx(items)
 
     def order(item: pytest.Item) -> int:
