@@ -5,6 +5,7 @@ A vendor's library may end the process that loads or runs it, so the worker trie
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tempfile
@@ -21,7 +22,7 @@ from hetero.devices.ort.provider import Provider, quiet_options
 from hetero.devices.ort.provider_library import ProviderLibrary
 from hetero.devices.ort.runtime import onnxruntime
 
-#: A trial of a node generates inputs of up to this many elements.
+#: A trial of a node generates inputs of up to this many elements; larger nodes are reduced.
 _MOST_ELEMENTS: Final = 2**24
 #: Sizes of open dimensions, tried in this order until the inputs are small enough.
 _OPEN_SIZES: Final = (2, 1)
@@ -126,7 +127,10 @@ def try_node(data: bytes, op_type: str, provider: Provider) -> NodeTrial:
 
     A node without a comparable result passes.
     """
-    graph = onnx.ModelProto.FromString(data).graph
+    proto = onnx.ModelProto.FromString(data)
+    graph = proto.graph
+    if _reduce_sizes(graph):
+        data = proto.SerializeToString()
     tries = (_random_inputs(graph, size) for size in _OPEN_SIZES)
     feeds = next((inputs for inputs in tries if inputs is not None), None)
     if feeds is None or _RANDOM.fullmatch(op_type):
@@ -171,6 +175,27 @@ def _have_equal_nan(result: Any, expected: Any) -> bool:
     if not isinstance(expected, np.ndarray) or expected.dtype.kind != "f":
         return True
     return np.array_equal(np.isnan(result), np.isnan(expected))
+
+
+def _reduce_sizes(graph: onnx.GraphProto) -> bool:
+    """Halve the largest sizes of a graph until no input is too large; return whether any is.
+
+    Equal sizes stay equal, because the operator may require it.
+    """
+    shapes = [port.type.tensor_type.shape.dim for port in graph.input]
+    dimensions = [dimension for shape in shapes for dimension in shape]
+    has_changed = False
+    while large := [s for s in shapes if math.prod(d.dim_value or 1 for d in s) > _MOST_ELEMENTS]:
+        has_changed = True
+        size = max(d.dim_value for d in large[0])
+        for dimension in dimensions:
+            if dimension.dim_value == size:
+                dimension.dim_value = size // 2
+    if has_changed:
+        for port in graph.output:
+            for dimension in port.type.tensor_type.shape.dim:
+                dimension.Clear()
+    return has_changed
 
 
 def _random_inputs(graph: onnx.GraphProto, open_size: int) -> dict[str, np.ndarray] | None:

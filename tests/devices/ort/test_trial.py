@@ -19,14 +19,17 @@ class ZeroProvider:
         return [np.zeros_like(feeds["x"])]
 
 
-@pytest.mark.parametrize(
-    ("max_elements", "is_tried"), [(6, True), (5, True), (3, True), (2, False)]
-)
-def test_open_dimensions_are_smaller_in_trials_of_large_nodes(max_elements, is_tried, monkeypatch):
-    monkeypatch.setattr(trial, "_MOST_ELEMENTS", max_elements)
-    proto = parsed("(float[N,3] x) => (float[N,3] y) {y = Abs(x)}").to_proto()
-    failure = trial.try_node(proto.SerializeToString(), "Abs", ZeroProvider()).failure
-    assert failure.startswith("a trial run returns a wrong 'y'") == is_tried
+@pytest.mark.parametrize("max_elements", [6, 5, 3, 2])
+@pytest.mark.parametrize("node", ["Abs(x)", "Add(x, z)", "Conv(x, w)"])
+def test_dimensions_are_smaller_in_trials_of_large_nodes(node, max_elements, monkeypatch):
+    ports = {"Abs": "float[N,3] x", "Add": "float[6,3] x, float[3] z"}
+    ports["Conv"] = "float[1,2,40] x, float[4,2,1] w"
+    monkeypatch.setattr(trial, "_MOST_ELEMENTS", 4 * max_elements if "w" in node else max_elements)
+    operator = node.partition("(")[0]
+    proto = parsed(f"({ports[operator]}) => (float y) {{y = {node}}}").to_proto()
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    failure = trial.try_node(proto.SerializeToString(), operator, ZeroProvider()).failure
+    assert failure.startswith("a trial run returns a wrong 'y'")
 
 
 class NanProvider:
