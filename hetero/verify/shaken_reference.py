@@ -24,6 +24,8 @@ from hetero.verify.float_values import is_float
 UNIT: Final = "ROUNDING_UNIT"
 #: Number of random signs, which repeat; a prime, so that they do not follow the rows of a tensor.
 _NUM_SIGNS: Final = 65521
+#: Operators whose rounding error is relative to their largest result: each sums all of a signal.
+_SPECTRA: Final = frozenset({"DFT", "STFT"})
 
 
 class Shaker:
@@ -50,6 +52,13 @@ class Shaker:
             moved = np.where(is_count, wide, moved)
         return np.asarray(moved).astype(value.dtype)
 
+    def move_by_largest(self, value: np.ndarray) -> np.ndarray:
+        """Return values, each moved by a unit in the last place of the largest one."""
+        wide = np.asarray(value, np.float64)
+        largest = np.abs(wide[np.isfinite(wide)]).max(initial=0.0)
+        signs = np.resize(self._factors - 1, wide.shape)
+        return np.asarray(wide + signs * largest).astype(value.dtype)
+
 
 class _ShakenBackend(ArrayBackend):
     """numpy, with kernels whose results are shaken."""
@@ -62,6 +71,8 @@ class _ShakenBackend(ArrayBackend):
         """Return the kernel as a function that shakes its results."""
         plain, shaker = super().function(kernel, keywords, on_host), self.shaker
         quantises = kernel.op_type == "QuantizeLinear"
+        if kernel.op_type in _SPECTRA:
+            return lambda *arguments: shaker.move_by_largest(plain(*arguments))
 
         def call_shaken(*arguments: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either

@@ -76,6 +76,17 @@ def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> st
     return None if is_positive else "a scale that is not positive"
 
 
+def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    if node.attributes.get("mode") != "reflect" or inputs[0] is None:
+        return None
+    pads = inputs[1] if len(inputs) > 1 else np.asarray(node.attributes.get("pads", ()))
+    axes = inputs[3] if len(inputs) > 3 else None
+    if pads is None:
+        return None
+    sizes = np.asarray(inputs[0].shape)[... if axes is None else axes]
+    return "a reflection beyond the data" if np.any(pads >= np.tile(sizes, 2)) else None
+
+
 def _sequence_lengths(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
     lengths = inputs[4] if len(inputs) > 4 else None
     return None if lengths is None or np.all(lengths) else "a sequence without steps"
@@ -107,6 +118,7 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "BitShift": _shift,
     "Pow": _power,
     "MelWeightMatrix": _mel_weights,
+    "Pad": _reflection,
     "RNN": _sequence_lengths,
     "GRU": _sequence_lengths,
     "LSTM": _sequence_lengths,

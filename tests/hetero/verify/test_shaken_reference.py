@@ -47,3 +47,16 @@ def test_ties_of_quantisation_round_to_either_side():
     assert {y[0] for y in results} == {0, 1}
     assert {y[1] for y in results} == {1, 2}
     assert {y[3] for y in results} == {4}
+
+
+def test_noise_of_a_spectrum_is_relative_to_its_largest_value():
+    """The spectrum of a constant is 0 only if the sums of its irrational terms cancel exactly."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        spectrum (float[1, 12, 1] x) => (float[1, 12, 2] y) { y = DFT <axis = 1> (x) }"""
+    )
+    x = np.full((1, 12, 1), 100, np.float32)
+    plain = CPUPlugin().compile_model(model)({"x": x})["y"]
+    shaken = ShakenReference().compile_model(model, {UNIT: 2.0**-23})({"x": x})["y"]
+    noise = np.abs(shaken - plain)[0, 1:]
+    np.testing.assert_allclose(noise, 1200 * 2.0**-23, rtol=0.1)

@@ -75,3 +75,23 @@ def test_limited_cache_is_undefined_after_its_last_token(length, is_defined):
     values = {"past": np.zeros((1, 1, 4, 8), np.float32), "total": np.int32(length)}
     values["last"] = np.array([length - 1], np.int32)
     assert (undefined_reason(model, values) is None) == is_defined
+
+
+@pytest.mark.parametrize(
+    ("mode", "pads", "is_defined"),
+    [("reflect", [2, 2], True), ("reflect", [3, 0], False), ("edge", [3, 0], True)],
+)
+def test_reflection_beyond_the_data_is_undefined(mode, pads, is_defined):
+    """OpenVINO and ONNX Runtime refuse it."""
+    model = read_model(
+        parse_model(
+            f"""<ir_version: 8, opset_import: ["": 18]>
+            pad (float[2,N] x, int64[2] pads) => (float[2,M] y) {{
+                axes = Constant <value_ints = [1]> ()
+                y = Pad <mode = "{mode}"> (x, pads, , axes)
+            }}"""
+        )
+    )
+    values = {"x": np.zeros((2, 3), np.float32), "pads": np.array(pads)}
+    values |= {"axes": np.array([1]), "y": np.zeros((2, 6), np.float32)}
+    assert (undefined_reason(model, values) is None) == is_defined
