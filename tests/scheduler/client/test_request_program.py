@@ -433,7 +433,7 @@ def test_ctrl_c_during_a_submission_leaves_nothing_reserved(executor, number_of_
     assert submission.future.result(PATIENCE_S)
 
 
-def test_ctrl_c_at_the_end_of_a_run_starts_the_tasks_that_wait(executor, monkeypatch):
+def test_ctrl_c_after_a_run_starts_waiting_tasks(executor, monkeypatch):
     deployment = warm(executor.deploy(*chain("TOY.0")))
     before, run_program = sys.getprofile(), ToyProgram.run
     waiting: list[Any] = []
