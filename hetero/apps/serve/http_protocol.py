@@ -97,6 +97,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 return
             is_within_body = len(data) - start <= self._expected_nbytes
             end = len(data) if is_within_body else start + SLICE_NBYTES
+            if start == 0 and end < len(data):
+                # Without the head, the rest of the read is one part of the body and not copied.
+                head_nbytes = data.find(b"\r\n\r\n", 0, end) + 4
+                end = head_nbytes if head_nbytes >= 4 else end
             self._parse(data[start:end])
             start = end
 
