@@ -9,6 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from hetero.apps.serve.errors import protocol_error
 from hetero.apps.serve.options import ServerOptions
 from hetero.apps.serve.rest_messages import dump_json, parse_number
@@ -21,6 +23,10 @@ Headers = Sequence[tuple[bytes, bytes]]
 Event = dict[str, Any]
 #: Responses up to this size are sent in one write.
 ONE_WRITE_NBYTES: Final = 65536
+#: The header with the length of a body's JSON, if raw numbers follow it.
+JSON_NBYTES_HEADER: Final = b"inference-header-content-length"
+#: Alignment of numpy's arrays, which suffices for every element type.
+_ALIGNMENT: Final = 16
 _access: Final = logging.getLogger("hetero.serve.access")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -37,7 +43,7 @@ class Exchange:
     ----------
     headers : mapping of bytes to bytes
         The request's headers by lower-case name.
-    body : bytes
+    body : bytes or memoryview
         The request's body; empty until `read` returns.
     reservation : Reservation
         Bytes of the body in the budget of all bodies.
@@ -92,21 +98,38 @@ class Exchange:
             raise protocol_error(
                 f"the body did not arrive within {options.body_s:g} s.", 408
             ) from None
-        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        self.body = parts[0] if len(parts) == 1 else self._join(parts)
+
+    def _join(self, parts: Sequence[Raw]) -> Raw:
+        """Return a body that came in parts; its raw numbers begin at an aligned address."""
+        json_nbytes = parse_number(self.headers.get(JSON_NBYTES_HEADER, b""))
+        start = -json_nbytes % _ALIGNMENT
+        memory = np.empty(start + self.received_nbytes, np.uint8)
+        view = memory.data[start:]
+        at = 0
+        for part in parts:
+            view[at : at + len(part)] = part
+            at += len(part)
+        return view.toreadonly()
 
     async def cancel_on_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that may take long; cancel it if the client disconnects."""
-        task = asyncio.ensure_future(work)
-        disconnect = asyncio.ensure_future(self._receive())
-        try:
-            await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self.is_disconnected = True
-                task.cancel()
-            await task
-        finally:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def cancel(_: object) -> None:
+            self.is_disconnected = True
             task.cancel()
+
+        disconnect = asyncio.ensure_future(self._receive())
+        disconnect.add_done_callback(cancel)
+        try:
+            await work
+        finally:
+            disconnect.remove_done_callback(cancel)
             disconnect.cancel()
+            if self.is_disconnected:
+                task.uncancel()
 
     def respond(
         self,

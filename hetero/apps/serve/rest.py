@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hetero.apps.serve.completions import Completions
 from hetero.apps.serve.errors import describe_error, protocol_error
-from hetero.apps.serve.exchange import Exchange, trace_of
+from hetero.apps.serve.exchange import JSON_NBYTES_HEADER, Exchange, trace_of
 from hetero.apps.serve.inference import Inference
 from hetero.apps.serve.inference_request import OutputTensor
 from hetero.apps.serve.rest_messages import (
@@ -33,7 +33,6 @@ from hetero.devices.errors import HeteroError
 
 _log = logging.getLogger(__name__)
 
-_JSON_NBYTES: Final = b"inference-header-content-length"
 #: Bytes of a body of raw numbers that a copy takes less time for than waking a thread.
 _MAX_RAW_NBYTES: Final = 2**20
 #: Envoy's header: milliseconds until the proxy in front of this server gives up.
@@ -227,7 +226,7 @@ class RestApplication:
         model = service.repository.find(**names)
         with Inference(model, service.regions) as inference:
             body = await self._decompress_body(exchange)
-            limit, length = service.options.json_nbytes, headers.get(_JSON_NBYTES)
+            limit, length = service.options.json_nbytes, headers.get(JSON_NBYTES_HEADER)
 
             def read() -> None:
                 inference.read(RestMessage(body, length, limit))
@@ -245,7 +244,7 @@ class RestApplication:
         content_type, response_headers = b"application/json", list[tuple[bytes, bytes]]()
         if json_nbytes is not None:
             content_type = b"application/octet-stream"
-            response_headers.append((_JSON_NBYTES, b"%d" % json_nbytes))
+            response_headers.append((JSON_NBYTES_HEADER, b"%d" % json_nbytes))
         if encoding := preferred_encoding(exchange.header(b"accept-encoding")):
             nbytes = sum(map(len, parts))
             parts = await service.run_codec(nbytes, partial(compress, parts, encoding))
@@ -258,7 +257,7 @@ class RestApplication:
             return exchange.body
         options = self._service.options
         limit = options.body_nbytes
-        if _JSON_NBYTES not in exchange.headers:  # it is JSON alone
+        if JSON_NBYTES_HEADER not in exchange.headers:  # it is JSON alone
             limit = min(limit, options.json_nbytes)
         unpack = partial(decompress, exchange.body, encoding, limit)
         body = await self._service.run_codec(LARGE_NBYTES, unpack)

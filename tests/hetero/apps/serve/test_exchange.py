@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import closing
 from http.client import HTTPConnection
@@ -24,6 +25,11 @@ from tests.support.serving import (
 )
 
 pytest.importorskip("uvicorn")
+from hetero.apps.serve.exchange import Exchange
+from hetero.apps.serve.options import ServerOptions
+from hetero.apps.serve.rest_messages import RestMessage
+from hetero.apps.serve.service import BodyBudget
+
 LENGTH = "Inference-Header-Content-Length"
 COUNT = 300_000
 
@@ -69,6 +75,31 @@ def test_requests_of_a_connection_have_their_own_tensors(server):
             array = rng.standard_normal(count, np.float32)
             result = infer(connection, model, array, id="i" * number)
             np.testing.assert_array_equal(result, array + 1 if model == "plus" else array)
+
+
+@pytest.mark.parametrize("padding", range(8))
+def test_numbers_of_a_body_in_parts_are_decoded_in_place(padding):
+    array = np.arange(1000.0)
+    body, headers = body_of(array, id="i" * padding)
+    body = body.replace(b"FP32", b"FP64")
+    parts = [body[:10], body[10:5000], body[5000:]]
+
+    async def receive() -> dict[str, Any]:
+        part = parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    async def send(_: dict[str, Any]) -> None: ...
+
+    head = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"method": "POST", "path": "/", "headers": head}
+    exchange = Exchange(scope, receive, send, BodyBudget(2**20).reserve())
+    asyncio.run(exchange.read(ServerOptions()))
+    assert bytes(exchange.body) == body
+    message = RestMessage(exchange.body, headers[LENGTH].encode(), 2**20)
+    decoded = message.decode(message.document.inputs[0])
+    np.testing.assert_array_equal(decoded, array)
+    assert np.may_share_memory(decoded, np.frombuffer(exchange.body, np.uint8))
+    assert not decoded.flags.writeable
 
 
 def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
