@@ -313,9 +313,8 @@ def _gemm(analysis: _RowAnalysis, node: Node) -> None:
     _require(not analysis.has_rows(second), "multiplies rows with each other")
     _require(not node.attributes.get("transA"), "transposes the batch")
     for value in filter(None, third):
-        fits = analysis.is_single(value, 2) or len(analysis.shape(value)) == 2
         is_independent = analysis.is_single(value, 2) or analysis.has_rows(value)
-        _require(fits and is_independent, f"takes {value!r}, which has rows of its own")
+        _require(is_independent, f"takes {value!r}, which has rows of its own")
     _require(analysis.has_rows(first), "adds rows to a value without rows")
 
 

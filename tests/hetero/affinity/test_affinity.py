@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from onnx.parser import parse_model
 
 from hetero.affinity.affinity import Affinity, assign, resolve_pins
 from hetero.devices.errors import AffinityError
+from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.support import Refusal, Support
 
 DEVICES = ("ORT", "CPU")
@@ -37,6 +39,23 @@ DEVICES = ("ORT", "CPU")
 )
 def test_resolve_pins_matches_patterns(model, pins, expected):
     assert dict(resolve_pins(model, pins, DEVICES)) == expected
+
+
+def test_pattern_with_a_colon_in_node_names_is_a_glob():
+    proto = parse_model(
+        '<ir_version: 8, opset_import: ["" : 13]> g (float[2] x) => (float[2] y)'
+        "{ z = Abs(x) w = Neg(z) y = Abs(w) }"
+    )
+    for node, name in zip(proto.graph.node, ["block:0", "block:1", "op"], strict=True):
+        node.name = name
+    pins = {"block:*": "CPU", "op": "ORT"}
+    expected = {"block:0": "CPU", "block:1": "CPU", "op": "ORT"}
+    assert dict(resolve_pins(read_model(proto), pins, DEVICES)) == expected
+
+
+def test_name_of_a_pattern_kind_alone_is_a_node_name(model):
+    with pytest.raises(AffinityError, match="no node has that name"):
+        resolve_pins(model, {"op": "CPU"}, DEVICES)
 
 
 def test_resolve_pins_reasons_name_the_pattern(model):

@@ -120,6 +120,12 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
         "N, 2",
         "float[2, 1] c = {1.0, 2.0}",
     ),
+    "quantized matrix for all": (
+        21,
+        "q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, c, s, z, s, z) y = Cast <to=1> (p)",
+        "N, 2",
+        "float s = {0.02}, uint8 z = {3}, uint8[2, 1] c = {20, 40}",
+    ),
     "concatenation of other axes": (13, "z = Neg(x) y = Concat <axis = 1> (x, z)"),
 }
 
@@ -217,6 +223,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         (17, "z = Neg(x) y = LayerNormalization(x, z)", "N, 4"),
         "rows as its parameter 'z'",
     ),
+    "gathered rows": (
+        (13, "y = Gather(x, c)", "N, 4, 6", "int64[2] c = {0, 1}"),
+        "operates on axis 0",
+    ),
     "table along another axis": (
         (
             13,
@@ -305,6 +315,11 @@ def test_reshape_target_changes_for_rows_alone():
     targets = [result.constants[n.inputs[1]].array.tolist() for n in result.nodes[:2]]
     assert targets == [[1, 2], [0, 2]]
     assert model.constants["t"].array.tolist() == [1, 2]
+
+
+def test_reshape_to_several_rows_stays():
+    result = opened("y = Reshape(x, t)", constants="int64[2] t = {2, 4}")
+    assert result is None or result[1] == (2, 4)
 
 
 def test_other_operators_with_constants_stay():
