@@ -19,6 +19,8 @@ from hetero.devices.model.extension import (
     extension_origins,
     find_extension,
     library_origin,
+    operators_of,
+    uses_library_operators,
     with_extensions,
 )
 from hetero.devices.model.model import Model
@@ -85,7 +87,7 @@ class Extensions:
         if not (self._python or self._functions):
             return model
         model = self._with_functions(model)
-        operators = _operators(model)
+        operators = operators_of(model)
         model_extensions = {key: e for key, e in self._python.items() if key in operators}
         if not model_extensions:
             return model
@@ -107,7 +109,7 @@ class Extensions:
     ) -> dict[str, dict[str, Any]]:
         """Return the devices' options with the extensions that they may import for a model."""
         origins = set(extension_origins(model).values()) & self._origins()
-        if self._libraries and _uses_library_operators(model):
+        if self._libraries and uses_library_operators(model):
             origins |= self._libraries
         extension_options = {OPTION: tuple(sorted(origins))} if origins else {}
         return {
@@ -139,7 +141,7 @@ class Extensions:
         """Return the model with the functions that it calls, directly or indirectly."""
         own_functions = {(f.domain, f.name) for f in model.header.functions}
         called: dict[Operator, onnx.FunctionProto] = {}
-        pending = _operators(model)
+        pending = operators_of(model)
         while pending:
             key = pending.pop()
             function = self._functions.get(key)
@@ -158,25 +160,6 @@ class Extensions:
         for domain in sorted({key[0] for key in called} - imported):
             header.opset_import.add(domain=domain, version=1)
         return model.replace(header=header)
-
-
-def _operators(model: Model) -> set[Operator]:
-    """Return the operators of a model, including those in bodies and functions."""
-    outer = [node.proto for node in model.nodes]
-    outer += [node for function in model.header.functions for node in function.node]
-    return {(node.domain, node.op_type) for proto in outer for node in with_bodies(proto)}
-
-
-def _uses_library_operators(model: Model) -> bool:
-    """Return whether a model has operators that only a library may define."""
-    known_operators = {(f.domain, f.name) for f in model.header.functions} | extension_origins(
-        model
-    ).keys()
-    return any(
-        key not in known_operators
-        and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
-        for key in _operators(model)
-    )
 
 
 def _with_inferred_types(model: Model, extensions: Mapping[Operator, Extension]) -> Model:

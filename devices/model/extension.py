@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import xxhash
 
 from hetero.devices.errors import ArgumentError, ModelError
 from hetero.devices.file_reader import read_regular
+from hetero.devices.model.attributes import with_bodies
 from hetero.devices.model.model import Model, Node, header_with
 from hetero.devices.model.tensor_spec import TensorSpec
 
@@ -168,6 +170,24 @@ def extension_origins(model: Model) -> dict[Operator, str]:
             domain, _, op_type = key.removeprefix(_KEY).partition("::")
             origins[domain, op_type] = origin
     return origins
+
+
+def operators_of(model: Model) -> set[Operator]:
+    """Return the operators of a model, including those in bodies and functions."""
+    outer = [node.proto for node in model.nodes]
+    outer += [node for function in model.header.functions for node in function.node]
+    return {(node.domain, node.op_type) for proto in outer for node in with_bodies(proto)}
+
+
+def uses_library_operators(model: Model) -> bool:
+    """Return whether a model has operators that only a library may define."""
+    functions = {(f.domain, f.name) for f in model.header.functions}
+    known_operators = functions | extension_origins(model).keys()
+    return any(
+        key not in known_operators
+        and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
+        for key in operators_of(model)
+    )
 
 
 def with_extensions(model: Model, origins: Mapping[Operator, str]) -> Model:

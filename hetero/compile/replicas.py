@@ -25,7 +25,7 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
     Raises PropertyError: a device occurs twice or is unknown, there are too few devices, or nodes
         are pinned to a replica of another plugin's device.
     """
-    members = replica_devices(request)
+    members, bounds = replica_devices(request), scaling_bounds(request)
     original_of = {other: device for device, others in members.items() for other in others}
     for device, original in original_of.items():
         nodes = [node for node, pinned in request.pins.items() if pinned == device]
@@ -37,7 +37,7 @@ def with_replicas(request: CompileRequest) -> CompileRequest:
             )
     moved = request.with_moved_pins(original_of)
     remaining = tuple(device for device in request.devices if device not in original_of)
-    if bounds := scaling_bounds(request):
+    if bounds:
         members = {device: others[: bounds[0] - 1] for device, others in members.items()}
     return replace(moved.for_devices(remaining), replicas=members)
 
