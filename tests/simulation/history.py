@@ -197,6 +197,8 @@ class History:
         self._end()
         if not self.violations:
             self.invariants.check_empty()
+        # Closing the simulator ends threads like Ctrl-C, after which devices start tasks once more.
+        self.cluster.on_run = lambda device, run: None
 
     def _step(self, is_done: Any) -> None:
         """Simulate events until a condition or the time limit, and check invariants."""
