@@ -45,6 +45,9 @@ class MemoryTraits:
         The same for the weights of convolutions, which the device lays out anew.
     node_nbytes : int
         Memory of each node, such as the code that the device generates for it.
+    session_nbytes : int
+        Memory of each compiled model that depends neither on its weights nor on its values, such as
+        buffers of the threads.
     values_factor : float
         Memory of the device per byte of live values; more than one if blocks of earlier runs and
         fragments stay allocated.
@@ -73,6 +76,7 @@ class MemoryTraits:
     compile_copies: Copies = Copies()
     convolution_compile_copies: Copies = Copies()
     node_nbytes: int = 0
+    session_nbytes: int = 0
     values_factor: float = 1.0
     convolution_values_factor: float = 1.0
     keeps_values: bool = False

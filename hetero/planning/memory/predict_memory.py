@@ -83,7 +83,7 @@ def _predict(
     for s, nbytes, is_convolutional in stages:
         own = weight_nbytes(model, s.positions, traits, counted)
         weights += own.total
-        copies += own.copies
+        copies += own.copies + traits.session_nbytes
         compile_copies.append(max(own.compile_copies, own.largest))
         factor = traits.values_factor_of(has_convolutions=is_convolutional)
         values.append(int(nbytes * factor))
