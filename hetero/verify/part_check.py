@@ -159,6 +159,9 @@ class PartCheck:
         positions = search.known_failure() or search.smallest_failure()
         if _is_crash(result) and not search.fails(positions):  # only the whole part crashes
             return CheckResult((self._crash_evidence(draws[0], result),))
+        if not positions and isinstance(result, RunFailure):
+            return f"a failure that did not repeat: {result.reason}"
+        positions = positions or list(range(len(self.part.nodes)))
         nodes = [self.part.nodes[p] for p in positions]
         names = {node.name for node in nodes}
         if names and names <= self.kept:

@@ -76,6 +76,13 @@ def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> st
     return None if is_positive else "a scale that is not positive"
 
 
+def _window(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+    result = known.get(node.outputs[0])
+    is_empty = isinstance(result, np.ndarray) and not result.size
+    has_data = isinstance(inputs[0], np.ndarray) and bool(inputs[0].size)
+    return "a window larger than the data" if is_empty and has_data else None
+
+
 def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
     if node.attributes.get("mode") != "reflect" or inputs[0] is None:
         return None
@@ -119,6 +126,7 @@ _CHECKS: Final[Mapping[str, _Check]] = {
     "Pow": _power,
     "MelWeightMatrix": _mel_weights,
     "Pad": _reflection,
+    **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), _window),
     "RNN": _sequence_lengths,
     "GRU": _sequence_lengths,
     "LSTM": _sequence_lengths,
