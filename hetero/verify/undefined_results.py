@@ -77,10 +77,15 @@ def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> st
 
 
 def _window(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
-    result = known.get(node.outputs[0])
-    is_empty = isinstance(result, np.ndarray) and not result.size
-    has_data = isinstance(inputs[0], np.ndarray) and bool(inputs[0].size)
-    return "a window larger than the data" if is_empty and has_data else None
+    """Windows larger than the padded data: runtimes round the number of windows to 0 or 1."""
+    data, attributes = inputs[0], node.attributes
+    if not isinstance(data, np.ndarray) or attributes.get("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    sizes = np.array(data.shape[2:])
+    kernel = np.array(attributes.get("kernel_shape") or inputs[1].shape[2:])
+    pads = np.array(attributes.get("pads") or [0] * 2 * sizes.size).reshape(2, -1).sum(axis=0)
+    extents = (kernel - 1) * np.array(attributes.get("dilations") or [1] * sizes.size) + 1
+    return "a window larger than the data" if np.any(extents > sizes + pads) else None
 
 
 def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
