@@ -19,12 +19,6 @@ ADD = """<ir_version: 8, opset_import: ["": 18]>
     sum (float[2,1] a, float[2,1] b) => (float[2,1] c) {c = Add(a, b)}"""
 
 
-@pytest.fixture(scope="module")
-def cores():
-    with face.Core("inprocess") as core:
-        yield [(face, core), (ov, ov.Core())]
-
-
 def read(core: Any, text: str) -> Any:
     return core.read_model(onnx.parser.parse_model(text).SerializeToString())
 

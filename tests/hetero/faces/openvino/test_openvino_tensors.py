@@ -21,12 +21,6 @@ TWO_INPUTS = """<ir_version: 8, opset_import: ["": 18]>
 READ_ONLY = np.frombuffer(np.ones((4, 2), np.float32).tobytes(), np.float32).reshape(4, 2)
 
 
-@pytest.fixture(scope="module")
-def cores():
-    with face.Core("inprocess") as core:
-        yield [(face, core), (ov, ov.Core())]
-
-
 def test_output_tensor_keeps_its_memory(cores):
     columns = []
     for _, core in cores:
