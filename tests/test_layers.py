@@ -406,6 +406,16 @@ def test_every_folder_is_listed():
     assert folders - names == set()
 
 
+def test_folders_of_tests_mirror_those_of_the_source():
+    folders = {
+        path.parent.relative_to(ROOT / "tests")
+        for package in ("devices", "scheduler", "hetero")
+        for path in (ROOT / "tests" / package).rglob("test_*.py")
+    }
+    assert len(folders) > 40
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+
+
 def test_modules_have_no_import_cycles():
     modules = {module_name(p): p for p in SOURCES}
     graph = {

@@ -30,7 +30,7 @@ _TESTS_OF_WORKERS = {
     "devices/model/type_inference_rules.py": ("tests/devices/model/test_type_inference_rules.py",),
     "devices/model/type_inference_worker.py": ("tests/devices/model/test_type_inference",),
     "devices/model/worker_program.py": ("tests/devices/model/test_worker_process.py",),
-    "scheduler/device/isolated_run.py": ("tests/scheduler/test_isolated_run.py",),
+    "scheduler/device/isolated_run.py": ("tests/scheduler/device/test_isolated_run.py",),
 }
 
 
