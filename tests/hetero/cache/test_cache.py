@@ -206,6 +206,18 @@ def test_reordered_options_and_pins_hit(core, tmp_path):
     assert compile_cached(core, tmp_path, affinity=dict(reversed(pins.items())), **reordered)
 
 
+def test_cached_plan_has_the_reasons_of_the_request(core, tmp_path):
+    for is_cached, pattern, reason in (
+        (False, "neg", "pin: name neg"),
+        (True, "ne?", "pin: glob ne?"),
+    ):
+        with core.compile_model(
+            branches(), DEVICES, {"CACHE_DIR": str(tmp_path)}, affinity={pattern: "CPU"}
+        ) as compiled:
+            assert compiled.get_property("LOADED_FROM_CACHE") is is_cached
+            assert compiled.affinity.reasons["neg"] == reason
+
+
 @pytest.mark.parametrize("scope", ["core", "HETERO", "device"])
 def test_cache_dir_of_every_scope(tmp_path, scope):
     with counting_core() as core:

@@ -278,6 +278,14 @@ def test_description_reads_only_the_header(blob, tmp_path):
     json.dumps(document)
 
 
+def test_description_has_the_options_of_the_model_and_its_devices(core):
+    options = {"AUTO_BATCH_TIMEOUT": 7, "DEVICE_PROPERTIES": {"ORT": {"NUM_STREAMS": 2}}}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", options, affinity=PINS) as compiled:
+        document = describe_blob(BlobFile(compiled.export_model()))
+    assert document["options"]["AUTO_BATCH_TIMEOUT"] == 7
+    assert document["device_options"]["ORT"]["NUM_STREAMS"] == 2
+
+
 def test_import_of_version_1_blob(core):
     blob = BlobFile(GOLDEN / "blob_v1.hetero")
     expected = json.loads((GOLDEN / "blob_v1.json").read_text())
