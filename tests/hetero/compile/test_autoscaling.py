@@ -112,7 +112,7 @@ def test_range_counts_towards_the_optimal_number_of_requests(core):
     [
         ("3..1", r"expected MIN\.\.MAX with 1 <= MIN <= MAX"),
         ("0..2", r"expected MIN\.\.MAX with 1 <= MIN <= MAX"),
-        ("1..9", r"at most 3, one replica for each .* got 9\. List more devices, or add nodes"),
+        ("1..9", r"at most 3, one replica for each .* got 9\. List more devices, start"),
     ],
 )
 def test_range_outside_the_devices_raises(core, replicas, message):
