@@ -76,6 +76,7 @@ class QueryProcess:
         `count` is the number of nodes in the arguments, and `nbytes` the size of their constants.
         """
         response = self._worker.call(
+            # msgspec, which writes blobs, plans and messages, would write dataclasses as maps.
             msgpack.packb([function.__module__, function.__name__, arguments], default=astuple),
             memory_nbytes=_MEMORY_NBYTES + 2 * nbytes,
             time_s=_TIME_S + count * _TIME_S_PER_NODE,
