@@ -48,6 +48,8 @@ RETRY_S = 0.05
 DURATION_PER_REQUEST_S = 0.1
 #: Probability that a model is deployed while others run.
 LATE_DEPLOYMENT = 0.25
+#: Probability that threads are often preempted between two orders of an outbox.
+SLOW_OUTBOX = 0.15
 
 
 class History:
@@ -120,7 +122,8 @@ class History:
         self.has_quota = self.cluster.max_tasks is not None
         self.cluster.start_s = self._start_s
         self.cluster.call_outcome = self._call_outcome
-        self.threads = Threads(simulator, faults.lines)
+        is_outbox_slow = Random(f"outbox {self.seed}").random() < SLOW_OUTBOX
+        self.threads = Threads(simulator, faults.lines, is_outbox_slow=is_outbox_slow)
         num_clients = random.choice((1, 1, 2, 3))
         if num_clients > 1:
             SupervisedClient(self.cluster, "keeper", nodes[0], supervises_pool=True)

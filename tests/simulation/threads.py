@@ -38,8 +38,11 @@ _MODULES = (
 )
 #: Code in which threads are preempted.
 _TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
+_OUTBOX = "/client/outbox.py"
 #: Modules whose methods append orders to an outbox, or execute them.
-_ORDERS = ("/client/request_runner.py", "/client/outbox.py")
+_ORDERS = ("/client/request_runner.py", _OUTBOX)
+#: Share of the lines of a slow outbox at which threads are preempted.
+_OUTBOX_PREEMPTIONS = 0.2
 
 
 class Lock:
@@ -112,11 +115,16 @@ class Threads:
 
     `mean_lines`: mean number of the scheduler's lines after which a thread is preempted, in some
         worlds in the middle of a line; 0: never.
+    `is_outbox_slow`: whether threads are preempted at one in five lines of an outbox, where another
+        thread may append orders just before the executing thread stops.
     """
 
-    def __init__(self, simulator: Simulator, mean_lines: int) -> None:
+    def __init__(
+        self, simulator: Simulator, mean_lines: int, *, is_outbox_slow: bool = False
+    ) -> None:
         self._simulator = simulator
         self._mean_lines = mean_lines
+        self._is_outbox_slow = is_outbox_slow
         #: Maximum time that a preempted thread waits, in seconds.
         self.late_s = 0.01
         #: Preempted threads; whether each executes methods that leave orders to it.
@@ -164,7 +172,7 @@ class Threads:
     def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if event in ("line", "opcode") and not self.is_suspended:
             self._left -= 1
-            if self._left <= 0:
+            if self._left <= 0 or self._pauses_outbox(frame, event):
                 self._left = self._draw()
                 thread = self._simulator.sim_thread
                 caller: types.FrameType | None = frame
@@ -175,6 +183,13 @@ class Threads:
                 self._simulator.sleep(0.0 if late < 0.7 else self.late_s * late)
                 del self._preempted[thread]
         return self._line
+
+    def _pauses_outbox(self, frame: types.FrameType, event: str) -> bool:
+        """Draw whether a thread is preempted at a line of an outbox."""
+        is_in_outbox = frame.f_code.co_filename.endswith(_OUTBOX)
+        if not (self._is_outbox_slow and is_in_outbox and event == "line"):
+            return False
+        return self._simulator.random.random() < _OUTBOX_PREEMPTIONS
 
 
 class FutureAwaitable:
