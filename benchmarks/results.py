@@ -241,8 +241,6 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     headings = [_HEADINGS.get(name, name) for name in columns]
     cells = [headings, *([cell(row.get(name)) for name in columns] for row in rows)]
-    if len(rows) > len(columns):  # transposed, so that the page stays short
-        cells = [list(line) for line in zip(*cells, strict=True)]
     cells.insert(1, ["---"] * len(cells[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
 
