@@ -25,7 +25,7 @@ from ray.experimental.internal_kv import (
     _internal_kv_put,
 )
 
-from hetero.devices.file_reader import parse_json
+from hetero.devices.file_reader import parse_json, read_regular
 
 #: Environment variable with which a Ray that starts listens on 127.0.0.1 only, as on macOS.
 LOOPBACK_ONLY: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -34,6 +34,8 @@ _NODE_TYPE_LABEL: Final = "ray.io/node-group"
 _AUTOSCALER_STATUS: Final = b"__autoscaling_status"
 #: State of a node that is alive, in the table of Ray's head (gcs.proto, GcsNodeInfo).
 _ALIVE: Final = 0
+#: Size limit of the file with the address of a cluster.
+_MAX_ADDRESS_NBYTES: Final = 1024
 
 
 def shared_clusters(processes: Path = Path("/proc")) -> set[str]:
@@ -44,14 +46,15 @@ def shared_clusters(processes: Path = Path("/proc")) -> set[str]:
     """
     clusters = set()
     for commands in processes.glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended, or it belongs to another user
-            program, *arguments = commands.read_bytes().decode(errors="replace").split("\0")
+        # It has ended, belongs to another user, or its file has another content.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            program, *arguments = read_regular(commands).decode(errors="replace").split("\0")
             if Path(program).name != "raylet":
                 continue
             options = dict(a.split("=", 1) for a in arguments if a.startswith("--") and "=" in a)
             address = options.get("--gcs-address", "")
             file = Path(options.get("--temp_dir", "")) / "ray_current_cluster"
-            if address and file.read_text().strip() == address:
+            if address and read_regular(file, _MAX_ADDRESS_NBYTES).decode().strip() == address:
                 clusters.add(address)
     return clusters
 
