@@ -29,6 +29,7 @@ NOTES: Final = by_operator(
         "Clip": "a limit of NaN is ignored",
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
         "Resize": "NaN does not propagate to samples that weight it with 0",
+        "Unique": "NaN counts as equal to any element, which is then left out",
     }
 )
 #: Operators that sum or multiply integers as floating-point numbers.

@@ -32,6 +32,7 @@ GRAPHS = {
     "(float16[2] x) => (float16[2] y) {y = Hardmax(x)}": ([[1, NAN]], "ORT"),
     "(float16[2] x) => (float16[2] y) {y = Sign(x)}": ([[1, NAN]], "ORT"),
     "(double[2] x) => (double[2] y) {y = LogSoftmax(x)}": ([[1, NAN]], "ORT"),
+    "(float[4] x) => (float[n] y) {y = Unique(x)}": ([[NAN, 1, 2, 1]], "ORT"),
     "(float[2] x) => (float[2] y) {y = Relu(x)}": ([[1, NAN]], "OV"),
     "(float[2] x, float[2] z) => (float[2] y) {y = Max(x, z)}": ([[1, NAN], [0, 0]], "OV"),
 }
