@@ -117,15 +117,20 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
 
+        is_working = True
+
         def cancel(_: object) -> None:
-            self.is_disconnected = True
-            task.cancel()
+            # The loop may call this after the work, if both end in the same step.
+            if is_working:
+                self.is_disconnected = True
+                task.cancel()
 
         disconnect = asyncio.ensure_future(self._receive())
         disconnect.add_done_callback(cancel)
         try:
             await work
         finally:
+            is_working = False
             disconnect.remove_done_callback(cancel)
             disconnect.cancel()
             if self.is_disconnected:

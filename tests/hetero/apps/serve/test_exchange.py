@@ -102,6 +102,30 @@ def test_numbers_of_a_body_in_parts_are_decoded_in_place(padding):
     assert not decoded.flags.writeable
 
 
+def test_disconnect_at_the_end_of_the_work_cancels_nothing_later():
+    """The client disconnects in the step of the event loop that also ends the work."""
+
+    async def serve() -> bool:
+        is_done = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            is_done.set()
+            return {"type": "http.disconnect"}
+
+        async def send(_: dict[str, Any]) -> None: ...
+
+        async def work() -> None:
+            await is_done.wait()
+
+        scope = {"method": "POST", "path": "/", "headers": []}
+        exchange = Exchange(scope, receive, send, BodyBudget(2**20).reserve())
+        await exchange.cancel_on_disconnect(work())
+        await asyncio.sleep(0)
+        return exchange.is_disconnected
+
+    assert not asyncio.run(serve())
+
+
 def sent(model: str, body: bytes, headers: dict[str, str]) -> bytes:
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return posted(body, f"/v2/models/{model}/infer", more)
