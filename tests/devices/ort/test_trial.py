@@ -53,3 +53,22 @@ def test_trials_note_nan_that_does_not_propagate(value_for_nan, is_noted):
     outcome = trial.try_node(proto.SerializeToString(), "LeakyRelu", NanProvider(value_for_nan))
     assert outcome.failure == ""
     assert ("NaN" in outcome.note) == is_noted
+
+
+class FailingReference:
+    """A reference that accepts finite inputs only."""
+
+    def __init__(self, *arguments, **options):
+        pass
+
+    def run(self, names, feeds):
+        if np.isnan(feeds["x"]).any():
+            raise RuntimeError("NaN")
+        return [np.where(feeds["x"] < 0, np.float32(0.01) * feeds["x"], feeds["x"])]
+
+
+def test_reference_that_refuses_nan_causes_no_note(monkeypatch):
+    monkeypatch.setattr(trial.onnxruntime, "InferenceSession", FailingReference)
+    proto = parsed("(float[N,3] x) => (float[N,3] y) {y = LeakyRelu(x)}").to_proto()
+    outcome = trial.try_node(proto.SerializeToString(), "LeakyRelu", NanProvider(0.0))
+    assert outcome == trial.NodeTrial()
