@@ -271,7 +271,7 @@ class DeviceLoop:
     def _recover(self, ended_run: TaskRun | None = None) -> None:
         """Start the tasks whose start Ctrl-C prevented.
 
-        `ended_run`: a run that the calling thread has ended, whose stream may not be released yet.
+        `ended_run`: a run that the calling thread has ended without releasing its stream.
         """
         with self._lock:
             if ended_run is not None and ended_run.state is TaskState.GONE:

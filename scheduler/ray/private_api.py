@@ -46,7 +46,7 @@ def shared_clusters(processes: Path = Path("/proc")) -> set[str]:
     """
     clusters = set()
     for commands in processes.glob("[0-9]*/cmdline"):
-        # It has ended, belongs to another user, or its file has another content.
+        # The process may have ended or belong to another user, and the file may not be Ray's.
         with contextlib.suppress(OSError, UnicodeDecodeError):
             program, *arguments = read_regular(commands).decode(errors="replace").split("\0")
             if Path(program).name != "raylet":

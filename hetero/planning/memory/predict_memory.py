@@ -52,7 +52,7 @@ class _Stage(NamedTuple):
     """A subgraph, and the memory that it needs with all options of its device."""
 
     subgraph: Subgraph
-    #: Bytes of the values at the node with most.
+    #: Largest number of bytes of values that are alive at the same node.
     live_nbytes: float
     has_convolutions: bool
 
