@@ -195,10 +195,10 @@ def _header(proto: onnx.ModelProto, context: str) -> onnx.ModelProto:
     for field, value in proto.ListFields():
         if field.name in ("graph", "training_info"):
             continue
-        if field.is_repeated:
-            getattr(header, field.name).extend(value)
-        else:
+        if isinstance(value, int | str):
             setattr(header, field.name, value)
+        else:
+            getattr(header, field.name).MergeFrom(value)
     # From version 4 on, initializers need not be inputs as well; `Model.extract` relies on it.
     header.ir_version = max(header.ir_version, 4)
     if not header.opset_import:  # IR versions below 3 import no opset and mean opset 1

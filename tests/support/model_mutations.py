@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,7 @@ def messages(message: Message) -> Iterator[Message]:
     yield message
     for field, value in message.ListFields():
         if field.type == field.TYPE_MESSAGE:
-            for inner in value if field.is_repeated else (value,):
+            for inner in (value,) if isinstance(value, Message) else value:
                 yield from messages(inner)
 
 
@@ -253,7 +253,7 @@ def fields(model: onnx.ModelProto, random_: random.Random) -> None:
             continue
         field, value = random_.choice(listed)
         alike = [m for m in everything if m.DESCRIPTOR is place.DESCRIPTOR]
-        if field.is_repeated:
+        if isinstance(value, MutableSequence):
             change_list(value, field, [getattr(m, field.name) for m in alike], random_)
         elif field.type == field.TYPE_MESSAGE:
             if random_.random() < 0.3:
