@@ -24,7 +24,7 @@ from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plug
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.request import DEFAULT_REQUEST, INLINE_REQUEST, Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
@@ -194,10 +194,17 @@ class InProcessDeployment(Deployment):
         self, inputs: Mapping[str, Value], request: Request = DEFAULT_REQUEST
     ) -> Submission | CompletedSubmission:
         """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
-        if self._program is not None:
-            max_nbytes = self._max_direct_nbytes(request)
+        program = self._program
+        if program is not None:
+            # The same object for each run of `infer` without options, which needs no other check.
+            is_usual = (
+                request is INLINE_REQUEST
+                and self._is_quick
+                and self._runner.home_process.is_current
+            )
+            max_nbytes = inf if is_usual else self._max_direct_nbytes(request)
             if max_nbytes >= 0:
-                submission = self._program.run(inputs, request, max_nbytes)
+                submission = program.run(inputs, request, max_nbytes)
                 if submission is not None:
                     return submission
         return super().submit(inputs, request)

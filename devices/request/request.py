@@ -107,6 +107,10 @@ def check_priority(priority: object) -> int:
 
 #: A request with default options.
 DEFAULT_REQUEST = Request()
+#: The request of each run without options: one object for runs whose caller only waits, and one for
+#: the others. Targets recognize it by identity, instead of checking all options in each run.
+INLINE_REQUEST: Final = DEFAULT_REQUEST._replace(inline=True)
+QUICK_REQUEST: Final = DEFAULT_REQUEST._replace(inline=None)
 #: Route of a single stage that recomputes a lost state: it returns resident tensors to its client,
 #: and sends no outputs to other stages.
 REPLAY = -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -253,9 +253,7 @@ class RequestTensors:
                 memory = _write(port, self._output_tensors[port.name].content(), value)
                 values[port.name] = memory.copy() if copy and memory is not value else memory
                 continue
-            if isinstance(value, np.ndarray) and (
-                not value.flags.writeable or self._is_input_memory(value)
-            ):
+            if is_array and not value.flags.writeable:
                 value = value.copy()
             needs_copy = copy and not isinstance(value, RemoteTensor)
             if port.name in self._output_tensors:
@@ -270,21 +268,6 @@ class RequestTensors:
                 self._last_outputs[port.name] = value, needs_copy
             values[port.name] = value
         return values
-
-    def _is_input_memory(self, value: np.ndarray) -> bool:
-        """Return whether an array shares memory with an input."""
-        inputs: Collection[Value] = self._last_inputs.values()
-        if self._user_inputs:
-            tensors = self._user_inputs.values()
-            inputs = [*inputs, *(t.content() for t in tensors if not isinstance(t, list))]
-        for content in inputs:
-            if not isinstance(content, np.ndarray):
-                continue
-            owns_memory = content is not value and content.flags.owndata and value.flags.owndata
-            # numpy releases the GIL during this check, so it is avoided if possible.
-            if not owns_memory and np.may_share_memory(content, value):
-                return True
-        return False
 
     def _port(self, key: Any) -> tuple[TensorSpec, bool]:
         if isinstance(key, int):

@@ -31,7 +31,7 @@ from hetero.devices.errors import (
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.promise import FutureLike
-from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.request import INLINE_REQUEST, QUICK_REQUEST, Request
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.response import Response
 from hetero.devices.request.results import Results
@@ -41,11 +41,6 @@ from hetero.devices.request.variable_states import RequestStates
 
 #: Seconds that a run may take to stop after its deadline.
 _STOP_S: Final = 1.0
-
-#: Request records without options, by the value of `inline`.
-_DEFAULT_REQUESTS: Final = {
-    inline: DEFAULT_REQUEST._replace(inline=inline) for inline in (True, None, False)
-}
 
 Callback = Callable[[Any], object]
 
@@ -90,6 +85,8 @@ class RequestStateMachine:
         self.on_end: Callable[[], object] | None = None
         #: Input -> output of the previous run that it reads, in runs of `start_next`.
         self.feedback: Mapping[str, str] = {}
+        #: Whether responses contain more than outputs: states, or times of nodes.
+        self._uses_responses = bool(target.variables) or target.profiles
         self._next: _NextRun | None = None
         self._callback: Callback | None = None
         self._lock = threading.RLock()
@@ -187,11 +184,23 @@ class RequestStateMachine:
             else:
                 if self.states.variables:
                     values |= self.states.values_for(values)
-                may_run_inline = (inline or None) if timeout_s is None else False
-                request = self._request(run.timeout_s, inline=may_run_inline)
+                has_options = (
+                    timeout_s is not None
+                    or self.states.variables
+                    or self.feedback
+                    or self.priority
+                    or self.tensors.may_have_resident_outputs
+                )
+                if has_options:
+                    may_run_inline = (inline or None) if timeout_s is None else False
+                    request = self._request(run.timeout_s, inline=may_run_inline)
+                else:
+                    request = INLINE_REQUEST if inline else QUICK_REQUEST
                 submission = self._target.submit(values, request)
                 if type(submission) is CompletedSubmission:
-                    self._store(run, submission)
+                    run.outputs, run.stage_timings = submission.outputs, submission.stage_timings
+                    if self._uses_responses:
+                        self._use_response(run)
                     run.request_id = submission.request_id
                     run.story = partial(submission.story_of, submission.request_id)
                     self._finish(run, callback)
@@ -229,14 +238,7 @@ class RequestStateMachine:
     def _request(
         self, timeout_s: float | None = None, *, inline: bool | None = False, waits: bool = True
     ) -> Request:
-        """Return the request record of a run."""
-        if (
-            waits
-            and timeout_s is None
-            and not (self.states.variables or self.feedback or self.priority)
-            and not self.tensors.may_have_resident_outputs
-        ):
-            return _DEFAULT_REQUESTS[inline]
+        """Return the request record of a run with options."""
         resident, restore_s = self.tensors.resident_outputs, 0.0
         if self.states.variables:
             resident, restore_s = resident + self.states.outputs, self.restore_s
@@ -314,7 +316,10 @@ class RequestStateMachine:
             # `exception()` does not raise: a traceback would keep the caller's inputs alive.
             run.error = future.exception()
             if run.error is None:
-                self._store(run, future.result())
+                response = future.result()
+                run.outputs, run.stage_timings = response.outputs, response.stage_timings
+                if self._uses_responses:
+                    self._use_response(run)
         except CancelledError:
             run.error = RequestCancelledError(
                 f"a request of model {self._target.name!r} was cancelled before it ran."
@@ -344,16 +349,15 @@ class RequestStateMachine:
             self.state = State.IDLE
         self._end(run)
 
-    def _store(self, run: Run, response: Response | CompletedSubmission) -> None:
-        run.outputs = response.outputs
+    def _use_response(self, run: Run) -> None:
+        """Store the states and node times of a response."""
         if self.states.variables:
             with self._lock:
                 run.has_response = True
                 if not run.has_timed_out:
-                    self.states.commit(response.outputs)
-        run.stage_timings = response.stage_timings
+                    self.states.commit(run.outputs or {})
         if self._target.profiles:
-            self._target.node_times.add(node_times_s(response.stage_timings, self._target))
+            self._target.node_times.add(node_times_s(run.stage_timings, self._target))
 
     def _call_back(self, run: Run, callback: Callback) -> None:
         run.callback_thread = threading.get_ident()

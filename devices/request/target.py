@@ -84,7 +84,8 @@ class RequestTarget(Protocol):
     ) -> Submission | CompletedSubmission:
         """Start a run, or run it in the calling thread.
 
-        Waits for admission if too many requests are in flight.
+        Waits for admission if too many requests are in flight. Writable outputs share no memory
+        with the values.
         """
 
     def executed_name(self, stage: int, node: str) -> str:
