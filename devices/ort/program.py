@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -76,8 +76,8 @@ class OrtProgram(Program):
         self._lock = threading.Lock()
         self._executed_nodes: tuple[ExecutedNode, ...] | None = None
         self._node_times_s: dict[str, float] | None = None
-        #: Run options that no run uses now; their construction takes longer than a small model.
-        self._idle_run_options: list[onnxruntime.RunOptions] = []
+        #: Calls that no run uses now; their construction takes longer than a small model.
+        self._idle_calls: list[_SessionCall] = []
         self._session: onnxruntime.InferenceSession | None = None
         #: Runs the session: outputs, inputs by name, options.
         self._run_session: Callable[..., Any] = tuple
@@ -129,14 +129,11 @@ class OrtProgram(Program):
         results: dict[str, Value] = {}
         if self._session:
             try:
-                options = self._idle_run_options.pop()
+                call = self._idle_calls.pop()
             except IndexError:
-                options = onnxruntime.RunOptions()
-
-            def stop() -> None:
-                options.terminate = True
-
-            with NativeCall(stop, context):
+                call = _session_call()
+            call.native.context, options = context, call.options
+            with call.native:
                 try:
                     feeds = values if self._has_all_ports else self._select_inputs(values)
                     if caches and caches.past_length(feeds):
@@ -150,7 +147,7 @@ class OrtProgram(Program):
             # `cancel` sets the flag before it reads `stop`, so that no later call of `stop` affects
             # another run.
             if not context.is_cancelled:
-                self._idle_run_options.append(options)
+                self._idle_calls.append(call)
             if self._has_all_ports:
                 return outputs
             results = dict(zip(self._session_outputs, outputs, strict=True))
@@ -314,6 +311,23 @@ class OrtProgram(Program):
                 name = event["name"].removesuffix("_kernel_time")
                 times.setdefault(name, []).append(event["dur"] / 1e6)
         return {name: _median_per_run(spans, runs) for name, spans in times.items()}
+
+
+class _SessionCall(NamedTuple):
+    """Call of a session, with its options."""
+
+    native: NativeCall
+    options: onnxruntime.RunOptions
+
+
+def _session_call() -> _SessionCall:
+    """Return a call of a session that can be stopped."""
+    options = onnxruntime.RunOptions()
+
+    def stop() -> None:
+        options.terminate = True
+
+    return _SessionCall(NativeCall(stop), options)
 
 
 def _median_per_run(spans: Sequence[float], runs: int) -> float:

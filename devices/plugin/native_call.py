@@ -28,30 +28,31 @@ class NativeCall:
     """Context manager for a call of a native runtime; `stop` makes the call return early.
 
     Cancelling the run of `context` also calls `stop`. Entering the block raises
-    RequestCancelledError while the interpreter shuts down.
+    RequestCancelledError while the interpreter shuts down. An object may serve several calls, one
+    after the other, with a new `context` for each.
     """
 
-    __slots__ = ("_context", "_stop")
+    __slots__ = ("_stop", "context")
 
     def __init__(
         self, stop: Callable[[], object] | None = None, context: RunContext | None = None
     ) -> None:
         self._stop = stop
-        self._context = context
+        self.context = context
 
     def __enter__(self) -> None:
         _CALLS.add(self)
         if _is_shutting_down:
             self.__exit__()
             raise RequestCancelledError("the program is shutting down, so the request did not run")
-        if (context := self._context) is not None:
+        if (context := self.context) is not None:
             context.stop_call = self._stop
             if context.is_cancelled:
                 self.stop()
 
     def __exit__(self, *exception: object) -> None:
-        if self._context is not None:
-            self._context.stop_call = None
+        if (context := self.context) is not None:
+            context.stop_call = None
         if _is_shutting_down:  # the runtime's destructor would request the GIL too
             _UNDESTROYED.append(self._stop)
         _CALLS.discard(self)

@@ -58,7 +58,7 @@ class CancelHook:
         self._context.stop_call = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunContext:
     """State of one run of a program: cancellation, deadline, timings and placement of outputs.
 

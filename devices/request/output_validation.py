@@ -74,23 +74,26 @@ def check_shared_sizes(
     return is_consistent
 
 
-class OutputType(NamedTuple):
+class OutputType:
     """Reliable type of an output.
 
-    `shape` is a plain tuple, whose comparison calls no Python function.
+    `accepted_shape`: the last shape that fits the type, so that equal ones need no check; None if
+        the type has no shape.
     """
 
-    dtype: np.dtype | None
-    shape: tuple[Any, ...] | None
-    spec: TensorSpec
+    __slots__ = ("accepted_shape", "dtype", "spec")
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.spec = spec
+        self.dtype = spec.dtype
+        self.accepted_shape: tuple[Any, ...] | None = None
+        if spec.shape is not None:
+            self.accepted_shape = tuple(spec.shape)  # of an open shape: equal to no value's
 
 
 def output_types(specs: Sequence[TensorSpec]) -> tuple[OutputType, ...]:
     """Return the types of outputs as `check_outputs` takes them."""
-    return tuple(
-        OutputType(spec.dtype, None if spec.shape is None else tuple(spec.shape), spec)
-        for spec in specs
-    )
+    return tuple(map(OutputType, specs))
 
 
 def check_outputs(
@@ -123,13 +126,17 @@ def check_outputs(
         else:
             _add_owners([value], owners)
     results: list[Value] = []
-    for value, (dtype, shape, port) in zip(outputs, types, strict=True):
+    for value, expected in zip(outputs, types, strict=True):
+        dtype, shape, port = expected.dtype, expected.accepted_shape, expected.spec
         if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
-            if shape is not None and value.shape != shape and not port.accepts(value.shape):
-                corrected = _empty_array(value, _closed_shape(port, value))
-                if corrected is None:
-                    raise _mismatch(value, port, model, device)
-                value = corrected
+            if shape is not None and value.shape != shape:
+                if port.accepts(value.shape):
+                    expected.accepted_shape = value.shape
+                else:
+                    corrected = _empty_array(value, _closed_shape(port, value))
+                    if corrected is None:
+                        raise _mismatch(value, port, model, device)
+                    value = corrected
             if inputs is None:
                 results.append(value)
                 continue

@@ -85,8 +85,6 @@ class RequestStateMachine:
         self.on_end: Callable[[], object] | None = None
         #: Input -> output of the previous run that it reads, in runs of `start_next`.
         self.feedback: Mapping[str, str] = {}
-        #: Whether responses contain more than outputs: states, or times of nodes.
-        self._uses_responses = bool(target.variables) or target.profiles
         self._next: _NextRun | None = None
         self._callback: Callback | None = None
         self._lock = threading.RLock()
@@ -199,7 +197,7 @@ class RequestStateMachine:
                 submission = self._target.submit(values, request)
                 if type(submission) is CompletedSubmission:
                     run.outputs, run.stage_timings = submission.outputs, submission.stage_timings
-                    if self._uses_responses:
+                    if self.states.variables or self._target.profiles:
                         self._use_response(run)
                     run.request_id = submission.request_id
                     run.story = partial(submission.story_of, submission.request_id)
@@ -318,7 +316,7 @@ class RequestStateMachine:
             if run.error is None:
                 response = future.result()
                 run.outputs, run.stage_timings = response.outputs, response.stage_timings
-                if self._uses_responses:
+                if self.states.variables or self._target.profiles:
                     self._use_response(run)
         except CancelledError:
             run.error = RequestCancelledError(

@@ -60,9 +60,9 @@ class DeviceHost:
         self._stages: dict[tuple[str, int], DeviceModel] = {}
         #: Constant inputs of stages, by name.
         self._constants: dict[tuple[str, int], Mapping[str, Value]] = {}
-        #: Running stages by identity of their context, with the deployment. A run is added before
-        #: its stage is looked up: either `unload` sees the run, or the run sees the removal.
-        self._running: dict[int, tuple[str, RunContext]] = {}
+        #: Contexts of running stages, with the deployment. A run is added before its stage is
+        #: looked up: either `unload` sees the run, or the run sees the removal.
+        self._running: dict[RunContext, str] = {}
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         #: Number of `unload` calls that wait for runs to end.
@@ -125,7 +125,9 @@ class DeviceHost:
                 model = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = model
-            self._constants[deployment, stage] = constants
+            self._constants.pop((deployment, stage), None)
+            if constants:
+                self._constants[deployment, stage] = constants
         return int(model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
@@ -171,14 +173,14 @@ class DeviceHost:
 
         Exceptions do not identify the request; see `placed`.
         """
-        number, key = id(context), (deployment, stage)
-        self._running[number] = deployment, context
+        key = (deployment, stage)
+        self._running[context] = deployment
         try:
             compiled = self._stages.get(key) or self._stage(deployment, stage)
             context.profile = context.profile or compiled.profiles
             if left:
                 context.resident_outputs = _positions(compiled.output_names, left)
-            if constants := self._constants.get(key):
+            if self._constants and (constants := self._constants.get(key)):
                 request_inputs = iter(inputs)
                 names = [spec.name for spec in compiled.inputs]
                 inputs = [
@@ -188,7 +190,7 @@ class DeviceHost:
             outputs = compiled.run(inputs, context)
             ended_s = self._now_s()
         finally:
-            del self._running[number]
+            del self._running[context]
             if self._num_unloading:
                 with self._idle:
                     self._idle.notify_all()
@@ -284,8 +286,8 @@ class DeviceHost:
             self.unload(deployment)
 
     def _contexts(self, deployment: str) -> list[RunContext]:
-        running = list(self._running.values())
-        return [context for owner, context in running if owner == deployment]
+        running = list(self._running.items())
+        return [context for context, owner in running if owner == deployment]
 
     def _stage(self, deployment: str, stage: int) -> DeviceModel:
         try:

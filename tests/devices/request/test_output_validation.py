@@ -67,6 +67,18 @@ def test_output_of_wrong_type_or_shape_raises(run_with_outputs, value, actual):
     assert (error.device, error.port, error.operator) == ("FIXED.0", "y", "y")
 
 
+def test_each_new_shape_is_checked(monkeypatch):
+    compiled, x = FixedOutputsPlugin().compile_model(MODEL), np.zeros((2, 3), np.float32)
+    for width, is_valid in ((3, True), (4, False), (3, True), (2, False)):
+        outputs = (np.zeros((2, width), np.float32), TEXT)
+        monkeypatch.setattr(FixedOutputsPlugin, "outputs", outputs)
+        if is_valid:
+            assert compiled({"x": x})["y"].shape == (2, 3)
+        else:
+            with pytest.raises(InferenceError, match=rf"got float32\[2, {width}\]"):
+                compiled({"x": x})
+
+
 def test_missing_output_raises(run_with_outputs):
     with pytest.raises(InferenceError, match=r"expected 2 outputs of model 'g' .* got 1"):
         run_with_outputs(np.zeros((2, 3), np.float32))
