@@ -135,8 +135,8 @@ def _parts(simulation: Simulation) -> Iterator[RenderableType]:
     changes: Columns = {
         "change": "name",
         "results/s": lambda c: f"{c.rate_per_s:.5g}" if c.rate_per_s else "none",
-        "gain": "{gain:+.1%}",
+        "gain": "{gain:+z.1%}",
         "price": lambda c: f"{c.price:g}" if c.price else "-",
-        "gain per price": lambda c: f"{c.gain_per_price:+.3%}" if c.price else "-",
+        "gain per price": lambda c: f"{c.gain_per_price:+z.3%}" if c.price else "-",
     }
     yield table((*simulation.added, *simulation.removed), changes)

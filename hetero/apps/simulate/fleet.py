@@ -195,6 +195,8 @@ def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fl
     }
     devices = []
     for name, row in rows.items():
+        if name in report.devices and name not in planned_names and "like" not in row:
+            continue  # requested, but the plan does not use it
         like, factor = _root(name, rows, planned_names)
         cores = row.number("cores", _num_cores(report, like))
         node = str(row.get("node", _DEFAULT_NODE))
@@ -208,7 +210,7 @@ def read_fleet(source: str | Path | Mapping[str, Any], report: PlanReport) -> Fl
     if count < 1 or count != int(count):
         raise ArgumentError(f"{clients.at}: count {count:g}; expected a whole number, 1 or more.")
     client_node = str(clients.get("node", devices[0].node))
-    nodes = {device.node for device in devices} | {client_node}
+    nodes = {str(row.get("node", _DEFAULT_NODE)) for row in rows.values()} | {client_node}
     return Fleet(
         tuple(devices),
         _links(where, top.get("links") or [], nodes),
@@ -315,6 +317,11 @@ def _root(name: str, rows: Mapping[str, _Section], planned_names: list[str]) -> 
             if factor <= 0:
                 raise ArgumentError(f"{at}: factor {factor:g}; expected a positive number.")
             return like, factor
+        if "like" not in row:
+            raise ArgumentError(
+                f"{row.at} is not in the plan ({', '.join(planned_names)}) and has no 'like'; "
+                "add 'like' with a device of the plan, or remove the row."
+            )
         if like in seen:
             raise ArgumentError(f"{at} is like itself: {' -> '.join([*seen, like])}.")
         if like not in rows:

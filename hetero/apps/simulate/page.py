@@ -68,7 +68,7 @@ def page_html(simulation: Simulation) -> str:
         outcome.failed,
     )
     changes = [
-        (c.name, c.rate_per_s, f"{c.gain:+.1%}", c.price or "")
+        (c.name, c.rate_per_s, f"{c.gain:+z.1%}", c.price or "")
         for c in (*simulation.added, *simulation.removed)
     ]
     knee = ""

@@ -142,7 +142,7 @@ def simulate(
     if arrivals is not None and arrivals.rate_per_s > capacity * 1.02:
         raise ArgumentError(
             f"arrivals {arrivals.text!r}: {arrivals.rate_per_s:.6g} requests per second exceed the "
-            f"fleet's capacity of {capacity:.6g}: {_bottleneck(full_load, fleet)} Lower the rate "
+            f"cluster's capacity of {capacity:.6g}: {_bottleneck(full_load, fleet)} Lower the rate "
             "or add devices."
         )
     report_progress("arrivals")

@@ -321,7 +321,19 @@ CLICKS = """
   click(all("#nodes tbody tr").find((r) => r.textContent.includes("tanh")));
   const marked = [all(".box.on").length, all("tr.on").length];
   said.push(`selected: ${all("#side h3")[0].textContent} ${marked.join(" ")}`);
-  for (const id of ["in", "out", "fit", "theme"]) click(document.getElementById(id));
+  const place = () => document.getElementById("world").getAttribute("transform");
+  const resized = () => {
+    const before = place();
+    window.dispatchEvent(new Event("resize"));
+    return place() === before;
+  };
+  const kept = [resized()];
+  for (const id of ["in", "in", "fit"]) {
+    click(document.getElementById(id));
+    kept.push(resized());
+  }
+  said.push(`kept at resizes: ${kept.join(" ")}`);
+  click(document.getElementById("theme"));
   said.push(document.documentElement.dataset.theme);
   document.title = said.join(" | ");
 }
@@ -347,6 +359,7 @@ def test_page_controls_work_in_a_browser(tmp_path):
         "refused: 1",
         "all: 6",
         "selected: tanh 1 1",
+        "kept at resizes: true true true true",
         "dark",
     ]
 

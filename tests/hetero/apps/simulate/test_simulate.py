@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import onnx
 import pytest
+import yaml
 
 import hetero
 from hetero.apps.simulate.arrivals import Arrivals, read_arrivals, read_batches
@@ -188,6 +191,28 @@ def test_cluster_file_is_read(tmp_path):
     assert simulate(report, fleet_of_file, requests=100).added[0].gain_per_price is not None
 
 
+def test_cluster_file_lists_an_unused_device(tmp_path):
+    report = replace(plan_of(0.004), devices=("D0", "spare"))
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "devices: {D0: {node: a}, spare: {node: b}}\nlinks: [{between: [a, b], delay_ms: 3}]\n"
+    )
+    assert [device.name for device in read_fleet(path, report).devices] == ["D0"]
+
+
+def test_cluster_file_of_the_documentation_is_read():
+    page = (Path(__file__).parents[4] / "docs" / "simulate.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    model = read_model(chain(1))
+    (name,) = [node.name for node in model.nodes]
+    times = {"ORT": {name: 0.001}, "CPU": {name: 0.1}}
+    report = plan_task(task(model, costs(model, times)), PlanOptions(seconds=1.0))
+    assert {device.name for device in read_fleet(yaml.safe_load(text), report).devices} == {
+        "ORT",
+        "new",
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -195,6 +220,7 @@ def test_cluster_file_is_read(tmp_path):
         ("devices: {D0: {}}", "no device is like D1"),
         ("devices: {D0: {}, D1: {}, X: {like: Y}}", "neither in the plan"),
         ("devices: {D0: {}, D1: {}, X: {like: Y}, Y: {like: X}}", "like itself: X -> Y -> X"),
+        ("devices: {D0: {}, D1: {}, X: {}}", r"'X' is not in the plan \(D0, D1\).*add 'like'"),
         ("devices: {D0: {}, D1: {factor: -1}}", "factor -1"),
         ("devices: {D0: {}, D1: {speed: 2}}", "unknown speed"),
         ("devices: {D0: {}, D1: {}}\nlinks: [{between: [a, b]}]", "expected two of"),
