@@ -46,8 +46,9 @@ class RequestTensors:
         self._user_inputs: dict[str, Tensor | list[Any]] = {}
         #: Input name -> the last value that a run got as an argument, without a tensor yet.
         self._last_inputs: dict[str, Value] = {}
-        #: Input name -> dtype and shape in the last run, if the run got all inputs as arrays.
-        self._last_layouts: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+        #: Name, dtype and shape of each input in the last run, if the run got all inputs as arrays,
+        #: and none of them is optional.
+        self._last_layouts: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] = ()
         #: Output name -> its tensor after the first access.
         self._output_tensors: dict[str, Tensor] = {}
         #: Output name -> value of the last run without a tensor yet, and whether the tensor must
@@ -172,14 +173,15 @@ class RequestTensors:
         `inputs` override the tensors that were set before. Raises TensorNameError for missing and
         unknown inputs, and TensorTypeError or TensorShapeError for values that do not fit.
         """
-        if self._last_layouts and not self._user_inputs and not self._optional:
+        layouts = self._last_layouts
+        if layouts and not self._user_inputs:
             # Inputs with the dtypes and shapes of the last run need no other checks.
             feeds = inputs
-            if type(inputs) is np.ndarray and len(self._inputs) == 1:
-                feeds = {self._inputs[0].name: inputs}
-            if type(feeds) is dict and len(feeds) == len(self._last_layouts):
+            if type(inputs) is np.ndarray and len(layouts) == 1:
+                feeds = {layouts[0][0]: inputs}
+            if type(feeds) is dict and len(feeds) == len(layouts):
                 values = {}
-                for name, (dtype, shape) in self._last_layouts.items():
+                for name, dtype, shape in layouts:
                     value = feeds.get(name)
                     if (
                         type(value) is not np.ndarray
@@ -227,9 +229,13 @@ class RequestTensors:
         for name in feeds:
             self._last_inputs[name] = values[name]
             self._user_inputs.pop(name, None)
-        self._last_layouts = {}
-        if feeds.keys() == values.keys() and all(map(_is_plain_array, values.values())):
-            self._last_layouts = {n: (value.dtype, value.shape) for n, value in values.items()}
+        self._last_layouts = ()
+        if (
+            not self._optional
+            and feeds.keys() == values.keys()
+            and all(map(_is_plain_array, values.values()))
+        ):
+            self._last_layouts = tuple((n, v.dtype, v.shape) for n, v in values.items())
         return values
 
     def store(self, outputs: Mapping[str, Value], *, copy: bool) -> dict[str, Value]:

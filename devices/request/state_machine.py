@@ -54,6 +54,9 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
+_IDLE, _BUSY = State.IDLE, State.BUSY
+
+
 class _NextRun(NamedTuple):
     """A run that was submitted during the previous run, and the states that it reads."""
 
@@ -168,13 +171,13 @@ class RequestStateMachine:
         if timeout_s is not None:
             self._check_timeout(timeout_s)
         with self._lock:
-            if self.state is not State.IDLE:
+            if self.state is not _IDLE:
                 self._require_idle("infer" if inline else "start_async")
             run = Run(userdata, timeout_s)
             next_submission = None if self._next is None else self._take_next()
             values = {} if next_submission else self.tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.start_s
-            previous, self.run, self.state = self.run, run, State.BUSY
+            previous, self.run, self.state = self.run, run, _BUSY
             callback = self._callback if call_back else None
         try:
             if next_submission:
@@ -344,7 +347,7 @@ class RequestStateMachine:
                     cause=str(error),
                 )
         with self._lock:
-            self.state = State.IDLE
+            self.state = _IDLE
         self._end(run)
 
     def _use_response(self, run: Run) -> None:

@@ -89,6 +89,7 @@ class RequestProgram:
         learn: Callable[[float, int], None],
     ) -> None:
         self._runner = runner
+        self._machine, self._lock = runner.machine, runner.lock
         self._resume = resume
         self._learn = learn
         plan = placement.plan
@@ -120,6 +121,10 @@ class RequestProgram:
             tuple(step(number, route) for number in placed.stages)
             for route, placed in enumerate(placement.routes)
         )
+        #: Whether a route's stages run in the order of their numbers, as timings are returned.
+        self._is_ascending = tuple(
+            list(placed.stages) == sorted(placed.stages) for placed in placement.routes
+        )
 
     def run(
         self, inputs: Mapping[str, Value], request: Request, max_nbytes: float = inf
@@ -146,8 +151,9 @@ class RequestProgram:
         timings: list[StageTiming] = []
         results: dict[str, Value] = {}
         try:
-            if not runner.begin_direct(run):
-                return None
+            with self._lock:
+                if not self._machine.begin_direct(run, runner.ids):
+                    return None
             made_nbytes, took_s = 0, 0.0
             for _, stage, read_numbers, forwarded, produced, resident_names in self._steps[
                 run.route
@@ -163,8 +169,16 @@ class RequestProgram:
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
                 took_s += timing.ended_s - timing.started_s
-            if not runner.end_direct(run, timings, made_nbytes):
+            now_s = runner.now_s()
+            with self._lock:
+                is_ended = self._machine.end_direct(run, now_s, made_nbytes)
+                others_wait = self._machine.num_waiting
+            if not is_ended:
                 return self._adopt(run, inputs, values, results, timings)
+            if others_wait:
+                runner.handle(events.TimePassed(now_s))  # admits them
+            if runner.observers:
+                runner.observe(run.request_id, timings)
         except BaseException as error:
             step = self._steps[run.route][min(len(timings), len(self._steps[run.route]) - 1)]
             if run.entered is not None:
@@ -175,8 +189,10 @@ class RequestProgram:
             runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
             raise
         self._learn(took_s, nbytes)
+        if not self._is_ascending[run.route]:
+            timings.sort()
         return _completed(
-            CompletedSubmission, (results, tuple(sorted(timings)), run.request_id, runner.story)
+            CompletedSubmission, (results, tuple(timings), run.request_id, runner.story)
         )
 
     def _adopt(

@@ -155,16 +155,18 @@ class RequestRunner:
         ended: Callable[[RequestRecord, Sequence[StageTiming]], None] = lambda record, runs: None,
         observers: Sequence[object] = (),
     ) -> None:
-        self._machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
+        #: The request program also uses the machine, with the lock: for most requests, they are all
+        #: that it needs of this object.
+        self.machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
+        #: Guards the machine and the calls; never held during I/O.
+        self.lock = threading.Lock()
         self.attempts = attempts
         self._ended = ended
-        self._observers = observers
+        self.observers = observers
         self.now_s = clock.now_s
         self._clock = clock
-        self._ids = ids
+        self.ids = ids
         self._calls: dict[int, Submission] = {}
-        #: Guards the machine and the calls; never held during I/O.
-        self._lock = threading.Lock()
         self._outbox = Outbox(clock.call_soon)
         self._timer = clock.timer(self._check_time)
         self._in_flight = in_flight
@@ -186,9 +188,9 @@ class RequestRunner:
         """
         self.home_process.require(self._name)
         now_s = self.now_s()
-        limits = self._machine.limits
+        limits = self.machine.limits
         deadline_s = limits.deadline_s(now_s, request.timeout_s)
-        request_id = next(self._ids)
+        request_id = next(self.ids)
         call = Submission(self, request_id, inputs, request)
         submitted = events.Submitted(
             now_s,
@@ -210,7 +212,7 @@ class RequestRunner:
             self._calls[request_id] = call
             self.handle(submitted)
             if not call.is_granted and request.waits is None:
-                with self._lock:  # its future reports a later failure
+                with self.lock:  # its future reports a later failure
                     call.is_granted = call.is_granted or not call.future.done()
             elif not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
@@ -230,28 +232,10 @@ class RequestRunner:
                 del call, error
         return call
 
-    def begin_direct(self, run: DirectRun) -> bool:
-        """Admit a request that the calling thread runs; False if it has to be submitted."""
-        with self._lock:
-            return self._machine.begin_direct(run, self._ids)
-
-    def end_direct(self, run: DirectRun, timings: Sequence[StageTiming], made_nbytes: int) -> bool:
-        """Complete a direct run; False if the machine has to adopt it."""
-        now_s = self.now_s()
-        with self._lock:
-            if not self._machine.end_direct(run, now_s, made_nbytes):
-                return False
-            is_awaited = self._machine.num_waiting
-        if is_awaited:
-            self.handle(events.TimePassed(now_s))  # admits waiting requests
-        if self._observers:
-            self._observe(run.request_id, timings)
-        return True
-
-    def _observe(self, request_id: int, timings: Sequence[StageTiming]) -> None:
+    def observe(self, request_id: int, timings: Sequence[StageTiming]) -> None:
         """Notify the observers of a request that ended without a record."""
-        with self._lock:
-            record = self._machine.record(request_id)
+        with self.lock:
+            record = self.machine.record(request_id)
         if record is not None:
             self._ended(record, timings)
 
@@ -263,13 +247,13 @@ class RequestRunner:
         self.home_process.require(self._name)
         call = Submission(self, 0, inputs, run.request)
         call.is_granted = True
-        with self._lock:
-            if not self._machine.begin_direct(run, self._ids):
+        with self.lock:
+            if not self.machine.begin_direct(run, self.ids):
                 return None
             call.request_id = run.request_id
             call.attempt = run.request.for_attempt(self._deployment, run.request_id, 1, run.route)
             self._calls[run.request_id] = call
-            deadline_s = self._machine.limits.deadline_s(run.begun_s, None)
+            deadline_s = self.machine.limits.deadline_s(run.begun_s, None)
             if deadline_s < self._timer.due_s:
                 self._timer.make_due_by(deadline_s)
         self._start((call,), call.attempt)
@@ -277,7 +261,7 @@ class RequestRunner:
 
     def is_direct(self, request_id: int) -> bool:
         """Return whether a request runs without a record."""
-        return self._machine.is_direct(request_id)
+        return self.machine.is_direct(request_id)
 
     def end_sent(
         self,
@@ -288,18 +272,18 @@ class RequestRunner:
     ) -> bool:
         """Complete a request without a record; False if the machine has to adopt it, or has."""
         now_s = self.now_s()
-        with self._lock:
+        with self.lock:
             made_nbytes = sum([timing.output_nbytes for timing in timings])
-            if not self._machine.end_sent(
+            if not self.machine.end_sent(
                 request_id, attempt, now_s, made_nbytes, len(timings), len(outputs)
             ):
                 return False
             call = self._calls.pop(request_id)
             request, call.attempt = call.attempt, None
-            is_awaited = self._machine.num_waiting
+            is_awaited = self.machine.num_waiting
         assert request is not None
-        if self._observers:
-            self._observe(request_id, timings)
+        if self.observers:
+            self.observe(request_id, timings)
         try:
             response = self.attempts.answer(request, call.inputs, outputs, tuple(sorted(timings)))
         except Exception as error:  # a bug, or no memory: report it to the caller
@@ -339,15 +323,15 @@ class RequestRunner:
 
     def _recover(self, request_id: int) -> None:
         """Cancel a request whose thread Ctrl-C interrupted."""
-        with self._lock:
-            self._machine.recover()
-            if self._machine.state(request_id) is None:
+        with self.lock:
+            self.machine.recover()
+            if self.machine.state(request_id) is None:
                 self._calls.pop(request_id, None)
         self.cancel(request_id)
 
     def _wait_for_admission(self, call: Submission, deadline_s: float) -> None:
         gate = self._clock.event()
-        with self._lock:
+        with self.lock:
             call.gate = gate
         # Threads that end or admit the request read the gate after setting its state.
         while not call.is_granted and not call.future.done():
@@ -356,19 +340,19 @@ class RequestRunner:
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; return whether it was live."""
-        with self._lock:
+        with self.lock:
             live = request_id in self._calls
         self.handle(events.CancelRequested(self.now_s(), request_id))
         return live
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return the history of a request."""
-        with self._lock:
-            return self._machine.story(request_id)
+        with self.lock:
+            return self.machine.story(request_id)
 
     def live_records(self) -> list[RequestRecord]:
         """Return copies of the records of live requests; those without a record are running."""
-        with self._lock:
+        with self.lock:
             return [
                 replace(
                     record,
@@ -377,24 +361,24 @@ class RequestRunner:
                     if record.state is RequestState.DIRECT
                     else record.state,
                 )
-                for record in self._machine.live_records()
+                for record in self.machine.live_records()
             ]
 
     def counts(self) -> tuple[int, int]:
         """Return the numbers of requests that wait for admission and that are in flight."""
-        with self._lock:
-            return self._machine.num_waiting, self._machine.num_in_flight
+        with self.lock:
+            return self.machine.num_waiting, self.machine.num_in_flight
 
     def running_attempts(self) -> list[tuple[Request, Mapping[str, Value]]]:
         """Return the running attempts with their inputs."""
-        with self._lock:
+        with self.lock:
             calls = list(self._calls.values())  # atomic: callers add entries without the lock
             return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
     def live_route(self) -> int | None:
         """Choose a live route; None if there is none."""
-        with self._lock:
-            return self._machine.live_route()
+        with self.lock:
+            return self.machine.live_route()
 
     def has_ended(self, attempt: Request) -> bool:
         """Return whether the result of an attempt is no longer needed."""
@@ -404,14 +388,14 @@ class RequestRunner:
     def handle(self, event: ClientEvent) -> None:
         """Pass an event to the machine, and execute its instructions in order."""
         is_new_wait = False
-        with self._lock:
-            for instruction in self._machine.handle(event):
+        with self.lock:
+            for instruction in self.machine.handle(event):
                 self._queue_order(instruction)
-            due = self._machine.due.entries
+            due = self.machine.due.entries
             if due and due[0][0] < self._timer.due_s:
                 self._timer.make_due_by(due[0][0])
-            if self._machine.num_waiting and not self._awaits_bytes:
-                self._awaits_bytes = is_new_wait = self._machine.waits_for_bytes
+            if self.machine.num_waiting and not self._awaits_bytes:
+                self._awaits_bytes = is_new_wait = self.machine.waits_for_bytes
         if is_new_wait:
             self._in_flight.when_fewer(partial(self._clock.call_soon, self._check_for_room))
             # Bytes may have been released since the machine checked.
@@ -455,7 +439,7 @@ class RequestRunner:
             return
         call = self._calls.pop(number)
         attempt, call.attempt = call.attempt, None
-        record = self._machine.record(number)
+        record = self.machine.record(number)
         assert record is not None
         if isinstance(instruction, events.Deliver):
             assert attempt is not None
@@ -514,10 +498,10 @@ class RequestRunner:
 
     def _check_time(self) -> float | None:
         self.handle(events.TimePassed(self.now_s()))
-        with self._lock:
-            return self._machine.next_deadline_s
+        with self.lock:
+            return self.machine.next_deadline_s
 
     def _check_for_room(self) -> None:
-        with self._lock:
+        with self.lock:
             self._awaits_bytes = False
         self._check_time()

@@ -142,7 +142,7 @@ class History:
             self._watch(model)
 
     def _watch(self, model: Model) -> None:
-        machine = model.runner._machine
+        machine = model.runner.machine
         machine.handle = partial(self.invariants.check_handled, machine, machine.handle)
 
     # Events.

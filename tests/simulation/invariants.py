@@ -111,7 +111,7 @@ class Invariants:
             return
         for model in self.models:
             self._check_pending_work(model, model.runner)
-            machine, limits = model.runner._machine, model.limits
+            machine, limits = model.runner.machine, model.limits
             limit = limits.requests * (model.batching.size if model.batching else 1)
             if machine.num_in_flight > limit:
                 self._break(f"{machine.num_in_flight} of {limit} in flight")
@@ -129,8 +129,8 @@ class Invariants:
 
     def _check_pending_work(self, model: Model, runner: Any) -> None:
         """Check that no due work remains undone."""
-        machine, limits = runner._machine, runner._machine.limits
-        if runner._lock.locked() or model.client.process.is_stopped or self._is_long:
+        machine, limits = runner.machine, runner.machine.limits
+        if runner.lock.locked() or model.client.process.is_stopped or self._is_long:
             self.condition_start_s.clear()
             return
         has_room = False
@@ -193,7 +193,7 @@ class Invariants:
         outbox, now_s = model.runner._outbox, self.simulator.now
         is_stopped = model.client.process.is_stopped
         # A thread that has appended orders executes them after it has left the machine.
-        is_stopped = is_stopped or outbox._execution_lock.locked() or model.runner._lock.locked()
+        is_stopped = is_stopped or outbox._execution_lock.locked() or model.runner.lock.locked()
         first = outbox.orders[0] if outbox.orders and not is_stopped else None
         known, since_s = self.first_orders.get(outbox, (None, now_s))
         limit_s = _ORDERS_S if self.threads.are_orders_delayed else 0.0
@@ -331,7 +331,7 @@ class Invariants:
     def check_empty(self) -> None:
         """Check that no call, byte, order or record is left."""
         for model in self.models:
-            runner, machine = model.runner, model.runner._machine
+            runner, machine = model.runner, model.runner.machine
             remaining = {
                 "calls": len(runner._calls),
                 "live": len(machine._live) + len(machine._direct),

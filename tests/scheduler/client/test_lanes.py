@@ -91,7 +91,7 @@ class Client:
         )
         self.deployment.use_lanes(self.shared)
         self.runner = self.deployment._runner
-        self.machine = self.runner._machine
+        self.machine = self.runner.machine
 
     def answer(
         self,
@@ -283,7 +283,7 @@ def test_result_admits_a_waiting_request():
 def test_observers_receive_requests_without_a_record(client):
     client.deployments.observers.append(client.notes)  # type: ignore[attr-defined]  # a list
     submission = client.deployment.submit({"x": X})
-    machine = client.deployment._runner._machine
+    machine = client.deployment._runner.machine
     assert machine.state(submission.request_id) is RequestState.DIRECT  # it has no record
     # For observers it is running, as with a record.
     assert [request.record.state for request in client.deployment.in_flight()] == [

@@ -77,7 +77,7 @@ def learn_that_it_is_short(deployment: Deployment, nbytes: int = X.nbytes) -> No
 def held_nothing(executor: InProcessExecutor, deployment: Deployment) -> bool:
     """Return whether nothing is counted, reserved or running."""
     runner = deployment._runner
-    in_flight, machine = executor._deployments.in_flight, runner._machine
+    in_flight, machine = executor._deployments.in_flight, runner.machine
     loops = executor._loops.values()
     return (
         runner.counts() == (0, 0)
@@ -316,7 +316,7 @@ def test_raising_stage_gives_the_error_of_a_submission(executor, kind):
         assert (kind == "fail") == isinstance(error.__cause__, ZeroDivisionError)
         data = {n: v for n, v in error.data.items() if n != "request_id"}
         story = [line.event for line in submission.story()]
-        state = deployment._runner._machine.state(submission.request_id)
+        state = deployment._runner.machine.state(submission.request_id)
         all_told = repr((error, str(error), data, error.__cause__, story, state))
         stories.append(re.sub(rf"0x\w+|(?<=request ){submission.request_id}\b", "N", all_told))
         assert held_nothing(executor, deployment)
@@ -517,7 +517,7 @@ def lives(seed: int, path: str) -> Iterator[Any]:
                 submission.future.add_done_callback(partial(note, submission.request_id))
                 error = submission.future.exception(PATIENCE_S)
                 answer = None if error else submission.future.result()
-                record = deployment._runner._machine.record(submission.request_id)
+                record = deployment._runner.machine.record(submission.request_id)
                 assert record is not None
                 yield {
                     "kind": type(submission),
@@ -533,7 +533,7 @@ def lives(seed: int, path: str) -> Iterator[Any]:
                         if "came late" not in line.event
                     ],
                     "counts": deployment._runner.counts(),
-                    "expected": deployment._runner._machine._expected._output_nbytes,
+                    "expected": deployment._runner.machine._expected._output_nbytes,
                 }
             yield ended_numbers
             yield [(it.record.id, it.record.state, len(it.runs)) for it in notes.requests]

@@ -246,7 +246,7 @@ def test_ctrl_c_during_a_submission_leaves_nothing_counted(clock):
             sys.setprofile(before)
         counts = (*runner.counts(), in_flight.nbytes, in_flight.num_running, len(runner._calls))
         assert counts == (0,) * 5, number
-        assert [state.num_running for state in runner._machine._routes.states] == [0], number
+        assert [state.num_running for state in runner.machine._routes.states] == [0], number
         other = runner.submit({}, DEFAULT_REQUEST)
         assert other.cancel()
     assert number > 50
