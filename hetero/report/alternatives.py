@@ -21,7 +21,8 @@ def alternatives(
 ) -> list[dict[str, Any]]:
     """Return a row for each alternative; rows have times only if there is a plan.
 
-    Rows of a plan that fits state whether the alternative keeps within the memory budgets.
+    Rows of a plan that fits state whether the alternative keeps within the memory budgets, and its
+    number of replicas: a plan that fits has one.
 
     `document`: the unfinished report, with the `subgraphs` and `wires` of the chosen placement.
     """
@@ -47,9 +48,10 @@ def alternatives(
         rows.append(_row(f"bound: {plan.bound_name}", "bound") | {figure: plan.bound_s})
     base = plan.figure_s if plan else None
     if plan is not None and plan.memory:
-        exceeding = {a.name for a in plan.alternatives if not a.fits}
+        unfit = {a.name: a.replicas for a in plan.alternatives if not a.fits}
         for row in rows:
-            row["fits"] = row["name"] not in exceeding
+            row["fits"] = row["name"] not in unfit
+            row["replicas"] = unfit.get(row["name"], 1)
     for row in rows:
         row["relative"] = row[figure] / base if base and row[figure] is not None else None
     return rows

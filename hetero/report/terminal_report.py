@@ -195,7 +195,9 @@ def _alternatives(document: dict[str, Any]) -> Rows:
     def subgraphs(row: dict[str, Any]) -> object:
         if not row["possible"]:
             return f"{row['missing']} unsupported"
-        return row["subgraphs"] if row.get("fits", True) else "does not fit"
+        if row.get("fits", True):
+            return row["subgraphs"]
+        return "does not fit" if row["replicas"] == 1 else f"{row['replicas']} copies; --fit has 1"
 
     columns: Columns = {
         "alternative": "name",

@@ -8,6 +8,7 @@ from math import ceil, floor, log10
 from typing import Final
 
 from hetero.apps.simulate.simulation import Simulation
+from hetero.formatting import seconds_text
 from hetero.report.html_page import report_style
 
 #: Size of a plot, and of the margins for its scales, in pixels.
@@ -25,8 +26,7 @@ _TOLERANCE: Final = 1 - 1e-9
 #: Additions to the report's style.
 _STYLE: Final = (
     "main{max-width:1100px}svg{display:block;max-width:760px;margin:6px 14px;font-size:12px}"
-    "svg text{fill:var(--soft)}.plot .legend{padding:10px 14px 0}td,th{text-align:right}"
-    "td:first-child,th:first-child{text-align:left}"
+    "svg text{fill:var(--soft)}.plot .legend{padding:10px 14px 0}"
 )
 #: Follows the browser's preference for a dark page.
 _SCRIPT: Final = (
@@ -74,7 +74,7 @@ def page_html(simulation: Simulation) -> str:
     knee = ""
     if simulation.knee_per_s is not None:
         rate, slo_s = simulation.knee_per_s, simulation.slo_s
-        knee = f"at most {slo_s:g} s up to {rate:.5g} requests/s"
+        knee = f"at most {seconds_text(slo_s)} up to {rate:.5g} requests/s"
     title = escape(f"{simulation.model}, simulated")
     capacity = f"{simulation.capacity_per_s:.5g} requests/s"
     return "".join(
@@ -96,11 +96,12 @@ def page_html(simulation: Simulation) -> str:
             _section(
                 "Parts",
                 _table(
-                    ("part", "name", "busy", "waiting, ms per request"),
+                    ("part", "name", "busy", "waiting per request"),
                     [
-                        (u.kind, u.name, f"{u.busy:.1%}", u.queued_s * 1e3)
+                        (u.kind, u.name, f"{u.busy:.1%}", seconds_text(u.queued_s))
                         for u in outcome.used[:50]
                     ],
+                    num_texts=2,
                 ),
             ),
             _section("Changes", _table(("change", "results/s", "gain", "price"), changes)),
@@ -120,10 +121,17 @@ def _section(title: str, content: str) -> str:
     return f"<section><div class=head><h2>{escape(title)}</h2></div>{content}</section>"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], num_texts: int = 1) -> str:
+    """Return a table whose first `num_texts` columns are text, and the others numbers."""
+    numbers = [column >= num_texts for column in range(len(head))]
+
     def row(cells: Sequence[object], kind: str) -> str:
         texts = (f"{cell:.5g}" if isinstance(cell, float) else str(cell) for cell in cells)
-        return "<tr>" + "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts) + "</tr>"
+        fields = (
+            f"<{kind}{' class=n' * is_number}>{escape(text)}</{kind}>"
+            for text, is_number in zip(texts, numbers, strict=True)
+        )
+        return f"<tr>{''.join(fields)}</tr>"
 
     return f"<table>{row(head, 'th')}{''.join(row(cells, 'td') for cells in rows)}</table>"
 

@@ -196,7 +196,7 @@ def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | Non
         if link.nbytes_per_s:
             faster = replace(link, nbytes_per_s=2 * link.nbytes_per_s)
             other = replace(fleet, links={**fleet.links, ends: faster})
-            add(f"+twice {ends[0]} - {ends[1]}", "link", other, link.price)
+            add(f"+1 link {ends[0]} - {ends[1]}", "link", other, link.price)
     nodes = list(dict.fromkeys(device.node for device in fleet.devices))
     for node in nodes if any(device.cores for device in fleet.devices) else ():
         add(f"+1 node {node}", "node", fleet.with_node_again(node), fleet.node(node).price)
@@ -207,7 +207,7 @@ def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | Non
         add(f"-1 {like}", "device", fleet.without(alike[-1]))
     for node in nodes if len(nodes) > 1 else ():
         names = (device.name for device in fleet.devices if device.node == node)
-        add(f"-node {node}", "node", fleet.without(*names))
+        add(f"-1 node {node}", "node", fleet.without(*names))
     return variants
 
 

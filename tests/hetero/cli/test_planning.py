@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,14 @@ def test_memory_is_the_reason_of_an_unused_device(shell, model, memory, reason):
     fits = {row["name"]: row["fits"] for row in report["counterfactuals"]}
     assert fits["single CPU.0"] == ("CPU.0=1GB" in memory)
     assert fits["single CPU.1"]
+
+
+def test_copies_are_no_lack_of_memory(shell, model):
+    devices = ("--devices", "CPU=2", "-d", "HETERO:CPU.0,CPU.1", "--plan-seconds", "0.1")
+    options = "--fit --memory CPU.0=1GB,CPU.1=1GB --hint THROUGHPUT"
+    output = shell(f"plan {options}", model, *devices).out
+    assert re.search(r"replicas +CPU.0, CPU.1 +2 copies; --fit has 1 ", output)
+    assert "does not fit" not in output
 
 
 def test_plan_that_fits_needs_the_memory_of_each_device(shell, model, monkeypatch):

@@ -333,6 +333,7 @@ CLICKS = """
     kept.push(resized());
   }
   said.push(`kept at resizes: ${kept.join(" ")}`);
+  said.push([1.5, 2e-3, 7.7e-7, 5e-9].map(secs).join(", "));
   click(document.getElementById("theme"));
   said.push(document.documentElement.dataset.theme);
   document.title = said.join(" | ");
@@ -360,6 +361,7 @@ def test_page_controls_work_in_a_browser(tmp_path):
         "all: 6",
         "selected: tanh 1 1",
         "kept at resizes: true true true true",
+        "1.5 s, 2 ms, 770 ns, 5 ns",
         "dark",
     ]
 

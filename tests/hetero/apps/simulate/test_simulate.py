@@ -340,6 +340,7 @@ def test_page_plots_the_curve():
     assert [len(points) for points in lines] == [len(rates)] * 3
     assert all(name in page for name in ("D1", "client 0", "+1 D1"))
     assert report_style() in page
+    assert "<td>client 0</td><td class=n>" in page  # names stand left, numbers right
     assert page.count("requests per second</text>") == 2
 
 
