@@ -22,7 +22,7 @@ from hypothesis.internal.conjecture import providers
 from hetero.properties.table import HETERO_PROPERTIES
 from tests.support.command_line import Shell
 from tests.support.onnx_cases import keep_node_cases
-from tests.support.onnx_versions import skip_for_older_onnx
+from tests.support.oracle_versions import skip_for_older_oracles
 from tests.support.sampling import drop_slow_cases, mark_cases_outside_samples
 from tests.support.vendor_skips import group_by_vendor
 
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Ray tests come first, so that few workers start a cluster, then slow tests, then all others.
     Each worker starts with a share of the tests of several hosts, which wait most of their time.
     """
-    skip_for_older_onnx(items)
+    skip_for_older_oracles(items)
 
     def order(item: pytest.Item) -> int:
         return 0 if item.get_closest_marker("ray") else 1 if item.get_closest_marker("slow") else 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
@@ -151,6 +151,13 @@ def _reads_weights_in_bodies(view: NodeView) -> bool:
     )
 
 
+def _is_real_signal(view: NodeView) -> bool:
+    """Return whether the elements of a signal are known to have no imaginary part."""
+    shape = view.input_shape(0)
+    return shape is not None and (len(shape) == 2 or shape[-1] == 1)
+
+
+#: Faults of all supported versions.
 FAULTS: Final = (
     Fault(
         "Attention",
@@ -276,11 +283,36 @@ FAULTS: Final = (
         ),
     ),
 )
-#: Further faults of versions before 1.25.
-FAULTS_BEFORE_1_25: Final = (
-    Fault(
-        "If Loop Scan",
-        "versions before 1.25 lose weights that only bodies read",
-        _reads_weights_in_bodies,
+#: Version of ONNX Runtime -> further faults of the versions before it.
+_FAULTS_BEFORE: Final = {
+    (1, 25): (
+        Fault("If Loop Scan", "weights that only bodies read are lost", _reads_weights_in_bodies),
     ),
-)
+    (1, 31): (
+        Fault(
+            "Pad",
+            "mode wrap repeats wrong elements if it pads by more than the size of the axis",
+            lambda v: v.attribute("mode") == "wrap",
+            proof=Proof(
+                """(float[4,2] x) => (float[9,2] y) <int64[4] p = {5, 0, 0, 0}>
+                {y = Pad<mode = "wrap">(x, p)}""",
+                opset=19,
+            ),
+        ),
+        Fault(
+            "STFT",
+            "a window of a complex signal is multiplied by other memory",
+            lambda v: v.input_name(2) and not v.attribute("onesided", 1) and not _is_real_signal(v),
+            proof=Proof(
+                """(float[1,40,2] x, float[16] w) => (float[1,9,16,2] y) <int64 step = {3}>
+                {y = STFT<onesided = 0>(x, step, w)}"""
+            ),
+        ),
+    ),
+}
+
+
+def faults_of(version: tuple[int, int]) -> tuple[Fault, ...]:
+    """Return the known faults of a version of ONNX Runtime."""
+    older = (faults for before, faults in _FAULTS_BEFORE.items() if version < before)
+    return (*FAULTS, *chain.from_iterable(older))

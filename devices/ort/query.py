@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from hetero.devices.faults.fault import FaultTable, NodeView
-from hetero.devices.faults.onnxruntime import FAULTS, FAULTS_BEFORE_1_25, NOTES, NOTES_OF_TYPES
+from hetero.devices.faults.onnxruntime import NOTES, NOTES_OF_TYPES, faults_of
 from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
@@ -38,10 +38,8 @@ FEEDABLE: Final = NUMPY_TYPES | {"string"}
 _LARGEST_CONSTANT: Final = 64
 #: Operators whose support depends on the contents of floating-point constants.
 _FLOAT_DEPENDENT: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
-_VERSION: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2]))
-_FAULTS: Final = FaultTable(
-    "ONNX Runtime", (*FAULTS, *(FAULTS_BEFORE_1_25 if _VERSION < (1, 25) else ()))
-)
+_MAJOR, _MINOR = map(int, onnxruntime.__version__.split(".")[:2])
+_FAULTS: Final = FaultTable("ONNX Runtime", faults_of((_MAJOR, _MINOR)))
 
 
 @dataclass(frozen=True, slots=True)

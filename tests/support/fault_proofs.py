@@ -42,7 +42,15 @@ def proofs(table: str) -> list[Proof]:
     """Return the proofs of a runtime's faults."""
     from hetero.devices.faults import onnxruntime, openvino
 
-    faults = openvino.FAULTS.faults if table == "openvino" else onnxruntime.FAULTS
+    match table:
+        case "openvino":
+            faults = openvino.FAULTS.faults
+        case "onnxruntime":
+            faults = onnxruntime.FAULTS
+        case "onnxruntime 1.30":
+            faults = onnxruntime.faults_of((1, 30))[len(onnxruntime.FAULTS) :]
+        case _:
+            raise ValueError(table)
     return [fault.proof for fault in faults if fault.proof is not None]
 
 

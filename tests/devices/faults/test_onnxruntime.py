@@ -9,7 +9,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from scipy.special import ndtri
 
-from hetero.devices.faults.onnxruntime import FAULTS
+from hetero.devices.faults.fault import FaultTable, NodeView
+from hetero.devices.faults.onnxruntime import FAULTS, faults_of
+from hetero.devices.model.reader import read_model
 from tests.support.comparison import assert_close
 from tests.support.core_fixtures import core_fixture
 from tests.support.fault_proofs import case_is_wrong, is_wrong, proofs, refusal_messages, suite_case
@@ -82,6 +84,35 @@ def test_proof_is_still_wrong(core, index):
     proof = proofs("onnxruntime")[index]
     results = core.compile_model(proof.model(), "CPU")(proof.inputs())
     assert is_wrong(PLUGIN, "onnxruntime", index, list(results.to_tuple()))
+
+
+@pytest.mark.parametrize("operator", ["Pad", "STFT"])
+def test_fault_is_refused_on_the_versions_that_have_it(operator):
+    (row,) = (row for row in faults_of((1, 30)) if row.operators == operator)
+    model = read_model(row.proof.model())
+    view = NodeView(model.nodes[-1], model)
+    assert FaultTable("ONNX Runtime", faults_of((1, 30))).refusal(view) is not None
+    assert FaultTable("ONNX Runtime", faults_of((1, 31))).refusal(view) is None
+
+
+def test_other_spectra_are_not_refused_on_older_versions():
+    (row,) = (row for row in faults_of((1, 30)) if row.operators == "STFT")
+    changes = (("y =", "y ="), ("40,2]", "40,1]"), ("= 0", "= 1"), ("step, w", "step"))
+    for old, new in changes:
+        proof = replace(row.proof, graph=row.proof.graph.replace(old, new, 1))
+        model = read_model(proof.model())
+        assert bool(row.condition(NodeView(model.nodes[-1], model))) == (old == new)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not onnxruntime.__version__.startswith("1.30"), reason="faults are those of ONNX Runtime 1.30"
+)
+@pytest.mark.parametrize("index", range(2))
+def test_proof_is_wrong_on_older_versions(core, index):
+    proof = proofs("onnxruntime 1.30")[index]
+    results = core.compile_model(proof.model(), "CPU")(proof.inputs())
+    assert is_wrong(PLUGIN, "onnxruntime 1.30", index, list(results.to_tuple()))
 
 
 def test_every_row_has_a_proof():

@@ -42,7 +42,9 @@ def test_reduce_sum_accuracy_of_rows_of_any_length(length):
     x = np.full((2, length), 0.1, np.float32)
     for rows in (x, x.T.copy().T):
         (y,) = run_kernel("ReduceSum", [rows, np.array([1], np.int64)], {}, 13)
-        np.testing.assert_allclose(y, np.full((2, 1), length * np.float64(x.dtype.type(0.1))), 2e-6)
+        expected = np.full((2, 1), length * np.float64(x.dtype.type(0.1)))
+        # numpy 2.2 is 6e-6 away, and a sum of one element after the other 4e-2.
+        np.testing.assert_allclose(y, expected, 1e-5)
 
 
 @pytest.mark.parametrize("op_type", REDUCTIONS)
