@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import click
 
@@ -12,52 +11,10 @@ from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_result, progress
-from hetero.devices.ort.known_providers import KNOWN_PROVIDERS, KnownProvider
-from hetero.devices.plugin.install_command import install_command
+from hetero.properties.known_devices import known_devices
 from hetero.scheduler.device.discovery import probe_node
 from hetero.scheduler.types.device_descriptor import THIS_PROCESS, DeviceDescriptor
 from hetero.terminal_tables import table
-
-
-class KnownDevice(NamedTuple):
-    """A device that hetero knows, and the command that installs it."""
-
-    description: str
-    install: str
-    #: Reason for its absence if no plugin reports one.
-    missing: str = "its plugin is not installed"
-
-
-def _built_in(hardware: str, wheel: str, provider: str) -> KnownDevice:
-    """Return a provider inside a wheel that replaces `onnxruntime`."""
-    return KnownDevice(
-        f"ONNX Runtime on {hardware}",
-        # The wheels provide the same package, `onnxruntime`; an environment holds one of them.
-        f"pip uninstall -y onnxruntime && pip install {wheel}",
-        f"the installed onnxruntime lacks {provider}ExecutionProvider; its wheel replaces others",
-    )
-
-
-def _plug_in(provider: KnownProvider) -> KnownDevice:
-    """Return a provider in a wheel that is installed in addition to `onnxruntime`."""
-    return KnownDevice(
-        f"ONNX Runtime on {provider.hardware}",
-        f"pip install {provider.pip_options}{provider.wheel}",
-        f"the wheel {provider.wheel}, a plug-in of onnxruntime, is not installed",
-    )
-
-
-KNOWN_DEVICES: Final[Mapping[str, KnownDevice]] = {
-    "CPU": KnownDevice("numpy kernels", install_command()),
-    "ORT": KnownDevice("ONNX Runtime on the CPU", install_command("ort")),
-    "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", install_command("openvino")),
-    "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", install_command("gpu")),
-    "ORT_CUDA": _built_in("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
-    "ORT_TENSORRT": _built_in("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
-    "ORT_MIGRAPHX": _built_in("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
-    **{name: _plug_in(provider) for name, provider in KNOWN_PROVIDERS.items()},
-    "NULL": KnownDevice("no compute: scripted times, to measure with", install_command()),
-}
 
 
 @click.command(cls=SectionedCommand)
@@ -74,7 +31,7 @@ def devices(command: ModelCommand, everything: bool) -> None:
             DeviceDescriptor(
                 name, name, "", "", device.description, error=device.missing, num_threads=0
             )
-            for name, device in KNOWN_DEVICES.items()
+            for name, device in known_devices().items()
             if name not in installed
         )
     rows: list[dict[str, Any]] = [
@@ -92,7 +49,7 @@ def devices(command: ModelCommand, everything: bool) -> None:
         for d in descriptors
     ]
     for row in rows if everything else ():
-        device = KNOWN_DEVICES.get(row["plugin"])
+        device = known_devices().get(row["plugin"])
         row["install"] = device.install if device and row["error"] else None
         row["full_name"] = row["full_name"] or (device.description if device else "")
     heads = {"device": "name", "threads": "threads"}

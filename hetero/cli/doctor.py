@@ -18,13 +18,13 @@ import onnx
 from packaging.requirements import Requirement
 from rich.console import RenderableType
 
-from hetero.cli.devices import KNOWN_DEVICES
 from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.option_types import json_option
 from hetero.cli.terminal import print_result, progress
 from hetero.core import Core
 from hetero.devices.errors import HeteroError
 from hetero.formatting import nbytes_text
+from hetero.properties.known_devices import known_devices
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.terminal_tables import Columns, table
 from hetero.version import hetero_version
@@ -115,15 +115,15 @@ def _devices() -> Iterator[Check]:
         rows = core.device_descriptors
         for row in rows:
             yield _check_absent(row) if row.error is not None else _check_run(core, row, model)
-    for name in KNOWN_DEVICES.keys() - {row.plugin for row in rows}:
+    for name in known_devices().keys() - {row.plugin for row in rows}:
         yield Check(
-            f"device {name}", True, _NOT_INSTALLED, f"optional: {KNOWN_DEVICES[name].install}"
+            f"device {name}", True, _NOT_INSTALLED, f"optional: {known_devices()[name].install}"
         )
 
 
 def _check_absent(row: DeviceDescriptor) -> Check:
     """Check a plugin that failed to load: a missing package is fine, any other error is not."""
-    device, error = KNOWN_DEVICES.get(row.plugin), str(row.error)
+    device, error = known_devices().get(row.plugin), str(row.error)
     optional = device is not None and "pip install" in error
     advice = f"optional: {device.install}" if device else "see the plugin's documentation"
     return Check(f"device {row.plugin}", optional, error, advice)

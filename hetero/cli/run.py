@@ -36,6 +36,7 @@ from hetero.devices.model.model import Model
 from hetero.formatting import count_text
 from hetero.report.run_profile import TimedRequest, build_profile
 from hetero.scheduler.formats.publish import publish
+from hetero.scheduler.types.device_names import HETERO, parse_device
 from hetero.terminal_tables import Columns, Rows, table
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
@@ -143,8 +144,11 @@ def _fallback_line(command: ModelCommand, compiled: CompiledModel, source: Model
     cached = compiled.get_property("LOADED_FROM_CACHE")
     if source is None or cached or plans_by_cost(command.config):
         return ""
+    device = command.device
+    if parse_device(device).hetero:  # without unusable devices, which would be reported again
+        device = f"{HETERO}:" + ",".join(compiled.get_property("MULTI_DEVICE_PRIORITIES"))
     support = command.core.query_model(
-        source, command.device, command.config, affinity=command.pins or None
+        source, device, command.config, affinity=command.pins or None
     )
     preferred = next((name for devices in support.refusals.values() for name in devices), "")
     fallbacks = {

@@ -15,6 +15,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.plugin.configuration import check_mapping
 from hetero.devices.plugin.properties import Config
+from hetero.properties.known_devices import known_devices
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.device_names import (
     HETERO,
@@ -34,11 +35,12 @@ MAX_DEVICES_PER_NODE: Final = 1024
 def select_devices(device: str, descriptors: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
     """Return the names of the devices of a device string, in order of priority.
 
-    A device whose plugin failed to load is removed from a list with other devices, with a warning.
+    A device whose plugin failed to load, or a known device that is not installed, is removed from
+    a list with other devices, with a warning.
 
     `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
     Raises UnknownDeviceError: no such device.
-    Raises PluginLoadError: the plugin of the only device failed to load.
+    Raises PluginLoadError: the plugin of the only device failed to load, or is not installed.
     """
     usable = [d for d in descriptors if d.error is None]
     request = parse_device(device)
@@ -47,6 +49,11 @@ def select_devices(device: str, descriptors: Sequence[DeviceDescriptor]) -> tupl
         return tuple(d.name for d in ranked)
     names = [d.name for d in usable]
     errors_by_plugin = {d.plugin: d.error for d in descriptors if d.error is not None}
+    # A name with an id remains an error: Ray's autoscaler may start a node with that device.
+    # Plugins of hetero itself are installed: without a descriptor, a count of 0 disables them.
+    for name in set(request.names) - {d.plugin for d in descriptors}:
+        if name.startswith("ORT_") and (known := known_devices().get(name)) is not None:
+            errors_by_plugin[name] = f"{known.missing}. To install: {known.install}"
     unusable = [
         n
         for n in request.names

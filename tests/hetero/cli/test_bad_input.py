@@ -428,6 +428,17 @@ def test_device_list_skips_broken_plugin_with_warning(model, caplog):
             core.compile_model(model, "HETERO:BROKN,CPU")
 
 
+def test_known_device_that_is_not_installed(model, shell, caplog):
+    reason = "the wheel onnxruntime-ep-mlx, a plug-in of onnxruntime, is not installed. "
+    reason += "To install: pip install onnxruntime-ep-mlx"
+    with hetero.Core("inprocess") as core:
+        for device in ("ORT_MLX", "HETERO:ORT_MLX"):
+            with pytest.raises(errors.PluginLoadError, match=reason):
+                core.query_model(model, device)
+    assert shell("run -d HETERO:ORT_MLX,CPU", model).code == 0
+    assert caplog.messages == [f"ORT_MLX: removed from HETERO:ORT_MLX,CPU: {reason}"]
+
+
 def test_cluster_node_with_a_broken_plugin_starts(shell, monkeypatch):
     point = metadata.EntryPoint("BROKEN", f"{__name__}:PluginWithoutDriver", "hetero.plugins")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
