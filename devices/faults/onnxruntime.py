@@ -28,6 +28,7 @@ NOTES: Final = by_operator(
         "ArgMax ArgMin Hardmax": "NaN counts as the extreme element only if it is the first one",
         "Clip": "a limit of NaN is ignored",
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
+        "RNN": "infinite weights times an absent initial state are 0 instead of NaN",
         "Resize": "NaN does not propagate to samples that weight it with 0",
         "Unique": "NaN counts as equal to any element, which is then left out",
     }
@@ -45,6 +46,13 @@ _INTEGER_REDUCTIONS: Final = (
 NOTES_OF_TYPES: Final = {
     ("LogSoftmax", "tensor(double)"): "NaN and infinities do not propagate to other elements",
     ("Sign", "tensor(float16)"): "the sign of NaN is 0",
+    **{
+        (operator, f"tensor({element_type})"): (
+            "interpolated integers are truncated instead of rounded"
+        )
+        for operator in ("Resize", "Upsample")
+        for element_type in ("int8", "uint8", "int32")
+    },
     **{
         (operator, "tensor(int64)"): (
             "computed in float64: results beyond 2**53 are rounded, and overflow saturates"

@@ -11,6 +11,7 @@ import pytest
 from tests.support.core_fixtures import core_fixture
 
 NAN = float("nan")
+INFINITY = float("inf")
 #: Graphs, each with one node -> inputs on which the reference's result has NaN, and others.
 GRAPHS = {
     "(float[3] x) => (float y) {y = ReduceMax<keepdims = 0>(x)}": ([[1, NAN, 2]], "ORT"),
@@ -25,6 +26,8 @@ GRAPHS = {
     {y = ScatterND<reduction = "max">(x, i, u)}""": ([[NAN, 1], [[0], [1]], [5, 6]], "ORT"),
     """(float[2] x, int64[2] i, float[2] u) => (float[2] y)
     {y = ScatterElements<reduction = "min">(x, i, u)}""": ([[0, 1], [0, 1], [NAN, 6]], "OV"),
+    """(float[1,1,1] x, float[1,1,1] w, float[1,1,1] r) => (float[1,1,1,1] y)
+    {y = RNN<hidden_size = 1>(x, w, r)}""": ([[[[1]]], [[[1]]], [[[INFINITY]]]], "ORT"),
     "(float[3] x) => (int64 y) {y = ArgMax<keepdims = 0>(x)}": ([[1, 0, NAN]], "ORT OV"),
     "(float[2] x, float low) => (float[2] y) {y = Clip(x, low)}": ([[1, 2], NAN], "ORT"),
     """(float[3] x) => (uint8[3] y, float s, uint8 z)

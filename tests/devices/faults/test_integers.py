@@ -1,10 +1,11 @@
-"""Reductions of integers: ONNX Runtime rounds and saturates them, so the query notes it."""
+"""Integers that ONNX Runtime rounds, truncates or saturates: the query notes them."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from tests.support.core_fixtures import core_fixture
 
@@ -36,3 +37,21 @@ def test_integer_reduction_is_noted_and_verified(core, operator):
         assert core.compile_model(model, "ORT")(x)[0] != expected
         compiled = core.compile_model(model, "HETERO:ORT,CPU", {"VERIFY": "YES"})
         assert compiled(x)[0] == expected
+
+
+@pytest.mark.parametrize("element_type", ["uint8", "int8", "int32"])
+def test_interpolated_integers_are_noted(core, element_type):
+    """If ONNX Runtime gives the expected results, it rounds: remove the notes."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 19]> g ({element_type}[1,1,1,2] x) => '
+        f"""({element_type}[1,1,1,4] y) <float[4] s = {{1, 1, 1, 2}}>
+        {{y = Resize<mode = "linear">(x, , s)}}"""
+    )
+    x = np.array([[[[7, 10]]]], element_type)
+    (note,) = core.query_model(proto, "HETERO:ORT,CPU").notes.values()
+    assert "truncated" in note
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_array_equal(core.compile_model(proto, "CPU")(x)[0], expected)
+    difference = expected - core.compile_model(proto, "ORT")(x)[0]
+    assert difference.min() == 0
+    assert difference.max() == 1
