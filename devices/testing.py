@@ -165,7 +165,7 @@ def check_operators(
     AssertionError
         If a case fails unexpectedly, or passes despite an expected failure; lists all of them.
     ImportError
-        If Pillow is missing, which the suite needs; ``pip install 'hetero[test]'``.
+        If Pillow is missing, which the suite needs; ``pip install pillow``.
     """
     from hetero.devices.conformance.onnx_suite import backend_cases
 

@@ -123,9 +123,9 @@ class ModelCommand:
         listed_s = time.monotonic()
         if listed_s - began_s > SLOW_START_S and self.uses_ray and console(stderr=True).is_terminal:
             print_note(
-                f"Ray took {started_s - began_s:.1f} s to start, and its first worker "
-                f"{listed_s - started_s:.1f} s to list the devices; `hetero pool up` keeps both "
-                "running."
+                f"Ray took {started_s - began_s:.1f} s to start, and the list of devices "
+                f"{listed_s - started_s:.1f} s; `hetero pool up` keeps Ray and the devices running "
+                "between commands."
             )
         plugins = click.get_current_context().params.get("plugins") or ()
         requested = {PluginSource.parse(plugin).label for plugin in plugins}
