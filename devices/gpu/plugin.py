@@ -85,8 +85,8 @@ class GPUPlugin(InterpreterPlugin):
             from hetero.devices.gpu.cupy_backend import CupyBackend
         except ImportError as error:
             raise PluginLoadError(
-                f"device GPU needs CuPy, which cannot be imported ({error}); "
-                f"{install_command('gpu')}.",
+                "device GPU (NVIDIA; Intel's are OV.GPU) needs CuPy, which cannot be imported "
+                f"({error}); {install_command('gpu')}.",
                 device="GPU",
             ) from error
         backend = CupyBackend()

@@ -42,6 +42,7 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
             if port.name == key:
                 return port
     names = ", ".join(repr(port.name) for port in ports) or "none"
+    plural = "inputs and outputs" if role == "input or output" else f"{role}s"
     if key is None:
         raise TensorNameError(
             f"expected the name or position of an {role}, because the model has {len(ports)}: "
@@ -53,13 +54,15 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
         matches = difflib.get_close_matches(key.casefold(), names_by_lowercase, 1)
         hint = f" Did you mean {names_by_lowercase[matches[0]]!r}?" if matches else ""
         raise TensorNameError(
-            f"no {role} is named {key!r}; the {role}s are {names}.{hint}", name=key
+            f"no {role} is named {key!r}; the {plural} are {names}.{hint}", name=key
         )
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if -len(ports) <= key < len(ports):
             return ports[int(key)]
         raise TensorNameError(
-            f"{role} {key} is out of range; the model has {len(ports)} {role}s: {names}.", name=key
+            f"{role} {key} is out of range; the model has {len(ports)} "
+            f"{role if len(ports) == 1 else plural}: {names}.",
+            name=key,
         )
     raise ArgumentTypeError(
         f"expected the name, position or port object of an {role}, got {type(key).__name__}."

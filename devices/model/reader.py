@@ -137,14 +137,17 @@ def _parse(data: bytes, context: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(f"{context}: not an ONNX model ({len(data)} bytes: {error}).") from error
+        raise ModelError(
+            f"{context}: not an ONNX model ({len(data)} bytes: {error}). Pass a complete ONNX file."
+        ) from error
     return proto
 
 
 def _from_proto(proto: onnx.ModelProto, context: str, file: Path | None) -> Model:
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
         raise ModelError(
-            f"{context}: not an ONNX model: it has no graph, or no opset and no nodes."
+            f"{context}: not an ONNX model: it has no graph, or no opset and no nodes. Pass a "
+            "complete ONNX file."
         )
     header = _header(proto, context)
     for function in header.functions:

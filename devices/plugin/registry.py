@@ -127,9 +127,13 @@ def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
     if entry is None:
         matches = difflib.get_close_matches(name.upper(), entries, 1, 0.7)
         hint = f" Did you mean {matches[0]}?" if matches else ""
+        # The devices of a module that does not load are unknown.
+        unnamed = {name: entry.error for name, entry in entries.items() if ":" in name}
+        broken = "".join(f" {name} does not load: {error}." for name, error in unnamed.items())
+        names = [name for name in entries if name not in unnamed]
         raise UnknownDeviceError(
-            f"no plugin for device {device!r}; the plugins are {', '.join(entries) or 'none'}."
-            f"{hint} Pass other plugins as module:attr.",
+            f"no plugin for device {device!r}; the plugins are {', '.join(names) or 'none'}."
+            f"{hint}{broken} Pass other plugins as module:attr.",
             device=device,
         )
     if entry.plugin is None:

@@ -309,7 +309,7 @@ class RequestTensors:
         ):
             if len(inputs) > len(self._inputs):
                 raise TensorNameError(
-                    f"expected at most {len(self._inputs)} inputs "
+                    f"expected at most {len(self._inputs)} input{'s' * (len(self._inputs) != 1)} "
                     f"({', '.join(repr(p.name) for p in self._inputs)}), got {len(inputs)}.",
                     missing=[],
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,6 +32,10 @@ def check(command: ModelCommand) -> None:
 
     Exit code 1: an import would be refused.
     """
+    if not Path(command.model).exists():
+        raise click.UsageError(
+            f"{command.model} does not exist; write a blob with `hetero compile -o`."
+        )
     if not is_blob(command.model):
         raise click.UsageError(f"{command.model} is not a blob; `hetero query` checks a model.")
     with progress("listing devices"):

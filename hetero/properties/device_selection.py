@@ -72,7 +72,9 @@ def select_devices(device: str, descriptors: Sequence[DeviceDescriptor]) -> tupl
             raise PluginLoadError(
                 f"device {plugin!r} cannot be used: {errors_by_plugin[plugin]}", device=plugin
             ) from error
-        raise
+        # The devices of a module that does not load are unknown.
+        broken = [f"{d.plugin} does not load: {d.error}." for d in descriptors if ":" in d.plugin]
+        raise UnknownDeviceError(" ".join([error.message, *broken]), **error.data) from error
 
 
 def select_prioritised_devices(

@@ -130,7 +130,8 @@ class BlobFile:
         magic, version, zero, header_nbytes, nbytes, _ = form.PREFIX.unpack(first)
         if magic != form.MAGIC:
             raise BlobError(
-                f"{where}: not a blob: it starts with {magic!r}, expected {form.MAGIC!r}."
+                f"{where}: not a blob: it starts with {magic!r}, expected {form.MAGIC!r}. Write "
+                "one with `hetero compile -o` or CompiledModel.export_model."
             )
         if version != form.FORMAT_VERSION:
             raise BlobError(

@@ -61,13 +61,21 @@ FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...
     "absent": (lambda path: None, errors.ModelNotFoundError, ("does not exist", "light:")),
     "folder": (write_folder, errors.ModelNotFoundError, ("is a folder",)),
     "empty": (lambda p: p.write_bytes(b""), errors.ModelError, ("an ONNX model",)),
-    "text": (lambda p: p.write_text("a model\n"), errors.ModelError, ("not an ONNX model",)),
+    "text": (
+        lambda p: p.write_text("a model\n"),
+        errors.ModelError,
+        ("not an ONNX model", "Pass a complete ONNX file"),
+    ),
     "garbage": (
         lambda p: p.write_bytes(np.random.default_rng(0).bytes(500)),
         errors.ModelError,
         ("not an ONNX model", "500 bytes"),
     ),
-    "truncated": (write_truncated, errors.ModelError, ("not an ONNX model",)),
+    "truncated": (
+        write_truncated,
+        errors.ModelError,
+        ("not an ONNX model", "Pass a complete ONNX file"),
+    ),
     "huge": (write_huge, errors.ModelError, ("2147483653", "save_as_external_data")),
     "opset": (
         lambda p: write_model(p, opset=999),
@@ -261,8 +269,8 @@ INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
     "nothing": ({}, errors.TensorNameError, ("'x'", "missing")),
     "misnamed": ({"X": X}, errors.TensorNameError, ("'X'", "'x'")),
     "extra": ({"x": X, "z": X}, errors.TensorNameError, ("'z'", "'x'")),
-    "two for one": ([X, X], errors.TensorNameError, ("at most 1 inputs", "got 2", "'x'")),
-    "two arguments": ((X, X), errors.TensorNameError, ("at most 1 inputs", "got 2", "'x'")),
+    "two for one": ([X, X], errors.TensorNameError, ("at most 1 input (", "got 2", "'x'")),
+    "two arguments": ((X, X), errors.TensorNameError, ("at most 1 input (", "got 2", "'x'")),
     "shape": ({"x": X[:, :2]}, errors.TensorShapeError, ("[N, 3]", "[2, 2]")),
     "rank": ({"x": X[0]}, errors.TensorShapeError, ("[N, 3]", "[3]")),
     "complex": ({"x": X + 1j}, errors.TensorTypeError, ("complex", "float")),
@@ -426,6 +434,24 @@ def test_device_list_skips_broken_plugin_with_warning(model, caplog):
         assert "pip install broken-runtime" in message
         with pytest.raises(errors.UnknownDeviceError, match="BROKN"):
             core.compile_model(model, "HETERO:BROKN,CPU")
+
+
+def test_device_of_a_module_that_does_not_load(model, shell):
+    reason = "nomodule:DensePlugin does not load: ModuleNotFoundError: No module named 'nomodule'."
+    with hetero.Core("inprocess") as core:
+        core.register_plugin("nomodule:DensePlugin")
+        with pytest.raises(errors.UnknownDeviceError, match=reason) as raised:
+            core.compile_model(model, "DENSE")
+        assert raised.value.device == "DENSE"
+    result = shell("check-device DENSE --plugin nomodule:DensePlugin", ray=True)
+    assert result.code == 1
+    assert f"the plugins are CPU, ORT, OV, GPU, NULL. {reason}" in result.err
+
+
+def test_check_of_a_missing_blob(shell, tmp_path):
+    result = shell("check", tmp_path / "no.blob")
+    assert result.code == 2
+    assert "no.blob does not exist; write a blob with `hetero compile -o`." in result.err
 
 
 def test_known_device_that_is_not_installed(model, shell, caplog):
