@@ -47,6 +47,7 @@ _NEEDS_1_23: Final[Mapping[str, str]] = {
     "tests/devices/ort/test_plugin.py::test_refusal_code_and_message[(uint32[2] x)": _OPERATORS,
     "tests/devices/faults/test_openvino.py::test_proof_is_refused_and_runs_on_another_device"
     "[layout=1 is ignored]": "its evaluator fails",
+    "tests/features/test_operators.py::test_results_of_all_operators_cross_to": _OPERATORS,
     "tests/devices/model/test_reader.py::test_model_saved_with_external_weights_round_trips"
     "[float6": _OPERATORS,
     "tests/devices/model/test_type_inference_worker.py::test_failure_is_returned": (

@@ -40,5 +40,7 @@ def test_planning_options_name_their_properties_and_values_in_upper_case(shell):
 
 
 def test_pool_commands_accept_only_options_that_apply(shell):
-    assert "No such option '--executor'" in shell("pool up").err
+    error = shell("pool up").err
+    assert "No such option" in error
+    assert "--executor" in error
     assert "--executor" not in shell("pool up --help", ray=True).out
