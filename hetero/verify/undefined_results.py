@@ -64,7 +64,8 @@ def _power(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str |
     base, exponent = inputs[:2]
     if base is None or base.dtype.kind not in "iu":
         return None
-    wide = np.asarray(base, np.float64) ** np.asarray(exponent, np.float64)
+    with np.errstate(all="ignore"):
+        wide = np.asarray(base, np.float64) ** np.asarray(exponent, np.float64)
     is_inside = np.isfinite(wide) & (np.abs(wide) < float(np.iinfo(base.dtype).max))
     return None if is_inside.all() else "the power of an integer outside the type's range"
 
