@@ -156,7 +156,7 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
         hetero.Core("inprocess", devices={device: 2}) as core,
         ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool,
     ):
-        traits = {d.name: d.memory_traits for d in core.device_descriptors}
+        traits = {d.name: d.memory_traits.with_blocks for d in core.device_descriptors}
         full = traits[devices[0]]
         for number in range(count):
             if number % BUDGETS == 0:
@@ -185,10 +185,11 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
             subgraphs = report.replicas[0].partition.subgraphs
             for prediction in report.memory:
                 parts = [s for s in subgraphs if s.device == prediction.device]
-                compact = traits[prediction.device].compact_options
+                config = dict(full.compact_options) if prediction.compact else {}
+                if full.values_option:
+                    config[full.values_option] = prediction.values_nbytes // len(parts)
                 with tempfile.TemporaryDirectory(prefix="hetero-budgets-") as folder:
                     paths = [_save(s, Path(folder)) for s in parts]
-                    config = dict(compact) if prediction.compact else {}
                     outcome = pool.submit(run_part, device, paths, prediction, config).result()
                 yield row | outcome
 

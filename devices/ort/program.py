@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -23,11 +24,11 @@ from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
-from hetero.devices.ort.exact_arena import exact_arena
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.session import open_mapped_session, open_session, session_model
+from hetero.devices.ort.sized_arena import sized_arena
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
@@ -208,21 +209,31 @@ class OrtProgram(Program):
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         # A MatMul of dequantised weights computes in float32; by default its input becomes int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        if self._config["ORT_MAPPED_WEIGHTS"]:
+        if self._config["ORT_MAPPED_WEIGHTS"] or (
+            self._config["ORT_ARENA_NBYTES"] and self._packs_weights_in_arena()
+        ):
             options.add_session_config_entry("session.disable_prepacking", "1")
         return options
+
+    def _packs_weights_in_arena(self) -> bool:
+        """Return whether kernels take packed weights from the arena while the model is compiled.
+
+        The arena's block would then exist together with other copies of the weights.
+        """
+        return any(node.op_type == "ConvTranspose" for node in self._source.nodes)
 
     def _open(
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Open a session; also returns the weights' arrays, which must outlive it."""
         data, weights = self._session_source()
-        maps_weights = self._provider.is_cpu and self._config["ORT_MAPPED_WEIGHTS"]
+        is_cpu = self._provider.is_cpu
+        arena_nbytes = self._config["ORT_ARENA_NBYTES"] if is_cpu else 0
         try:
-            if maps_weights:
-                with exact_arena(options):
+            with sized_arena(options, arena_nbytes) if arena_nbytes else nullcontext():
+                if is_cpu and self._config["ORT_MAPPED_WEIGHTS"]:
                     return open_mapped_session(data, weights, options, self._provider), []
-            return open_session(data, weights, options, self._provider)
+                return open_session(data, weights, options, self._provider)
         except Exception as error:
             raise self._compile_error(error) from error
 

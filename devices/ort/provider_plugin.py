@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from hetero.devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
@@ -15,6 +16,7 @@ from hetero.devices.ort.program import OrtProgram
 from hetero.devices.ort.provider import Provider, custom_operator_libraries
 from hetero.devices.ort.provider_library import device_name
 from hetero.devices.ort.remote_memory import MEMORIES, OrtContext, OrtRemoteTensor, run_with_binding
+from hetero.devices.plugin.memory_traits import MemoryTraits
 from hetero.devices.plugin.program import ExecutedNode, RunContext, Value
 from hetero.devices.plugin.properties import FULL_PRECISION, Config, Property, PropertyTable
 from hetero.devices.plugin.remote_memory import RemoteContext, RemoteTensor
@@ -84,6 +86,10 @@ class ProviderPlugin(ORTPlugin):
     provider_name: ClassVar[str]
     program: ClassVar[type[OrtProgram]] = ProviderProgram
     leaves_outputs: ClassVar[bool] = False
+    #: Sessions of providers ignore the options for blocks and mapped weights.
+    memory_traits: ClassVar[MemoryTraits] = replace(
+        ORTPlugin.memory_traits, values_option="", compact_options={}
+    )
     properties: ClassVar[PropertyTable] = _INHERITED_PROPERTIES.extended(
         Property(
             "PROVIDER_OPTIONS",

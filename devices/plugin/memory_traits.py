@@ -57,15 +57,20 @@ class MemoryTraits:
         Whether memory of values is kept for the next run instead of returned to the system.
     overwrites_inputs : bool
         Whether an elementwise operator may write its result over an input.
+    values_option : str
+        Name of the option that takes the size of a block of memory for the values of each compiled
+        model; a device with a memory budget gets it. Empty if there is none.
+    block_values_factor : float
+        The factor of values with that option.
+    block_convolution_values_factor : float
+        The same for stages with convolutions.
+    has_equal_blocks : bool
+        Whether each compiled model has a block for the values of the largest one.
     compact_options : mapping of str to object
         Options with which the device copies the weights of fewer operators; empty if there are
         none.
     compact_copied_operators : frozenset of str
         Operators whose weights the device copies despite its compact options.
-    compact_values_factor : float or None
-        The factor of values with the compact options; None if it is the same.
-    compact_convolution_values_factor : float or None
-        The same for stages with convolutions.
     """
 
     runtime_nbytes: int = 0
@@ -81,10 +86,12 @@ class MemoryTraits:
     convolution_values_factor: float = 1.0
     keeps_values: bool = False
     overwrites_inputs: bool = False
+    values_option: str = ""
+    block_values_factor: float = 1.0
+    block_convolution_values_factor: float = 1.0
+    has_equal_blocks: bool = False
     compact_options: Mapping[str, Any] = field(default_factory=dict)
     compact_copied_operators: frozenset[str] = frozenset()
-    compact_values_factor: float | None = None
-    compact_convolution_values_factor: float | None = None
 
     @property
     def idle_nbytes(self) -> int:
@@ -102,10 +109,23 @@ class MemoryTraits:
 
     def with_options(self, options: Mapping[str, Any]) -> MemoryTraits:
         """Return the traits of a device with some options, which may be its compact ones."""
+        traits = self.with_blocks if options.get(self.values_option) else self
         compact = self.compact_options.items()
         if compact and all(options.get(name) == value for name, value in compact):
-            return self.compact
-        return self
+            return traits.compact
+        return traits
+
+    @property
+    def with_blocks(self) -> MemoryTraits:
+        """The traits with blocks for values; the same traits if there is no such option."""
+        if not self.values_option:
+            return self
+        return replace(
+            self,
+            values_factor=self.block_values_factor,
+            convolution_values_factor=self.block_convolution_values_factor,
+            has_equal_blocks=True,
+        )
 
     @property
     def compact(self) -> MemoryTraits:
@@ -115,10 +135,6 @@ class MemoryTraits:
         return replace(
             self,
             copied_operators=self.compact_copied_operators,
-            values_factor=self.compact_values_factor or self.values_factor,
-            convolution_values_factor=(
-                self.compact_convolution_values_factor or self.convolution_values_factor
-            ),
             compile_copies=Copies(),
             compact_options={},
         )

@@ -248,18 +248,22 @@ class CostPlanner:
     ) -> CompileRequest:
         """Return a request whose options keep placements within the devices' memory.
 
-        Devices whose copies of weights do not fit get their compact options, and the numbers of
-        requests in flight and of sequences with states are limited. Without FIT_MEMORY the request
-        remains the same.
+        Devices get blocks of memory for the values of each stage, those whose copies of weights do
+        not fit also their compact options, and the numbers of requests in flight and of sequences
+        with states are limited. Without FIT_MEMORY the request remains the same.
         """
         if not request.hetero_config["FIT_MEMORY"]:
             return request
         predictions = self.predict_memory(model, placements, request)
         configs = {device: dict(config) for device, config in request.configs.items()}
+        stage_counts = Counter(s.device for p in placements for s in p.partition.subgraphs)
         for device, prediction in predictions.items():
+            traits = request.descriptor(device).memory_traits
+            options = configs.setdefault(device, {})
+            if traits.values_option:
+                options[traits.values_option] = prediction.values_nbytes // stage_counts[device]
             if prediction.compact:
-                traits = request.descriptor(device).memory_traits
-                configs.setdefault(device, {}).update(traits.compact_options)
+                options.update(traits.compact_options)
         limit = request.hetero_config["MAX_REQUESTS_IN_FLIGHT"] or Limits().requests
         limits = {"MAX_REQUESTS_IN_FLIGHT": largest_request_count(predictions, limit)}
         if variables_of(model):
@@ -369,6 +373,8 @@ class CostPlanner:
         traits = {
             d.name: d.memory_traits.with_options(request.configs.get(d.name, {})) for d in devices
         }
+        if request.hetero_config["FIT_MEMORY"]:
+            traits = {name: t.with_blocks for name, t in traits.items()}
         return MemoryModel(traits, constraints.memory_nbytes, sequences=constraints.sessions)
 
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:

@@ -91,6 +91,11 @@ def _predict(
         # A run that joins sequences reads and writes the states of all of them.
         kept_states += sum(n for v, n in sizes.items() if v in states)
         request += sum(n for v, n in sizes.items() if v not in states)
+    largest = max(values, default=0)
+    if traits.has_equal_blocks:
+        values_nbytes = len(values) * largest
+    else:  # an arena keeps the memory of each stage for its next run
+        values_nbytes = sum(values) if traits.keeps_values else largest
     return DeviceMemory(
         device,
         memory.budgets_nbytes.get(device),
@@ -98,8 +103,7 @@ def _predict(
         weights_nbytes=weights,
         copies_nbytes=int(copies),
         compile_nbytes=int(max(compile_copies, default=0)),
-        # An arena keeps the memory of each stage for its next run.
-        values_nbytes=sum(values) if traits.keeps_values else max(values, default=0),
+        values_nbytes=values_nbytes,
         states_nbytes=kept_states * (memory.sequences - 1),
         request_nbytes=request,
         requests=memory.requests,

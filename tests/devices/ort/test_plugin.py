@@ -376,8 +376,8 @@ def test_loop_without_iterations_has_the_sizes_of_its_body(output):
         assert results["y"].shape == (iterations, 2)
 
 
-#: Prints the growth of the private address space while a session exists, and after its end. A
-#: process of its own, because other tests may change how the C library frees memory.
+#: Prints the growth of the private address space at each step of a session's life, in MiB. It runs
+#: in a process of its own, because other tests may change how the C library frees memory.
 ARENA_PROGRAM = """
 import sys
 from pathlib import Path
@@ -390,26 +390,44 @@ def private_nbytes():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(dict(line.split(":", 1) for line in lines)["VmData"].split()[0])
 
-size = 5_000_000  # the arena grows to 32 MB blocks by default
-text = f"g (float[{size}] x) => (float[1] y) {{a = Sin(x) b = Cos(a) c = Tan(b) y = ReduceSum(c)}}"
-model = read_model(parser.parse_model('<ir_version: 8, opset_import: ["": 17]>' + text))
-x = np.ones(size, np.float32)
-for is_mapped in (False, True):
-    before_nbytes = private_nbytes()
-    compiled = ORTPlugin().compile_model(model, {"ORT_MAPPED_WEIGHTS": is_mapped})
+model = read_model(parser.parse_model('<ir_version: 8, opset_import: ["": 17]>' + sys.argv[1]))
+x = np.ones(model.inputs[0].shape, np.float32)
+before_nbytes = private_nbytes()
+compiled = ORTPlugin().compile_model(model, {"ORT_ARENA_NBYTES": int(sys.argv[2]) << 20})
+growth = [private_nbytes() - before_nbytes]
+for _ in range(2):
     compiled([x])
-    open_nbytes = private_nbytes()
-    compiled.close()
-    print((open_nbytes - before_nbytes) / x.nbytes, (private_nbytes() - before_nbytes) / x.nbytes)
+growth.append(private_nbytes() - before_nbytes)
+compiled.close()
+growth.append(private_nbytes() - before_nbytes)
+print(*(nbytes / 2**20 for nbytes in growth))
 """
 
 
-def test_mapped_weights_give_each_session_an_exact_arena():
-    """The numbers are multiples of the input's size; two values are live at the same time."""
-    output = subprocess.run([sys.executable, "-c", ARENA_PROGRAM], capture_output=True, check=True)
-    (default, _), (exact, remaining) = np.array(output.stdout.split(), float).reshape(2, 2)
-    assert exact < 2.2 < default
-    assert remaining < 1  # the arena ends with its session
+def arena_growth(network: str, arena_mib: int) -> list[float]:
+    """Return the growth in MiB after the compilation, after two runs and after the end."""
+    command = [sys.executable, "-c", ARENA_PROGRAM, network, str(arena_mib)]
+    output = subprocess.run(command, capture_output=True, check=True)
+    return list(map(float, output.stdout.split()))
+
+
+def test_arena_joins_small_blocks_to_a_large_one():
+    """Two values of 4 MiB are live at once, and later one of 8 MiB."""
+    network = """g (float[1048576] x) => (float[1] y) <int64[1] size = {2097152}> {
+        a = Sin(x) b = Cos(a) c = ReduceSum(b) d = Expand(c, size) y = ReduceSum(d)}"""
+    _, default, _ = arena_growth(network, 0)
+    _, sized, remaining = arena_growth(network, 9)
+    assert sized < 11
+    assert default > 15
+    assert remaining < 2  # the arena ends with its session
+
+
+def test_arena_takes_no_memory_while_a_model_is_compiled():
+    weights = ", ".join(["1.0"] * 16)
+    network = f"""g (float[1, 2, 4, 4] x) => (float[1, 2, 5, 5] y)
+        <float[2, 2, 2, 2] w = {{{weights}}}> {{ y = ConvTranspose(x, w) }}"""
+    compiled, ran, _ = arena_growth(network, 100)
+    assert compiled < 50 < ran
 
 
 @pytest.mark.parametrize(

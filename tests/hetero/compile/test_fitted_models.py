@@ -44,6 +44,24 @@ class PackingPlugin(CPUPlugin):
         return super().load(payload, model, config)
 
 
+class BlockPlugin(CPUPlugin):
+    """The reference device with an option for the size of a block of values."""
+
+    name: ClassVar[str] = "BLOCK"
+    memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
+        values_option="BLOCK_NBYTES", block_values_factor=2.0
+    )
+    properties: ClassVar[PropertyTable] = CPUPlugin.properties.extended(
+        Property("BLOCK_NBYTES", int, 0, True, "Size of the block of values.")
+    )
+    #: The option of each model that was compiled.
+    sizes: ClassVar[list[int]] = []
+
+    def compile(self, model: Model, config: Config) -> Program:
+        self.sizes.append(config["BLOCK_NBYTES"])
+        return super().compile(model, config)
+
+
 def options(nbytes: int) -> dict[str, Any]:
     memory = {"PACKING": nbytes, "CPU": 1_000_000_000}
     return {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": memory, "VERIFY": "NO"}
@@ -64,6 +82,19 @@ def test_imported_model_keeps_its_compact_options():
         with pytest.raises(PlanError, match=r"expected at least .* on PACKING") as caught:
             core.import_model(stream, config={"DEVICE_MEMORY_NBYTES": {"PACKING": 3 * WEIGHT}})
     assert caught.value.data["budgets_nbytes"]["PACKING"] > 4 * WEIGHT
+
+
+def test_stages_within_a_budget_have_a_block_for_their_values():
+    value_nbytes = WIDTH * 4
+    fit = {"FIT_MEMORY": True, "VERIFY": "NO"}
+    BlockPlugin.sizes.clear()
+    with hetero.Core("inprocess", plugins=[BlockPlugin]) as core:
+        core.compile_model(products(1), "BLOCK", {"VERIFY": "NO"}).close()
+        core.compile_model(products(1), "BLOCK", fit).close()
+        affinity = {"n0": "BLOCK", "n1": "CPU", "n2": "BLOCK"}
+        core.compile_model(products(3), "HETERO:BLOCK,CPU", fit, affinity=affinity).close()
+    # A product reads a value and writes another, and the factor of blocks is 2.
+    assert BlockPlugin.sizes == [0, *[2 * 2 * value_nbytes] * 3]
 
 
 @pytest.mark.parametrize("replicas", [2, "1..2"])

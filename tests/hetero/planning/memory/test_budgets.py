@@ -157,7 +157,7 @@ def test_mapped_weights_run_within_the_predicted_memory_and_not_below(worker):
         config = {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": budget}
         (memory,) = core.plan_model(model, "ORT", config).memory
     assert memory.compact
-    options = plugin.memory_traits.compact_options
+    options = plugin.memory_traits.compact_options | {"ORT_ARENA_NBYTES": memory.values_nbytes}
     own_nbytes = memory.peak_nbytes - idle_nbytes
     run = partial(worker.submit, run_within, [model])
     assert not run(own_nbytes, plugin, options).result()

@@ -74,6 +74,21 @@ def test_convolutions_need_more_memory_for_values(operator, factor):
     assert memory.values_nbytes == factor * 2 * 16 * 4
 
 
+def test_blocks_of_all_stages_hold_the_values_of_the_largest():
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[8] x) => (float[16] y) {
+        a = Sin(x) b = Cos(a) y = Concat<axis = 0>(b, b)}"""
+    model = read_model(parse_model(text))
+    split = partition(model, dict(zip(model.node_names, "ABA", strict=True)))
+    traits = MemoryTraits(keeps_values=True, values_option="BLOCK", block_values_factor=2.0)
+    expected = {0: 2 * 8 * 4 + (8 + 16) * 4, 100: 2.0 * 2 * (8 + 16) * 4}
+    for block_nbytes, values_nbytes in expected.items():
+        memory = MemoryModel({"A": traits.with_options({"BLOCK": block_nbytes})}, {})
+        prediction = predict_memory(model, split.subgraphs, memory)["A"]
+        assert prediction.values_nbytes == values_nbytes
+    assert traits.with_blocks == traits.with_options({"BLOCK": 100})
+    assert MemoryTraits().with_blocks == MemoryTraits()
+
+
 @pytest.mark.parametrize(
     ("budget_nbytes", "count"),
     # 400 bytes are taken; each further request or sequence takes 100.
