@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -25,6 +25,8 @@ Event = dict[str, Any]
 ONE_WRITE_NBYTES: Final = 65536
 #: The header with the length of a body's JSON, if raw numbers follow it.
 JSON_NBYTES_HEADER: Final = b"inference-header-content-length"
+#: The scope's key of a function that receives the rest of a body in the application's memory.
+RECEIVE_INTO: Final = "hetero.receive_into"
 #: Alignment of numpy's arrays, which suffices for every element type.
 _ALIGNMENT: Final = 16
 _access: Final = logging.getLogger("hetero.serve.access")
@@ -34,6 +36,13 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 def trace_of(header: str) -> str:
     """Return a ``traceparent`` (W3C Trace Context) unchanged; empty if it is malformed."""
     return header if _TRACEPARENT.fullmatch(header) else ""
+
+
+class InPlaceReader(Protocol):
+    """Receives the rest of a body in place."""
+
+    def take(self) -> int:
+        """Return the number of bytes that have arrived since the last call."""
 
 
 class Exchange:
@@ -55,7 +64,7 @@ class Exchange:
 
     def __init__(
         self,
-        scope: Mapping[str, Any],
+        scope: dict[str, Any],
         receive: Callable[[], Awaitable[Event]],
         send: Callable[[Event], Awaitable[None]],
         reservation: Reservation,
@@ -68,6 +77,10 @@ class Exchange:
         self.body: Raw = b""
         self.status = self.received_nbytes = self.sent_nbytes = 0
         self.has_events = self.is_disconnected = False
+        #: Receives the rest of the body in place; None if the server cannot do that. It is removed
+        #: from the scope, because it refers to the connection, and that to the scope.
+        self._receive_into: Callable[[memoryview], InPlaceReader] | None
+        self._receive_into = scope.pop(RECEIVE_INTO, None)
         self._head: Headers | None = ()
         self._parts: Sequence[Raw] = ()
         self._start_s = time.perf_counter()
@@ -78,9 +91,11 @@ class Exchange:
 
     async def read(self, options: ServerOptions) -> None:
         """Read the body; refuse one that is too large or too slow, or has no room in memory."""
-        limit, parts, is_complete = options.body_nbytes, [], False
-        if parse_number(self.headers.get(b"content-length", b"")) > limit:
+        limit, parts, is_complete = options.body_nbytes, list[bytes](), False
+        announced_nbytes = parse_number(self.headers.get(b"content-length", b""))
+        if announced_nbytes > limit:
             raise _too_large(limit)
+        memory, reader = memoryview(b""), None
         try:
             async with asyncio.timeout(options.body_s):
                 while not is_complete:
@@ -88,29 +103,36 @@ class Exchange:
                     if event["type"] == "http.disconnect":
                         self.is_disconnected = True
                         raise RequestCancelledError("the client has disconnected.")
-                    parts.append(event["body"])
-                    self.received_nbytes += len(parts[-1])
+                    if reader is None:
+                        parts.append(event["body"])
+                        nbytes = len(parts[-1])
+                    else:
+                        nbytes = reader.take()
+                    self.received_nbytes += nbytes
                     if self.received_nbytes > limit:
                         raise _too_large(limit)
-                    self.reservation.add(len(parts[-1]))
+                    self.reservation.add(nbytes)
                     is_complete = not event["more_body"]
+                    if not is_complete and reader is None and self._receive_into is not None:
+                        memory = self._body_memory(announced_nbytes)
+                        memory[: self.received_nbytes] = parts[0]
+                        reader = self._receive_into(memory[self.received_nbytes :])
         except TimeoutError:
             raise protocol_error(
                 f"the body did not arrive within {options.body_s:g} s.", 408
             ) from None
-        self.body = parts[0] if len(parts) == 1 else self._join(parts)
+        if reader is None and len(parts) > 1:
+            memory, at = self._body_memory(self.received_nbytes), 0
+            for part in parts:
+                memory[at : at + len(part)] = part
+                at += len(part)
+        self.body = memory.toreadonly() if memory else parts[0]
 
-    def _join(self, parts: Sequence[Raw]) -> Raw:
-        """Return a body that came in parts; its raw numbers begin at an aligned address."""
+    def _body_memory(self, nbytes: int) -> memoryview:
+        """Return memory for the body, in which raw numbers begin at an aligned address."""
         json_nbytes = parse_number(self.headers.get(JSON_NBYTES_HEADER, b""))
         start = -json_nbytes % _ALIGNMENT
-        memory = np.empty(start + self.received_nbytes, np.uint8)
-        view = memory.data[start:]
-        at = 0
-        for part in parts:
-            view[at : at + len(part)] = part
-            at += len(part)
-        return view.toreadonly()
+        return np.empty(start + nbytes, np.uint8).data[start:]
 
     async def cancel_on_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that may take long; cancel it if the client disconnects."""

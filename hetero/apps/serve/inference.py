@@ -31,6 +31,11 @@ _INLINE_S: Final = 0.0005
 _NOISE_S: Final = 0.02
 
 
+def _set_result(future: asyncio.Future[None]) -> None:
+    if not future.done():  # its task was cancelled meanwhile
+        future.set_result(None)
+
+
 class Inference:
     """A request; as a context manager it counts itself as succeeded or failed.
 
@@ -98,15 +103,16 @@ class Inference:
 
     async def wait(self) -> None:
         """Wait until the devices have answered; cancel the request if this is cancelled."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
 
         def wake(_: object) -> None:
             with suppress(RuntimeError):  # the loop has ended, and with it the waiting task
-                loop.call_soon_threadsafe(done.set)
+                loop.call_soon_threadsafe(_set_result, done)
 
         self._submission.future.add_done_callback(wake)
         try:
-            await done.wait()
+            await done
         except asyncio.CancelledError:
             self._submission.cancel()
             raise

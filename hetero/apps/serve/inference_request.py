@@ -136,7 +136,7 @@ def check_document(document: RequestDocument) -> None:
                 501,
             )
     for tensor in document.inputs:
-        if math.prod(max(size, 1) for size in tensor.shape) > MAX_ELEMENTS:
+        if math.prod(filter(None, tensor.shape)) > MAX_ELEMENTS:  # whatever has size 0
             raise protocol_error(f"input {tensor.name!r}: shape {tensor.shape} is too large.")
 
 

@@ -6,9 +6,11 @@ import json
 import socket
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from hetero.apps.serve.server import Server
+from hetero.apps.serve.service import BodyBudget
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.serving import (
     INFER,
@@ -112,6 +114,90 @@ def test_refused_body_is_discarded_within_a_bound(server, monkeypatch):
         assert read_answer(reader)[0].startswith(b"HTTP/1.1 401")
         assert is_closed(client, bytes(10**5))
     assert_serves(server)
+
+
+@pytest.fixture
+def in_place(monkeypatch):
+    """Receive bodies of 2000 bytes in place, and wake the application every 1000 bytes."""
+    monkeypatch.setattr(http_protocol, "MIN_IN_PLACE_NBYTES", 2000)
+    monkeypatch.setattr(http_protocol, "MAX_UNREAD_NBYTES", 1000)
+
+
+def bodies_of(server: Server) -> BodyBudget:
+    """Return the budget of all bodies."""
+    bodies: BodyBudget = server._uvicorn.config.app._service.bodies
+    return bodies
+
+
+def raw_request(values: np.ndarray) -> bytes:
+    """Return a request with raw numbers."""
+    x = {"name": "x", "shape": values.shape, "datatype": "FP32"}
+    x["parameters"] = {"binary_data_size": values.nbytes}
+    document = json.dumps({"inputs": [x]}).encode()
+    headers = (
+        f"authorization: Bearer secret\r\ninference-header-content-length: {len(document)}\r\n"
+    )
+    return posted(document + values.tobytes(), more=headers)
+
+
+def send_first_part(server: Server, client: socket.socket, request: bytes) -> bytes:
+    """Send 1000 bytes; return the rest once the server receives it in place."""
+    client.sendall(request[:1000])
+    state = server._uvicorn.server_state
+    until(lambda: any(connection._reader for connection in state.connections))
+    return request[1000:]
+
+
+def test_body_received_in_place_is_complete(server, in_place):
+    values = np.arange(20_000, dtype=np.float32)
+    small = posted(BODY, more="authorization: Bearer secret\r\n")
+    with connected(server) as client:
+        reader = client.makefile("rb")
+        for _ in range(2):
+            rest = send_first_part(server, client, raw_request(values))
+            client.sendall(rest[:30_000])
+            client.sendall(rest[30_000:] + small)  # the next request begins in the same read
+            for expected in (values + 1, np.array([2, 3], np.float32)):
+                head, body = read_answer(reader)
+                assert head.startswith(b"HTTP/1.1 200")
+                assert json.loads(body)["outputs"][0]["data"] == expected.tolist()
+
+
+def test_body_in_place_without_room_is_refused(server, in_place, monkeypatch):
+    request = raw_request(np.zeros(20_000, np.float32))
+    with connected(server) as client:
+        reader = client.makefile("rb")
+        rest = send_first_part(server, client, request)
+        monkeypatch.setattr(bodies_of(server), "_limit", 30_000)
+        client.sendall(rest[:40_000])
+        assert read_answer(reader)[0].startswith(b"HTTP/1.1 503")
+        monkeypatch.undo()
+        client.sendall(rest[40_000:] + request)  # the rest is discarded
+        assert read_answer(reader)[0].startswith(b"HTTP/1.1 200")
+    assert bodies_of(server).used == 0
+
+
+def test_body_in_place_of_lost_connection_is_freed(server, in_place):
+    with connected(server) as client:
+        send_first_part(server, client, raw_request(np.zeros(20_000, np.float32)))
+        client.sendall(bytes(10_000))
+    until(lambda: not server._uvicorn.server_state.connections)
+    until(lambda: bodies_of(server).used == 0)
+    assert_serves(server)
+
+
+def test_tiny_parts_of_a_body_in_place_are_refused(server, in_place, monkeypatch):
+    monkeypatch.setattr(http_protocol, "FREE_CHUNKS", 3)
+    monkeypatch.setattr(http_protocol, "MIN_CHUNK_NBYTES", 1000)
+    connections = server._uvicorn.server_state.connections
+    with connected(server) as client:
+        rest = send_first_part(server, client, raw_request(np.zeros(20_000, np.float32)))
+        [reader] = [connection._reader for connection in connections]
+        for num_sent in range(100, 2000, 100):
+            if connections:
+                client.sendall(rest[:100])
+                until(lambda num=num_sent: reader.num_received == num or not connections)
+        assert client.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 def test_slow_head_is_refused(server, monkeypatch):
