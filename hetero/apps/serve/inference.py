@@ -61,7 +61,7 @@ class Inference:
         self._regions = regions
         self._values: Mapping[str, Value]
         self._submission: Submission | CompletedSubmission
-        self._response: Response
+        self._response: Response | CompletedSubmission
         self._is_running = False
         self._start_s = time.perf_counter()
 
@@ -99,7 +99,8 @@ class Inference:
     @property
     def is_done(self) -> bool:
         """Whether the devices have answered."""
-        return self._submission.future.done()
+        submission = self._submission
+        return isinstance(submission, CompletedSubmission) or submission.future.done()
 
     async def wait(self) -> None:
         """Wait until the devices have answered; cancel the request if this is cancelled."""
@@ -120,7 +121,11 @@ class Inference:
     def outputs(self) -> list[OutputTensor]:
         """Return the requested outputs; encode them next."""
         self._encode_start_s = time.perf_counter()
-        self._response = self._submission.future.result()
+        submission = self._submission
+        if isinstance(submission, CompletedSubmission):
+            self._response = submission
+        else:
+            self._response = submission.future.result()
         names, results = self.model.output_names, self._response.outputs
         return [*requested_outputs(self.request, names, results, self._regions)]
 

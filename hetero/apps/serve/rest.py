@@ -273,7 +273,10 @@ def _decoded_nbytes(model: ServedModel, body: Raw, json_nbytes: bytes | None) ->
 
 
 def _nbytes(outputs: Sequence[OutputTensor]) -> int:
-    return sum(output.array.nbytes for output in outputs)
+    nbytes = 0
+    for output in outputs:  # without the frames of a generator: each request comes here
+        nbytes += output.array.nbytes
+    return nbytes
 
 
 def _only_value(document: dict[str, Any]) -> Any:
