@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hetero.compile.autoscaling import ScalingPolicy
+from hetero.compile.autoscaling import Autoscaler, ScalingPolicy
 from hetero.compile.compiled_model import CompiledModel
-from hetero.devices.errors import PropertyError, UnknownDeviceError
+from hetero.devices.errors import InferenceError, PropertyError, UnknownDeviceError
 from tests.support.core_fixtures import core_fixture
 from tests.support.gated_plugin import GatedPlugin
 from tests.support.models import branches, branches_output
@@ -59,6 +59,21 @@ def test_policy_starts_a_delay_when_the_load_changes_direction():
 
 def test_policy_stays_within_its_bounds():
     assert decisions(policy(0.0), [(0.0, 99), (1.0, 99), (2.0, 0)]) == [1, 4, 1]
+
+
+def test_failed_start_is_repeated_after_ten_seconds():
+    times = []
+
+    def start_replica(number):
+        times.append((now_s, number))
+        raise InferenceError("no device is free")
+
+    scaler = Autoscaler(None, start_replica, ScalingPolicy(1, 4, 1.0, up_delay_s=0.0))
+    scaler._replicas[0].num_requests = 4
+    for now_s in (0.0, 9.99, 10.0, 19.99, 20.0):
+        scaler.scale(now_s)
+    assert times == [(0.0, 0), (10.0, 0), (20.0, 0)]
+    assert scaler.num_replicas == 1
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -122,8 +137,9 @@ def test_range_outside_the_devices_raises(core, replicas, message):
 
 def test_range_for_a_model_with_states_raises(core):
     model = core.read_model(running_sum(), states={"before": "after"})
-    with pytest.raises(PropertyError, match="has states, which belong to a replica"):
+    with pytest.raises(PropertyError, match="has states, which belong to a replica") as caught:
         core.compile_model(model, DEVICES, {"REPLICAS": "1..2", "VERIFY": "NO"})
+    assert caught.value.property == "REPLICAS"
 
 
 # REPLICAS=auto.

@@ -17,6 +17,7 @@ from hetero.devices.errors import (
 )
 from tests.support.core_fixtures import core_fixture
 from tests.support.models import branches, branches_output
+from tests.support.stateful_models import running_sum
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU.0,CPU.1,CPU.2"
@@ -177,3 +178,22 @@ def test_options_of_another_model_stay(core, compiled):
         assert other.get_property("REQUEST_TIMEOUT_S") == 3.0
         assert other.get_property("NUM_STREAMS") == 1
     assert compiled.get_property("REQUEST_TIMEOUT_S") == 55.5
+
+
+def test_ports_exclude_states(core):
+    model = core.read_model(running_sum(), states={"before": "after"})
+    with core.compile_model(model, "CPU") as compiled:
+        names = [[port.name for port in ports] for ports in (compiled.inputs, compiled.outputs)]
+    assert names == [["x"], ["y"]]
+
+
+def test_imported_model_tells_why_its_parts_are_not_verified(core):
+    with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"relu": "CPU"}) as compiled:
+        blob = compiled.export_model()
+        assert compiled.verification.verdicts == ()
+    with core.import_model(blob, config={"VERIFY": "YES"}) as imported:
+        verdicts = imported.verification.verdicts
+    assert {(verdict.device, verdict.status) for verdict in verdicts} == {("ORT", "not verified")}
+    assert {verdict.reason for verdict in verdicts} == {
+        "it was imported; compile the model again to verify it"
+    }

@@ -149,3 +149,9 @@ def test_cache_distinguishes_optional_inputs_from_weights(core, tmp_path):
     for model in (compiled, cached):
         expected = run_onnxruntime({"x": X, "b": B})[0]
         np.testing.assert_allclose(model({"x": X, "b": B})[0], expected)
+
+
+def test_models_of_overridden_inputs_are_cached(core, tmp_path):
+    config = {"CACHE_DIR": str(tmp_path)}
+    compile_layer(core, "CPU", config)({"x": X, "w": W})
+    assert len(list(tmp_path.glob("*.stage"))) == 2
