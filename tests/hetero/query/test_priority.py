@@ -131,6 +131,14 @@ def test_query_priority_pins_limit_the_queries(model):
     }
 
 
+def test_query_priority_asks_devices_with_pins_though_all_other_nodes_have_one(model):
+    devices = Devices(ORT="Add Abs Neg", CPU="Add Abs Neg", NULL="Add Abs Neg")
+    names = ["ORT", "CPU", "NULL"]
+    support = query_priority(model, names, devices, collect_pins(model, names, {"n4": "NULL"}))
+    assert [device for device, _ in devices.queries] == ["ORT", "NULL"]
+    assert (support["n3"], support["n4"]) == ("ORT", "NULL")
+
+
 def test_assign_refused_pin_raises_with_reason(model):
     devices = Devices(ORT="Add", CPU="Add Abs Neg")
     pins = collect_pins(model, ["ORT", "CPU"], {"n2": "ORT", "op:Neg": "ORT"})

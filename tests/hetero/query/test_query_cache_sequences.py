@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hetero.devices.errors import DeviceError
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.support import Refusal, Support
 from hetero.query.query_cache import QueryCache
+from tests.scheduler.endpoints import wait_for
 from tests.support.compile_requests import compile_request
 from tests.support.graphs import build
 
@@ -97,6 +99,28 @@ class QueryCacheCalls(RuleBasedStateMachine):
 
 TestQueryCacheCalls = QueryCacheCalls.TestCase
 TestQueryCacheCalls.settings = settings(max_examples=25, stateful_step_count=12)
+
+
+@pytest.mark.parametrize("error", [DeviceError("lost"), KeyboardInterrupt()])
+def test_waiting_thread_gets_the_error_but_not_the_interrupt_of_another(error):
+    model = build("n: y = Neg(x)", outputs="y")
+    others = []
+
+    def query(device: str, queried_model: Model, config: Any) -> Support:
+        if others:
+            return Support({"n": "second query"})
+        others.append(pool.submit(cache.support, device, model, config))
+        (pending,) = cache._results[model].values()
+        wait_for(lambda: pending._condition._waiters)  # the other thread waits for this query
+        raise error
+
+    cache = QueryCache(query)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(type(error)):
+        cache.support("X.0", model, {})
+    if isinstance(error, DeviceError):
+        assert others[0].exception() is error
+    else:
+        assert dict(others[0].result()) == {"n": "second query"}
 
 
 def test_querier_uses_the_options_of_each_device():

@@ -52,7 +52,10 @@ def test_refusal_counts_for_each_replica_that_has_the_node():
     assert refusals == {"X.0": {"a": FIRST, "c": SECOND}, "Y.0": {"a": FIRST}}
 
 
-@pytest.mark.parametrize("error", [failure(a=SECOND), failure(z=FIRST), failure()])
+@pytest.mark.parametrize(
+    "error",
+    [failure(a=SECOND), failure(z=FIRST), failure(), UnsupportedNodesError("without its nodes")],
+)
 def test_failure_without_a_new_refusal_is_raised(error):
     with pytest.raises(UnsupportedNodesError) as caught:
         add_refusals([AFFINITY], error, {"X.0": {"a": FIRST}})
@@ -155,6 +158,7 @@ def test_equal_parts_of_a_model_are_one_object(model):
     ("support", "expected"),
     [
         (Support({}, {"a": {"X.0": FIRST, "X.1": SECOND}}, {"a": {"X.0": THIRD}}), FIRST),
+        (Support({}, {"a": {"X.1": SECOND, "X.0": FIRST}}), FIRST),
         (Support({}, {"a": {"X.1": SECOND}}), SECOND),
         (Support({}, {}, {"a": {"X.0": THIRD}}), THIRD),
         (Support({}, {"a": {}}, {"a": {"X.0": THIRD}}), THIRD),

@@ -351,3 +351,21 @@ def test_measured_node_times_are_scaled_to_the_percentile():
     assert times["b"] == Time(2.0, "measured")
     # All three nodes have equal work, so the third is estimated by the mean of the others.
     assert (times["d"].seconds, times["d"].source) == (pytest.approx(1.5), "estimated")
+
+
+@pytest.mark.parametrize(
+    ("until_s", "run_s", "num_runs"),
+    # Two runs, 0.02 s, or half of the time; at most until its end.
+    [(10.0, 0.05, 2), (10.0, 0.0055, 4), (0.02, 0.0055, 2), (0.01, 0.05, 1)],
+)
+def test_number_of_warm_up_runs(until_s, run_s, num_runs, monkeypatch):
+    clock = SimpleNamespace(now_s=0.0, runs=0)
+
+    def run_request(deployment, inputs):
+        clock.now_s += run_s
+        clock.runs += 1
+
+    monkeypatch.setattr(timing, "run_request", run_request)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    timing._warm_up(SimpleNamespace(), {}, until_s)
+    assert clock.runs == num_runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,16 @@ def test_anneal_is_feasible_and_never_worse(cases):
         assert (
             optimum * (1 - 1e-12) <= bottleneck <= device_seconds(base, start).max() * (1 + 1e-12)
         )
+
+
+def test_anneal_is_cut_short_only_by_its_deadline(cases):
+    base = collapse_groups(cases[0][0]).problem
+    start = priority_plan(base)
+    assert start is not None
+    now_s = time.monotonic()
+    assert anneal(base, start, proposals=1, seed=3, deadline=now_s) == (start, True)
+    unlimited = anneal(base, start, proposals=2_000, seed=3)
+    assert anneal(base, start, proposals=2_000, seed=3, deadline=now_s + 1e6) == unlimited
 
 
 def test_anneal_with_very_slow_device_does_not_overflow():
