@@ -43,7 +43,8 @@ def test_workspace_of_an_operator(shape, weights, node, nbytes):
     "node", ["Conv(x, w)", "ConvTranspose(x, w)", "MaxPool<kernel_shape=[2]>(x)"]
 )
 def test_inputs_of_unknown_rank_have_no_workspace(node):
-    text = f"""<ir_version: 9, opset_import: ["": 18]> g (float[] x, float[] w) => (y) {{ y = {node} }}"""
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+    g (float[] x, float[] w) => (y) {{ y = {node} }}"""
     model = read_model(parse_model(text))
     assert [port.shape for port in model.inputs] == [None, None]
     assert workspace_nbytes(model, model.nodes[0], MemoryTraits()) == 0
