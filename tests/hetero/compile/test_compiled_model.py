@@ -187,7 +187,7 @@ def test_ports_exclude_states(core):
     assert names == [["x"], ["y"]]
 
 
-def test_imported_model_tells_why_its_parts_are_not_verified(core):
+def test_imported_model_tells_why_it_is_not_verified(core):
     with core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"relu": "CPU"}) as compiled:
         blob = compiled.export_model()
         assert compiled.verification.verdicts == ()

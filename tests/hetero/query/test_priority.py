@@ -131,7 +131,7 @@ def test_query_priority_pins_limit_the_queries(model):
     }
 
 
-def test_query_priority_asks_devices_with_pins_though_all_other_nodes_have_one(model):
+def test_query_priority_queries_devices_with_pins_alone(model):
     devices = Devices(ORT="Add Abs Neg", CPU="Add Abs Neg", NULL="Add Abs Neg")
     names = ["ORT", "CPU", "NULL"]
     support = query_priority(model, names, devices, collect_pins(model, names, {"n4": "NULL"}))

@@ -102,7 +102,7 @@ TestQueryCacheCalls.settings = settings(max_examples=25, stateful_step_count=12)
 
 
 @pytest.mark.parametrize("error", [DeviceError("lost"), KeyboardInterrupt()])
-def test_waiting_thread_gets_the_error_but_not_the_interrupt_of_another(error):
+def test_waiting_thread_gets_errors_but_no_interrupt(error):
     model = build("n: y = Neg(x)", outputs="y")
     others = []
 
