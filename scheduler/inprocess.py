@@ -24,7 +24,7 @@ from hetero.devices.plugin.registry import PluginEntry, close_plugins, find_plug
 from hetero.devices.plugin.remote_memory import RemoteContext
 from hetero.devices.plugin.support import Support
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.devices.request.request import DEFAULT_REQUEST, INLINE_REQUEST, Request
+from hetero.devices.request.request import DEFAULT_REQUEST, INLINE_REQUEST, QUICK_REQUEST, Request
 from hetero.scheduler.channels.channel import Channel, Receiver
 from hetero.scheduler.channels.memory import Switchboard
 from hetero.scheduler.client.deployment import Deployment
@@ -214,7 +214,7 @@ class InProcessDeployment(Deployment):
 
         Returns -1 if it must not run it, or the request program does not support it.
         """
-        is_plain = request.timeout_s is None and request.is_plain
+        is_plain = request is QUICK_REQUEST or (request.timeout_s is None and request.is_plain)
         if not is_plain or not self._runner.home_process.is_current:
             return -1
         if request.inline is not None:

@@ -116,8 +116,9 @@ class RequestStateMachine:
     def ended_run(self, attribute: str) -> Run:
         """Return the last run; RequestBusyError if it has not ended."""
         with self._lock:
-            self._require_idle(attribute)
-            return self.started_run(attribute)
+            if self.state is not _IDLE:
+                self._require_idle(attribute)
+            return self.run or self.started_run(attribute)
 
     def is_calling_back(self) -> bool:
         """Return whether the calling thread is inside the last run's callback."""
@@ -348,7 +349,9 @@ class RequestStateMachine:
                 )
         with self._lock:
             self.state = _IDLE
-        self._end(run)
+        run.end.set()
+        if run.futures or self.on_end is not None:
+            self._end(run)
 
     def _use_response(self, run: Run) -> None:
         """Store the states and node times of a response."""

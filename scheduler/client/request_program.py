@@ -163,7 +163,13 @@ class RequestProgram:
                     return self._adopt(run, inputs, values, results, timings)
                 outputs, timing = result
                 for position, number in forwarded:
-                    values[number] = read_only(outputs[position])
+                    output = outputs[position]
+                    if type(output) is np.ndarray:  # the usual case, without a call
+                        output = output.view()
+                        output.flags.writeable = False
+                        values[number] = output
+                    else:
+                        values[number] = read_only(output)
                 for name, position in produced:
                     results[name] = outputs[position]
                 timings.append(timing)
