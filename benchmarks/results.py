@@ -89,7 +89,7 @@ class Headline:
 HEADLINES = (
     Headline(
         "why",
-        {"variant": "hetero, HETERO:OV,ORT"},
+        {"case": "faster: text encoder", "variant": "hetero, HETERO:OV,ORT"},
         "times_as_fast",
         "A text classifier that OpenVINO refuses, split over OpenVINO and ONNX Runtime, has {} "
         "times the rate of a plain ONNX Runtime session.",
@@ -157,9 +157,10 @@ with AMX, 2 cores), h100-16 and h200-16 (NVIDIA H100 and H200, 16 processor core
 `python -m benchmarks.results page` generates this page.
 """
 FOOT = """
-Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon with AMX, 2 cores). The plot shows
-times relative to peers; hollow circles are earlier versions. `python -m benchmarks.results page`
-generates this page.
+Machines: epyc-2 (AMD EPYC, 2 virtual cores), xeon-2 (Intel Xeon with AMX, 2 cores). `PATH` is
+MLServer's command, and `PYTHON` an interpreter that has KServe's server; each needs an environment
+of its own. The plot shows times relative to peers; hollow circles are earlier versions.
+`python -m benchmarks.results page` generates this page.
 
 ![Times relative to peers](benchmarks/results/ratios.svg)
 """
