@@ -182,7 +182,8 @@ class _PlanPredictor:
         self._task = task
         self._task_problem = task_problem
         self._known_affinities = known_affinities
-        self._placements: dict[Assignment, PlacedPartition] = {}
+        #: Assignment -> the name in the reasons of its placement, and the placement.
+        self._placements: dict[Assignment, tuple[str, PlacedPartition]] = {}
 
     def __call__(self, names: tuple[str, ...], replicas: Replicas) -> Candidate:
         placements = self.placements(names[0], replicas)
@@ -210,14 +211,16 @@ class _PlanPredictor:
         return placements if len(placements) == len(originals) else self._balance(placements)
 
     def placement(self, assignment: Assignment, name: str) -> PlacedPartition:
-        """Return the placement of an assignment; `name` is part of the reasons, if it is new."""
-        if assignment not in self._placements:
+        """Return the placement of an assignment; the reasons of a new affinity contain `name`."""
+        known_name, placed = self._placements.get(assignment, ("", None))
+        if placed is None or known_name != name:
             affinity = self._known_affinities.get(assignment)
             if affinity is None:
                 affinity = self._task_problem.affinity(assignment, f"plan: {name}")
-            split = partition(self._task.model, affinity)
-            self._placements[assignment] = PlacedPartition(split, affinity)
-        return self._placements[assignment]
+            split = placed.partition if placed else partition(self._task.model, affinity)
+            placed = PlacedPartition(split, affinity)
+            self._placements[assignment] = name, placed
+        return placed
 
     def _balance(self, placements: Sequence[PlacedPartition]) -> list[PlacedPartition]:
         """Return placements with shares in proportion to their speed; the largest share first."""

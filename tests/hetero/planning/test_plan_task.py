@@ -197,6 +197,17 @@ def test_replicas_are_chosen_if_they_are_best():
     assert busy_seconds(two) == pytest.approx(dict(two.loads_s))
 
 
+def test_reasons_name_the_chosen_plan():
+    # Device B would take 1 % of the requests: too few for replicas, which are predicted first.
+    model = read_model(chain(4))
+    names = [node.name for node in model.nodes]
+    times = {"A": dict.fromkeys(names, 0.001), "B": dict.fromkeys(names, 0.1)}
+    report = plan_task(task(model, costs(model, times)), PlanOptions(seconds=1.0))
+    assert [a.name for a in report.alternatives if a.chosen] == ["single A"]
+    assert any(a.name == "replicas" for a in report.alternatives)
+    assert set(report.affinity.reasons.values()) == {"plan: single A"}
+
+
 def test_plan_meets_pins_colocation_and_subgraph_limit():
     model = chain(8)
     times = {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")}
