@@ -193,7 +193,7 @@ def test_version_is_the_packages(shell):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=pytest.mark.slow if n == "simulate" else ())
+        pytest.param(n, marks=pytest.mark.slow if n in ("simulate", "bench") else ())
         for n in EXAMPLES
         if n not in ("profile", "plan", "top") and not n.startswith("pool")
     ],

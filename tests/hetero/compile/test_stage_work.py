@@ -68,6 +68,7 @@ def test_work_of_stages_survives_export_and_cache(tmp_path):
 def test_plan_by_cost_takes_the_predicted_times():
     with hetero.Core("inprocess", devices={"NULL": 2}) as core:
         options = {"PERFORMANCE_HINT": "THROUGHPUT", "VERIFY": "NO"}
+        options |= {"PROFILE_SECONDS": 0.2, "PLAN_SECONDS": 0.2}
         model, devices = product(), "HETERO:NULL.0,NULL.1"
         compiled = core.compile_model(model, devices, options, affinity=DEVICE_OF)
         predicted_s = [stage.run_s for stage in compiled.plan_report.stages]
