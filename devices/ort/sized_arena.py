@@ -18,6 +18,9 @@ from hetero.devices.ort.runtime import onnxruntime
 _MAX_NBYTES: Final = 2**31 - 1
 #: Smallest growth if the first block is full, instead of a block of the same size.
 _GROWTH_NBYTES: Final = 2**20
+#: The rest of a block beyond a value is used if it is at least as large as this; by default a value
+#: takes all of a block of up to twice its size.
+_MAX_GAP_NBYTES: Final = 256
 #: The arena of new sessions belongs to the process.
 _LOCK: Final = threading.Lock()
 
@@ -31,6 +34,7 @@ def sized_arena(options: onnxruntime.SessionOptions, nbytes: int) -> Iterator[No
     sizes = {
         "initial_chunk_size_bytes": min(nbytes, _MAX_NBYTES),
         "max_power_of_two_extend_bytes": _GROWTH_NBYTES,
+        "max_dead_bytes_per_chunk": _MAX_GAP_NBYTES,
     }
     with _LOCK:
         _register_arena(sizes)

@@ -422,6 +422,14 @@ def test_arena_joins_small_blocks_to_a_large_one():
     assert remaining < 2  # the arena ends with its session
 
 
+def test_small_value_uses_the_rest_of_a_block():
+    """Values of 6 and 3 MiB are live at once."""
+    network = """g (float[2, 786432] x) => (float[1, 1] y) <int64[1] axis = {0}> {
+        a = Sin(x) b = ReduceSum(a, axis) y = ReduceSum(b) }"""
+    _, ran, _ = arena_growth(network, 10)
+    assert ran < 12
+
+
 def test_arena_takes_no_memory_while_a_model_is_compiled():
     weights = ", ".join(["1.0"] * 16)
     network = f"""g (float[1, 2, 4, 4] x) => (float[1, 2, 5, 5] y)
