@@ -341,7 +341,8 @@ class _Profile:
         weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 4)
         factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
         own, copies, compile_copies, largest = weights.T
-        return cls(traits.idle_nbytes, own, copies, compile_copies, largest, live * factor)
+        fixed_nbytes = traits.idle_nbytes + traits.session_nbytes
+        return cls(fixed_nbytes, own, copies, compile_copies, largest, live * factor)
 
     def memory_needs(self, begin: int, end: int) -> Floats:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""

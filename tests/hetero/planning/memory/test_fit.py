@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -146,6 +147,14 @@ def test_error_names_the_smallest_budget_that_suffices():
     assert caught.value.data["added_devices"] == {"A": 2}
     several = dict.fromkeys("ABCD", 5000)
     fit_search(model, several, dict.fromkeys("ABCD", PLAIN)).search()
+
+
+def test_smallest_budget_includes_the_memory_of_a_session():
+    model = products([100] * 4)
+    traits = {"A": replace(PLAIN, session_nbytes=2000)}
+    with pytest.raises(PlanError) as caught:
+        fit_search(model, {"A": 5000}, traits).search()
+    fit_search(model, {"A": caught.value.data["budgets_nbytes"]["A"]}, traits).search()
 
 
 def test_error_names_the_stage_that_no_device_holds():
