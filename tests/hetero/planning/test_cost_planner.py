@@ -19,6 +19,9 @@ from tests.support.chains import chain
 from tests.support.core_fixtures import core_fixture
 from tests.support.costs import costs
 from tests.support.graphs import build, feeds
+from tests.support.models import branches
+from tests.support.overfull_plugin import SmallPlugin
+from tests.support.products import WIDTH, products
 
 core = core_fixture("module", devices={"NULL": 2})
 
@@ -63,6 +66,27 @@ def test_plan_model_from_cost_file(core, tmp_path):
         core.plan_model(model, "HETERO:NULL.0,CPU", config)
     with pytest.raises(PlanError, match="measured with 500"):
         core.plan_model(model, devices, {**config, "NULL_NODE_TIME_US": 1})
+
+
+def test_costs_of_other_shapes_are_refused(core):
+    devices = "HETERO:NULL.0,NULL.1"
+    small, large = ({**SCRIPT, "PLAN_SHAPES": {"x": [rows, 3]}} for rows in (1, 2))
+    costs_of_one_row = core.profile_model(branches(), devices, small)
+    core.plan_model(branches(), devices, small, costs=costs_of_one_row)
+    with pytest.raises(PlanError, match="shape"):
+        core.plan_model(branches(), devices, large, costs=costs_of_one_row)
+
+
+def test_budget_is_reduced_below_the_predicted_peak():
+    """The peak of 161 kB is less than the budget of 162 kB."""
+    budgets = {"SMALL": 4 * WIDTH * WIDTH * 4 + 2000, "CPU": 1_000_000_000}
+    options = {"FIT_MEMORY": True, "DEVICE_MEMORY_NBYTES": budgets}
+    with (
+        hetero.Core("inprocess", plugins=[SmallPlugin]) as core,
+        core.compile_model(products(4), "HETERO:SMALL,CPU", options) as compiled,
+    ):
+        advice = " ".join(compiled.plan_report.advice)
+    assert "predicted peak 161 kB; planned again with 145 kB" in advice
 
 
 def test_plan_model_pins_and_invalid_constraints(core):
