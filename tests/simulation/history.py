@@ -48,6 +48,11 @@ RETRY_S = 0.05
 DURATION_PER_REQUEST_S = 0.1
 #: Probability that a model is deployed while others run.
 LATE_DEPLOYMENT = 0.25
+#: Seconds until a model is deployed although no task waits at a device, and between two looks.
+QUEUE_PATIENCE_S, QUEUE_LOOK_S = 0.6, 0.002
+#: Share of the calls to devices that arrive late, or again later, in half of the histories with
+#: such faults: openings of a stage then overtake each other.
+LATE_CALLS = 0.5
 #: Probability that threads are often preempted between two orders of an outbox.
 SLOW_OUTBOX = 0.15
 
@@ -87,6 +92,8 @@ class History:
         self.names = ["A", "B", "C", "D", "E"][: random.randint(1, 5)]
         self.streams = {(n, i): random.choice((1, 1, 2)) for n in self.names for i in range(4)}
         self._joint_crashes = Random(f"crashes {seed}")
+        self._late_calls = Random(f"late calls {seed}")
+        self.has_late_calls = bool(self.faults.call) and self._late_calls.random() < 0.5
         self.marks: dict[int, str] = {}
         self.calls: list[Call] = []
         #: Calls without a result, by number.
@@ -237,16 +244,24 @@ class History:
             self.invariants.check_shares(model, self.calls[first_new:])
 
     def _deploy(self, client: SupervisedClient, num_calls: int) -> None:
-        """Deploy another model while requests of the others run."""
+        """Deploy another model while requests of the others run, if possible while tasks wait.
+
+        Its stages have two streams, so waiting tasks of others may start when it is opened.
+        """
         devices = self.cluster.devices.values()
         if self.are_faults_over or client not in self.clients:
             return
-        if client.process.is_stopped or not all(map(client.is_live, devices)):
+        is_impossible = client.process.is_stopped or not all(map(client.is_live, devices))
+        has_queue = any(device.loop._machine._ready.waiting for device in devices)
+        if is_impossible or (not has_queue and self.simulator.now < QUEUE_PATIENCE_S):
             retry = partial(self._deploy, client, num_calls)
-            self.simulator.after(RETRY_S, self.simulator.spawn, retry)
+            retry_s = RETRY_S if is_impossible else QUEUE_LOOK_S
+            self.simulator.after(retry_s, self.simulator.spawn, retry)
             return
         self.threads.is_suspended = True  # its devices must not end meanwhile
+        usual_streams, self.streams = self.streams, dict.fromkeys(self.streams, 2)
         model = self.model_class(self, client)
+        self.streams = usual_streams
         self.threads.is_suspended = False
         self.simulator.note(f"{model.deployment.key} is deployed")
         self._watch(model)
@@ -469,7 +484,11 @@ class History:
 
     def _call_outcome(self) -> tuple[Sequence[float], bool]:
         random = self.simulator.random
-        if self.are_faults_over or random.random() >= self.faults.call:
+        if self.are_faults_over:
+            return (0.0,), True
+        if self.has_late_calls and self._late_calls.random() < LATE_CALLS:
+            return self._late_calls.choice((((0.3,), True), ((1.5, 0.0), True), ((4.0, 0.0), True)))
+        if random.random() >= self.faults.call:
             return (0.0,), True
         # The call is repeated during the first one or long after it.
         again = (random.choice((0.3, 1.5, 4.0)), 0.0), True
