@@ -240,7 +240,11 @@ def test_request_that_waits_for_a_lost_tensor_fails(client):
 def test_deployment_requires_its_constants_and_inputs(client):
     with pytest.raises(PlanError, match=r"no values for constant outputs \['w'\]"):
         Client(constants={})
-    for inputs, missing, unknown in (({}, "['x']", "[]"), ({"x": X, "q": X}, "[]", "['q']")):
+    for inputs, missing, unknown in (
+        ({}, "['x']", "[]"),
+        ({"x": X, "q": X}, "[]", "['q']"),
+        (dict.fromkeys("xhgfedcba", X), "[]", f"{[*'abcdefgh']}"),
+    ):
         with pytest.raises(TensorNameError) as caught:
             client.deployment.submit(inputs)
         assert f"inputs missing {missing}, unknown {unknown}; it takes ['x']" in str(caught.value)

@@ -137,8 +137,11 @@ def test_ended_process_is_restarted_with_growing_pauses():
         assert [type(order) for order in m.tick(now_s)] == [Restart]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     m.observe_start(now_s, "A", "n1", "a1")
-    orders = m.observe_end(now_s + 60, "a1", "killed")
+    orders = m.observe_end(now_s + 30, "a1", "killed")
     assert [type(order) for order in orders] == [DeviceLost, Restart]  # it had run for a long time
+    m.observe_start(now_s + 40, "A", "n1", "a2")
+    orders = m.observe_end(now_s + 69.9, "a2", "killed")
+    assert [type(order) for order in orders] == [DeviceLost]  # its restart has a pause
 
 
 def test_process_with_a_hanging_stage_is_restarted():

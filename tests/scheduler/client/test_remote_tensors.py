@@ -376,13 +376,14 @@ def test_unusable_inputs_raise(memory, devices):
     closed, own = put(memory, X), put(memory, X, "B")
     closed.close()
     other = put(RemoteMemory("me", Devices().connect, ManualClock()), X)
-    for value, kind, text in (
-        (HostTensor(), TensorTypeError, "input 'p'.*a plugin's own memory"),
-        (closed, TensorError, "expected an open remote tensor"),
-        (other, TensorError, "input 'p' is a tensor on A that belongs to another Core"),
+    for value, kind, text, port in (
+        (HostTensor(), TensorTypeError, "input 'p'.*a plugin's own memory", "p"),
+        (closed, TensorError, "expected an open remote tensor", None),
+        (other, TensorError, "input 'p' is a tensor on A that belongs to another Core", "p"),
     ):
-        with pytest.raises(kind, match=text):
+        with pytest.raises(kind, match=text) as caught:
             memory.usable({"h": X, "ok": own, "p": value})
+        assert caught.value.data.get("port") == port
     inputs, near = memory.usable({"h": X, "ok": own, "again": own.kept, "list": [1]})
     assert (inputs["ok"], inputs["again"], inputs["h"]) == (own.kept, own.kept, X) or inputs[
         "h"

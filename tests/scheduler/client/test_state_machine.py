@@ -344,6 +344,16 @@ def test_poison_request_fails_alone(is_silent_first):
     assert num_lost == 4  # twice with others, which costs no attempt, and twice alone
 
 
+def test_single_crash_of_a_suspected_device_stops_no_attempt():
+    m = machine(route("A"), route("B"))
+    m.handle(submitted(1))
+    assert m.handle(SILENT) == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2, 1)]
+    assert m.handle(ev.DeviceEnded(2.5, "A")) == []
+    record = m.record(1)
+    assert record is not None
+    assert (record.state, record.num_lost) == (RequestState.RUNNING, 1)
+
+
 def test_quarantined_requests_run_one_by_one_despite_other_routes():
     m = machine(route("A"), route("B"))
     for i in range(4):
