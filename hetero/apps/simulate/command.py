@@ -55,7 +55,11 @@ _MAX_PARTS = 12
     help="Number of requests.",
 )
 @output_file("--trace", help="Write at most a thousand requests as a trace for Perfetto.")
-@output_file("--page", help="Write an HTML page: latency and utilisation against the load.")
+@output_file(
+    "--html",
+    metavar="FILE.html",
+    help="Write an HTML page: latency and utilisation against the load.",
+)
 @with_core(plans=True, simulates=True)
 def simulate(
     command: ModelCommand,
@@ -66,7 +70,7 @@ def simulate(
     cluster: Path | None,
     requests: int,
     trace: Path | None,
-    page: Path | None,
+    html: Path | None,
 ) -> None:
     """Simulate serving MODEL on hypothetical hardware: rates, latencies, bottleneck, advice.
 
@@ -90,11 +94,11 @@ def simulate(
             requests=requests,
             batch=batch,
             trace=trace,
-            curve=page is not None,
+            curve=html is not None,
             progress=step,
         )
-    if page is not None:
-        publish(page, lambda file: file.write(page_html(simulation).encode()))
+    if html is not None:
+        publish(html, lambda file: file.write(page_html(simulation).encode()))
     print_result("simulation", simulation.document(), _parts(simulation))
 
 

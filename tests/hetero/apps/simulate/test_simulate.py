@@ -361,7 +361,7 @@ def test_command_writes_trace_and_page(shell, tmp_path):
         write_costs(core.profile_model(str(model), "HETERO:CPU", seconds=0.5), file)
     trace, page = tmp_path / "trace.json", tmp_path / "page.html"
     words = f"simulate {model} -d HETERO:CPU --costs {file} --executor inprocess -n 200"
-    result = shell(f"{words} --batch 4:2 --slo 1s --trace {trace} --page {page}")
+    result = shell(f"{words} --batch 4:2 --slo 1s --trace {trace} --html {page}")
     assert result.code == 0, result.err
     assert "capacity" in result.out
     assert json.loads(trace.read_text())["traceEvents"]
