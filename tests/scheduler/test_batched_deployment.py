@@ -139,6 +139,16 @@ def test_each_caller_gets_its_own_rows(below, batched):
     assert answer.stage_timings == (StageTiming(0, "TOY"),)
 
 
+def test_batch_takes_the_highest_priority_and_any_profile(below, batched):
+    submit(batched, 1)
+    for request in (Request(priority=2), Request(profile=True), Request(priority=1)):
+        batched.submit(x(2), request)
+    below.answer_to(0)
+    _, joined = below.requests[1]
+    assert below.rows() == [[1], [2, 2, 2]]
+    assert (joined.priority, joined.profile) == (2, True)
+
+
 def test_rows_of_other_shapes_are_not_joined(below, batched):
     submit(batched, 1)
     for width in (2, 3, 2):

@@ -493,6 +493,8 @@ def test_closed_memory_raises_in_present_and_later_calls(devices):
         put(memory, X)
     never_used = RemoteMemory("me", devices.connect, clock)
     never_used.close()
+    with pytest.raises(ClusterError, match="are closed"):
+        put(never_used, X)
     assert never_used.pending == {}
 
 
