@@ -29,6 +29,8 @@ NOTES: Final = by_operator(
         "Clip": "a limit of NaN is ignored",
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
         "RNN": "infinite weights times an absent initial state are 0 instead of NaN",
+        "DFT STFT": "NaN and infinities propagate to every frequency",
+        "LRN": "NaN and infinities propagate to all later channels",
         "Resize": "NaN does not propagate to samples that weight it with 0",
         "Unique": "NaN counts as equal to any element, which is then left out",
     }

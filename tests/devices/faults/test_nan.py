@@ -28,6 +28,12 @@ GRAPHS = {
     {y = ScatterElements<reduction = "min">(x, i, u)}""": ([[0, 1], [0, 1], [NAN, 6]], "OV"),
     """(float[1,1,1] x, float[1,1,1] w, float[1,1,1] r) => (float[1,1,1,1] y)
     {y = RNN<hidden_size = 1>(x, w, r)}""": ([[[[1]]], [[[1]]], [[[INFINITY]]]], "ORT"),
+    "(float[1,4,1,1] x) => (float[1,4,1,1] y) {y = LRN<size = 1>(x)}": (
+        [[[[[NAN]], [[1]], [[2]], [[3]]]]],
+        "ORT",
+    ),
+    """(float[1,4,1] x, int64 s, int64 n) => (float[1,1,3,2] y)
+    {y = STFT(x, s, , n)}""": ([[[[INFINITY], [1], [2], [3]]], 4, 4], "ORT"),
     "(float[3] x) => (int64 y) {y = ArgMax<keepdims = 0>(x)}": ([[1, 0, NAN]], "ORT OV"),
     "(float[2] x, float low) => (float[2] y) {y = Clip(x, low)}": ([[1, 2], NAN], "ORT"),
     """(float[3] x) => (uint8[3] y, float s, uint8 z)

@@ -55,6 +55,23 @@ def test_trials_note_nan_that_does_not_propagate(value_for_nan, is_noted):
     assert ("NaN" in outcome.note) == is_noted
 
 
+def test_trials_note_nan_of_an_element_that_is_not_selected():
+    class ArithmeticWhere:
+        def open_assignment_session(self, data):
+            return self
+
+        def run(self, names, feeds):
+            weight = feeds["c"].astype(np.float32)
+            return [weight * feeds["x"] + (1 - weight) * feeds["z"]]
+
+    proto = parsed(
+        "(bool[4] c, float[4] x, float[4] z) => (float[4] y) {y = Where(c, x, z)}"
+    ).to_proto()
+    outcome = trial.try_node(proto.SerializeToString(), "Where", ArithmeticWhere())
+    assert outcome.failure == ""
+    assert "NaN" in outcome.note
+
+
 class FailingReference:
     """A reference that accepts finite inputs only."""
 
