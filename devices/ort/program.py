@@ -41,6 +41,10 @@ _PROFILE_TIME_S: Final = 0.5
 #: Time that an idle thread spins before it sleeps: more than the gaps between nodes and between
 #: consecutive requests. ONNX Runtime's default is tens of milliseconds.
 _SPIN_US: Final = "1000"
+#: Size up to which an output is copied. If its reader kept it in the session's arena, the next run
+#: would use other memory for its tensors, which is not in the processor's caches: measured with
+#: squeezenet, whose output has 4 kB, a run then takes 3 to 6 % longer.
+_MAX_COPIED_NBYTES: Final = 2**16
 #: The suffix of a node's name after ONNX Runtime changes its layout.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 _SEVERITY: Final = {
@@ -141,6 +145,9 @@ class OrtProgram(Program):
                         outputs = caches.run(self._session, feeds, self._session_outputs, options)
                     else:
                         outputs = self._run_session(self._session_outputs, feeds, options)
+                        for position, value in enumerate(outputs):
+                            if type(value) is np.ndarray and value.nbytes <= _MAX_COPIED_NBYTES:
+                                outputs[position] = value.copy()
                 except Exception as error:
                     context.check_cancelled()
                     summary = f"ONNX Runtime failed on model {self._model.name!r}"

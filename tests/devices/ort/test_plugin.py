@@ -458,3 +458,13 @@ def test_outputs_are_new_memory_in_each_run(nodes):
     for one, other in itertools.combinations(arrays, 2):
         assert not np.shares_memory(one, other)
         assert one.flags.writeable
+
+
+@pytest.mark.parametrize(("size", "is_copied"), [(4, True), (2**14, True), (2**14 + 1, False)])
+def test_small_outputs_leave_the_arena(size, is_copied):
+    network = f"network (float[{size}] x) => (float[{size}] y) {{ y = Neg(x) }}"
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {network}')
+    program = PLUGIN.compile_model(read_model(model))._program
+    [y] = program.run([np.ones(size, np.float32)], RunContext())
+    assert y.flags.owndata == is_copied
+    assert y.tolist() == [-1] * size
