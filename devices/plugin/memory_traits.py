@@ -43,6 +43,9 @@ class MemoryTraits:
         Number of further copies of weights that exist only during the compilation.
     convolution_compile_copies : Copies
         The same for the weights of convolutions, which the device lays out anew.
+    reused_copies : float or None
+        Largest number of the compile copies that are no convolutions', relative to the largest
+        weight: the memory of a copy is reused for the next one. None if there is no limit.
     node_nbytes : int
         Memory of each node, such as the code that the device generates for it.
     session_nbytes : int
@@ -80,6 +83,7 @@ class MemoryTraits:
     fused_copies: float = 0.0
     compile_copies: Copies = Copies()
     convolution_compile_copies: Copies = Copies()
+    reused_copies: float | None = None
     node_nbytes: int = 0
     session_nbytes: int = 0
     values_factor: float = 1.0

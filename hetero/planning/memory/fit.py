@@ -323,10 +323,13 @@ class _Profile:
     """Memory of a device for runs of consecutive nodes of an order."""
 
     fixed_nbytes: float
+    reused_copies: float | None
     #: Bytes of the weights that a node reads first, of their copies, of those that exist only
-    #: during the compilation, and of the largest of these; bytes of live values at a node.
+    #: during the compilation (of convolutions, and of other nodes), and of the largest of these;
+    #: bytes of live values at a node.
     weights: Floats
     copies: Floats
+    convolution_copies: Floats
     compile_copies: Floats
     largest: Floats
     live: Floats
@@ -338,18 +341,31 @@ class _Profile:
         """Compute the profile of nodes in a given order; `live`: bytes of live values at each."""
         counted: set[str] = set()
         rows = [weight_nbytes(model, [p], traits, counted) for p in positions]
-        weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 4)
+        weights: NDArray[np.float64] = np.array(rows, dtype=np.float64).reshape(-1, 5)
         factor = traits.values_factor_of(has_convolutions=has_convolutions(model, positions))
-        own, copies, compile_copies, largest = weights.T
         fixed_nbytes = traits.idle_nbytes + traits.session_nbytes
-        return cls(fixed_nbytes, own, copies, compile_copies, largest, live * factor)
+        own, copies, convolution_copies, compile_copies, largest = weights.T
+        return cls(
+            fixed_nbytes=fixed_nbytes,
+            reused_copies=traits.reused_copies,
+            weights=own,
+            copies=copies,
+            convolution_copies=convolution_copies,
+            compile_copies=compile_copies,
+            largest=largest,
+            live=live * factor,
+        )
 
     def memory_needs(self, begin: int, end: int) -> Floats:
         """Return the memory of the nodes from `begin` to each node before `end`; ascending."""
         weights = np.cumsum(self.weights[begin:end])
         copies = np.cumsum(self.copies[begin:end])
         largest = np.maximum.accumulate(self.largest[begin:end])
-        compile_copies = np.maximum(np.cumsum(self.compile_copies[begin:end]), largest)
+        others = np.cumsum(self.compile_copies[begin:end])
+        if self.reused_copies is not None:
+            others = np.minimum(others, self.reused_copies * largest)
+        convolution_copies = np.cumsum(self.convolution_copies[begin:end])
+        compile_copies = np.maximum(convolution_copies + others, largest)
         peaks = np.maximum.accumulate(self.live[begin:end])
         memory_needs: Floats = (
             self.fixed_nbytes + weights + copies + np.maximum(peaks, compile_copies)

@@ -84,7 +84,7 @@ def _predict(
         own = weight_nbytes(model, s.positions, traits, counted)
         weights += own.total
         copies += own.copies + traits.session_nbytes
-        compile_copies.append(max(own.compile_copies, own.largest))
+        compile_copies.append(own.compile_nbytes(traits))
         factor = traits.values_factor_of(has_convolutions=is_convolutional)
         values.append(int(nbytes * factor))
         sizes = {v: value_nbytes(model.spec(v)) for v in (*s.inputs, *s.outputs)}
@@ -116,10 +116,18 @@ class WeightBytes(NamedTuple):
     total: int
     #: Copies that the device keeps, and the memory of its nodes.
     copies: float
-    #: Copies that exist only while the model is compiled.
+    #: Copies that exist only while the model is compiled: of convolutions, and of other nodes.
+    convolution_copies: float
     compile_copies: float
     #: The largest weight of which the compilation makes a copy: one copy exists as a whole.
     largest: int
+
+    def compile_nbytes(self, traits: MemoryTraits) -> float:
+        """Return the bytes of the copies that exist at once while the model is compiled."""
+        others = self.compile_copies
+        if traits.reused_copies is not None:
+            others = min(others, traits.reused_copies * self.largest)
+        return max(self.convolution_copies + others, self.largest)
 
 
 def weight_nbytes(
@@ -130,7 +138,7 @@ def weight_nbytes(
     `counted`: constants that the device has already; the new ones are added.
     """
     total = largest = 0
-    copies = compile_copies = 0.0
+    copies = convolution_copies = compile_copies = 0.0
     for p in positions:
         node = model.nodes[p]
         is_folded = model.request_dependent.isdisjoint(node.writes)
@@ -148,13 +156,16 @@ def weight_nbytes(
             made_copies = (
                 traits.convolution_compile_copies if is_convolution else traits.compile_copies
             ).of(stored=is_stored)
-            compile_copies += nbytes * made_copies
+            if is_convolution:
+                convolution_copies += nbytes * made_copies
+            else:
+                compile_copies += nbytes * made_copies
             largest = max(largest, nbytes if made_copies else 0)
             if traits.copies(node.op_type):
                 copies += nbytes * traits.weight_copies.of(stored=is_stored)
             if traits.fused_copies and _is_normalized(model, node):
                 copies += nbytes * traits.fused_copies
-    return WeightBytes(total, copies, compile_copies, largest)
+    return WeightBytes(total, copies, convolution_copies, compile_copies, largest)
 
 
 def has_convolutions(model: Model, positions: Sequence[int]) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from onnx.parser import parse_model
 
 from hetero.devices.model.reader import read_model
-from hetero.devices.plugin.memory_traits import MemoryTraits
+from hetero.devices.plugin.memory_traits import Copies, MemoryTraits
 from hetero.partition.partition import partition
 from hetero.planning.memory.device_memory import (
     DeviceMemory,
@@ -72,6 +72,28 @@ def test_convolutions_need_more_memory_for_values(operator, factor):
     split = partition(model, dict.fromkeys(model.node_names, "A"))
     (memory,) = predict_memory(model, split.subgraphs, MemoryModel({"A": traits}, {})).values()
     assert memory.values_nbytes == factor * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("reused_copies", "nbytes"),
+    # Two products with a weight of 64 bytes each, and a convolution with one of 4 bytes.
+    [(None, 2 * 64 + 4), (1.5, 1.5 * 64 + 4), (5.0, 2 * 64 + 4), (0.5, 64)],
+)
+def test_copies_of_weights_reuse_memory_while_a_model_is_compiled(reused_copies, nbytes):
+    weights = ", ".join(["1.0"] * 16)
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[1, 1, 4, 4] x) => (float[1, 1, 4, 4] y)
+        <float[1, 1, 1, 1] w = {{2.0}}, float[4, 4] a = {{{weights}}},
+         float[4, 4] b = {{{weights}}}>
+        {{ c = Conv(x, w) d = MatMul(c, a) y = MatMul(d, b) }}"""
+    model = read_model(parse_model(text))
+    one = Copies(1.0)
+    traits = MemoryTraits(
+        compile_copies=one, convolution_compile_copies=one, reused_copies=reused_copies
+    )
+    split = partition(model, dict.fromkeys(model.node_names, "A"))
+    (memory,) = predict_memory(model, split.subgraphs, MemoryModel({"A": traits}, {})).values()
+    assert memory.compile_nbytes == nbytes
 
 
 def test_blocks_of_all_stages_hold_the_values_of_the_largest():

@@ -149,12 +149,23 @@ def test_error_names_the_smallest_budget_that_suffices():
     fit_search(model, several, dict.fromkeys("ABCD", PLAIN)).search()
 
 
-def test_smallest_budget_includes_the_memory_of_a_session():
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"session_nbytes": 2000},
+        {"compile_copies": Copies(1.0)},
+        {"compile_copies": Copies(1.0), "reused_copies": 1.5},
+    ],
+)
+def test_smallest_budget_is_that_of_the_prediction(changes):
     model = products([100] * 4)
-    traits = {"A": replace(PLAIN, session_nbytes=2000)}
+    traits = {"A": replace(PLAIN, **changes)}
     with pytest.raises(PlanError) as caught:
         fit_search(model, {"A": 5000}, traits).search()
-    fit_search(model, {"A": caught.value.data["budgets_nbytes"]["A"]}, traits).search()
+    enough = caught.value.data["budgets_nbytes"]["A"]
+    fit_search(model, {"A": enough}, traits).search()
+    with pytest.raises(PlanError):
+        fit_search(model, {"A": int(0.97 * enough)}, traits).search()
 
 
 def test_error_names_the_stage_that_no_device_holds():
