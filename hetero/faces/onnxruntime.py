@@ -577,6 +577,11 @@ def _device_string(providers: Sequence[Any], options_list: Sequence[Any]) -> str
             )
         provider_word = name.removesuffix(_PROVIDER)
         is_ort = name.endswith(_PROVIDER)
+        if not is_ort and "Execution" in name:
+            raise ArgumentError(
+                f"provider {name!r}: expected a name that ends with {_PROVIDER}, such as {_CPU}, "
+                "or the name of a device."
+            )
         devices.append(_DEVICES.get(name, f"ORT_{provider_word.upper()}") if is_ort else name)
     return f"HETERO:{','.join(devices)}" if devices else "HETERO"
 

@@ -48,8 +48,8 @@ class MetricsServer:
             self._server, self._thread = start_http_server(port, host, registry)
         except (OSError, OverflowError) as error:
             raise ArgumentError(
-                f"cannot serve metrics at {host}:{port}: {error}. Pass another port; 0 takes a "
-                "free one."
+                f"cannot serve metrics at {host}:{port}: {str(error).rstrip('.')}. Pass another "
+                "port; 0 takes a free one."
             ) from error
         self._port = self._server.server_port
         observers.append(self._metrics)

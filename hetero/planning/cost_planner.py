@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from hetero.affinity.affinity import resolve_pins
-from hetero.devices.errors import DeviceError, PlanError, PropertyError, UnsupportedNodesError
+from hetero.devices.errors import (
+    ArgumentError,
+    DeviceError,
+    PlanError,
+    PropertyError,
+    UnsupportedNodesError,
+)
 from hetero.devices.model.model import Model
 from hetero.devices.model.variables import variables_of
 from hetero.devices.plugin.support import Refusal, Support
@@ -77,6 +83,8 @@ class CostPlanner:
         progress: Progress | None,
     ) -> Costs:
         """Measure the costs of a model on the devices of a request; see `Core.profile_model`."""
+        if not seconds > 0:
+            raise ArgumentError(f"seconds={seconds!r}: expected a number greater than 0.")
         shapes = {} if inputs else _shapes(model, request)
         profile_request = ProfileRequest(
             executor=self._get_executor(),

@@ -134,6 +134,8 @@ def test_providers_select_devices(sessions):
             hetero.InferenceSession(data, providers=providers[:1])
     with pytest.raises(hetero.ArgumentError, match="devices="):
         hetero.InferenceSession(data, providers=[("CUDAExecutionProvider", {"a": 1})])
+    with pytest.raises(hetero.ArgumentError, match="'CPUExecutionProvder': expected a name that"):
+        hetero.InferenceSession(data, providers=["CPUExecutionProvder"])
     with pytest.raises(hetero.ArgumentError, match="devices="):
         hetero.InferenceSession(
             data, providers=["CUDAExecutionProvider"], provider_options=[{"a": 1}], devices="CPU"

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import hetero
-from hetero.devices.errors import AffinityError, PlanError, PropertyError, UnsupportedNodesError
+from hetero.devices.errors import (
+    AffinityError,
+    ArgumentError,
+    PlanError,
+    PropertyError,
+    UnsupportedNodesError,
+)
 from hetero.devices.model.model import Model, Node
 from hetero.devices.null.plugin import NullPlugin
 from hetero.devices.plugin.support import Refusal
@@ -27,6 +33,13 @@ core = core_fixture("module", devices={"NULL": 2})
 
 
 SCRIPT = {"NULL_NODE_TIME_US": 500, "PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.1}
+
+
+def test_time_limit_of_a_profile_is_positive():
+    with hetero.Core("inprocess") as core:
+        for seconds in (0, -1, float("nan")):
+            with pytest.raises(ArgumentError, match="expected a number greater than 0"):
+                core.profile_model(branches(), "CPU", seconds=seconds)
 
 
 def test_performance_hint_enables_cost_planning(core):
