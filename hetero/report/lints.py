@@ -139,7 +139,7 @@ def _devices(document: _Document) -> _Lints:
         elif document["request"]["policy"] == "PRIORITY":
             why = (
                 f"devices before it in the list get the {count} that it supports; put it first, "
-                "pin nodes to it, or plan by cost (policy AUTO)"
+                "pin nodes to it, or plan by cost (`hetero plan`)"
             )
         else:
             why = f"it supports {count}, but using it makes the plan no faster"
