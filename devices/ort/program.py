@@ -29,6 +29,7 @@ from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.runtime import onnxruntime
 from hetero.devices.ort.session import open_mapped_session, open_session, session_model
 from hetero.devices.ort.sized_arena import sized_arena
+from hetero.devices.plugin.heap import map_large_blocks
 from hetero.devices.plugin.native_call import NativeCall
 from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from hetero.devices.plugin.properties import Config
@@ -236,6 +237,8 @@ class OrtProgram(Program):
         data, weights = self._session_source()
         is_cpu = self._provider.is_cpu
         arena_nbytes = self._config["ORT_ARENA_NBYTES"] if is_cpu else 0
+        if arena_nbytes:
+            map_large_blocks()  # the compilation frees copies of weights
         try:
             with sized_arena(options, arena_nbytes) if arena_nbytes else nullcontext():
                 if is_cpu and self._config["ORT_MAPPED_WEIGHTS"]:

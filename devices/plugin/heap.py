@@ -48,6 +48,17 @@ def reuse_free_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, 2**25)
 
 
+def map_large_blocks() -> None:
+    """Make the C library map each block above 128 kB, and return it to the system once it is freed.
+
+    By default the limit grows to the largest block that was freed, up to 32 MB. Smaller blocks then
+    leave gaps in the heap, so that the process keeps more than it uses.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 2**17)
+
+
 def _resident_nbytes() -> int:
     """Return the resident memory of this process; 0 if unknown."""
     try:

@@ -430,6 +430,15 @@ def test_small_value_uses_the_rest_of_a_block():
     assert ran < 12
 
 
+def test_process_with_an_arena_returns_freed_blocks(monkeypatch):
+    calls = []
+    monkeypatch.setattr("hetero.devices.ort.program.map_large_blocks", lambda: calls.append(1))
+    model = parsed("(float[4] x) => (float[4] y) {y = Sin(x)}")
+    for arena_nbytes, count in ((0, 0), (1000, 1)):
+        PLUGIN.compile_model(model, {"ORT_ARENA_NBYTES": arena_nbytes})
+        assert len(calls) == count
+
+
 def test_arena_takes_no_memory_while_a_model_is_compiled():
     weights = ", ".join(["1.0"] * 16)
     network = f"""g (float[1, 2, 4, 4] x) => (float[1, 2, 5, 5] y)

@@ -58,3 +58,27 @@ def test_reused_memory_is_not_faulted_in_again():
     if faults[0] < 1000:
         pytest.skip("the C library reuses freed memory by itself")
     assert faults[1] < faults[0] / 10
+
+
+#: Prints the growth of the private address space in MB after 9 of 10 blocks of 4 MB are freed.
+_GAPS = """
+import re
+from pathlib import Path
+def private_mb():
+    return int(re.findall(r"VmData:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[0]) / 1000
+bytes(20_000_000)
+before = private_mb()
+last = [bytes(4_000_000) for _ in range(10)][-1]
+print(private_mb() - before)
+"""
+
+
+def test_mapped_blocks_leave_no_gaps():
+    setup = f"import runpy; runpy.run_path({heap.__file__!r})['map_large_blocks']()"
+    default, mapped = (
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for code in (_GAPS, setup + _GAPS)
+    )
+    if default < 30:
+        pytest.skip("the C library returns freed memory by itself")
+    assert mapped < 6
