@@ -28,7 +28,7 @@ NOTES: Final = by_operator(
         "ArgMax ArgMin Hardmax": "NaN counts as the extreme element only if it is the first one",
         "Clip": "a limit of NaN is ignored",
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
-        "RNN": "infinite weights times an absent initial state are 0 instead of NaN",
+        "GRU RNN": "NaN and infinities may not propagate in a first step without initial state",
         "DFT STFT": "NaN and infinities propagate to every frequency",
         "LRN": "NaN and infinities propagate to all later channels",
         "Resize": "NaN does not propagate to samples that weight it with 0",
