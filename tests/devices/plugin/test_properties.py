@@ -161,8 +161,8 @@ def test_table():
     assert TABLE["A"].default == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "default", "is_mutable"),
+@for_each_row(
+    "name, default, is_mutable",
     [
         ("DEVICE_ID", "0", True),
         ("PERF_COUNT", False, True),

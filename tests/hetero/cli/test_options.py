@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterator
 
 import click
-import pytest
 
 from hetero.cli.main import cli
+from tests.support.rows import for_each_row
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -22,10 +22,8 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
             yield f"{path}{name}", command
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(command, id=name) for name, command in commands(cli)]
-)
-def test_command_accepts_its_options(command):
+@for_each_row("name, command", commands(cli), name_of=lambda name, command: name)
+def test_command_accepts_its_options(name, command):
     """A shared group of options that grows reaches each command that uses it."""
     assert command.callback is not None
     signature = inspect.signature(command.callback, follow_wrapped=False)

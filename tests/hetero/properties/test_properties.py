@@ -20,6 +20,7 @@ from tests.support.core_fixtures import core_fixture
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output, dense
 from tests.support.pair_plugin import PairPlugin
+from tests.support.rows import for_each_row
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 MUTABLE = [p.name for p in HETERO_PROPERTIES.values() if p.mutable]
@@ -352,7 +353,7 @@ def test_get_versions_includes_hetero(core):
     assert hetero_versions["CPU"] == cpu_versions["CPU"]
 
 
-@pytest.mark.parametrize("name", MUTABLE)
+@for_each_row("name", MUTABLE)
 def test_hetero_properties_accept_their_defaults(core, name):
     value = core.get_property("HETERO", name)
     default = HETERO_PROPERTIES[name].default

@@ -20,6 +20,7 @@ from hetero.scheduler.types.placement import Placement, share, single_placement
 from hetero.scheduler.types.plan import Plan, Stage
 from tests.scheduler.models import replicate
 from tests.support.machine_routes import route
+from tests.support.rows import for_each_row
 
 X, Y = (TensorSpec(name, "f32", (1,)) for name in "xy")
 
@@ -106,7 +107,7 @@ def test_idle_routes_get_their_shares(shares):
         assert abs(counts[number] - 20 * part) <= 2
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each_row("seed", range(20))
 def test_route_that_is_due_first_is_chosen(seed):
     """The expected route follows from integer credits; the last route is stuck."""
     random = Random(seed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hetero.apps.generate.tokenizer import Detokenizer, Tokenizer
+from tests.support.rows import for_each_row
 
 tokenizers = pytest.importorskip("tokenizers")
 decoders = pytest.importorskip("tokenizers.decoders")
@@ -118,7 +119,7 @@ def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int]) -> list[str]:
     return [*(stream.add(token) for token in ids), stream.end()]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@for_each_row("text", TEXTS)
 def test_pieces_join_to_the_text(tokenizer, text):
     ids = tokenizer.encode(text)
     special = [i for token in SPECIAL for i in tokenizer.encode(token)[-1:]]

@@ -14,6 +14,7 @@ import pytest
 import hetero
 from hetero.devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
 from tests.support.models import branches, branches_output
+from tests.support.rows import for_each_row
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
@@ -114,7 +115,7 @@ def names(request, tmp_path_factory):
         core.close()
 
 
-@pytest.mark.parametrize("idiom", IDIOMS)
+@for_each_row("idiom", IDIOMS)
 def test_idiom_runs(names, idiom):
     *statements, expression = idiom.split("; ")
     names = dict(names)
