@@ -43,7 +43,7 @@ from hetero.devices.plugin.registry import find_plugin, load_plugins
 from hetero.devices.request.device_model import DeviceModel
 from hetero.partition.partition import Subgraph, partition
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
-from hetero.planning.memory.predict_memory import predict_memory
+from hetero.planning.memory.predict_memory import block_nbytes, predict_memory
 
 DEVICES: Final = ("CPU", "ORT")
 #: Budgets of each model.
@@ -187,7 +187,7 @@ def cases(device: str, seed: int, count: int) -> Iterator[dict[str, Any]]:
                 parts = [s for s in subgraphs if s.device == prediction.device]
                 config = dict(full.compact_options) if prediction.compact else {}
                 if full.values_option:
-                    config[full.values_option] = prediction.values_nbytes // len(parts)
+                    config[full.values_option] = block_nbytes(model, parts, prediction)
                 with tempfile.TemporaryDirectory(prefix="hetero-budgets-") as folder:
                     paths = [_save(s, Path(folder)) for s in parts]
                     outcome = pool.submit(run_part, device, paths, prediction, config).result()

@@ -38,6 +38,7 @@ from hetero.planning.cost.profile_request import ProfileRequest, identify_device
 from hetero.planning.memory.device_memory import DeviceMemory, MemoryModel
 from hetero.planning.memory.open_sizes import require_sizes
 from hetero.planning.memory.predict_memory import (
+    block_nbytes,
     largest_request_count,
     largest_sequence_count,
     predict_memory,
@@ -264,12 +265,14 @@ class CostPlanner:
             return request
         predictions = self.predict_memory(model, placements, request)
         configs = {device: dict(config) for device, config in request.configs.items()}
-        stage_counts = Counter(s.device for p in placements for s in p.partition.subgraphs)
+        shaped = with_input_shapes(model, _shapes(model, request))
+        subgraphs = [s for placement in placements for s in placement.partition.subgraphs]
         for device, prediction in predictions.items():
             traits = request.descriptor(device).memory_traits
             options = configs.setdefault(device, {})
             if traits.values_option:
-                options[traits.values_option] = prediction.values_nbytes // stage_counts[device]
+                stages = [s for s in subgraphs if s.device == device]
+                options[traits.values_option] = block_nbytes(shaped, stages, prediction)
             if prediction.compact:
                 options.update(traits.compact_options)
         limit = request.hetero_config["MAX_REQUESTS_IN_FLIGHT"] or Limits().requests

@@ -110,6 +110,15 @@ def _predict(
     )
 
 
+def block_nbytes(model: Model, stages: Sequence[Subgraph], prediction: DeviceMemory) -> int:
+    """Return the size of each stage's block of values; the inputs are outside of it.
+
+    `model`: with static input shapes. `stages`: those of the prediction's device.
+    """
+    inputs = min(sum(value_nbytes(model.spec(v)) for v in stage.inputs) for stage in stages)
+    return max(0, prediction.values_nbytes // len(stages) - inputs)
+
+
 class WeightBytes(NamedTuple):
     """Bytes of the weights that nodes read, and of the copies that a device makes of them."""
 

@@ -93,8 +93,8 @@ def test_stages_within_a_budget_have_a_block_for_their_values():
         core.compile_model(products(1), "BLOCK", fit).close()
         affinity = {"n0": "BLOCK", "n1": "CPU", "n2": "BLOCK"}
         core.compile_model(products(3), "HETERO:BLOCK,CPU", fit, affinity=affinity).close()
-    # A product reads a value and writes another, and the factor of blocks is 2.
-    assert BlockPlugin.sizes == [0, *[2 * 2 * value_nbytes] * 3]
+    # A product reads a value, which is outside of the block, and writes another; the factor is 2.
+    assert BlockPlugin.sizes == [0, *[(2 * 2 - 1) * value_nbytes] * 3]
 
 
 @pytest.mark.parametrize("replicas", [2, "1..2"])
