@@ -21,7 +21,7 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraits:
-    """How a device's process uses memory, for predictions before a model is loaded.
+    """Memory use of a device's process, for predictions before a model is loaded.
 
     The defaults describe an interpreter: it reads the weights in place and frees each value after
     its last use.

@@ -62,7 +62,7 @@ class _Rectangle(NamedTuple):
     h: int
 
     def overlaps(self, other: _Rectangle) -> bool:
-        """Return whether the rectangles have a common point."""
+        """Return whether the rectangles overlap."""
         return (
             self.x < other.x + other.w
             and other.x < self.x + self.w

@@ -343,7 +343,7 @@ class _WindowedCache:
         self._num_evicted = capacity - window + 1
 
     def num_rows(self, length: int) -> int:
-        """Return how many of the last tokens the cache holds after `length` tokens."""
+        """Return the number of last tokens that the cache holds after `length` tokens."""
         excess = max(length - self._capacity, 0)
         return length - self._num_evicted * -(-excess // self._num_evicted)
 

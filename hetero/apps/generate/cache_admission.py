@@ -42,7 +42,7 @@ class CacheAdmission:
     def max_length(self, num_sequences: int) -> int | None:
         """Return the largest length of each sequence of a call; None if it is unlimited.
 
-        Raises ArgumentError: the memory is too small for so many sequences at once.
+        Raises ArgumentError: the memory is too small for this number of sequences.
         """
         if self.capacity is not None:
             return self.capacity // num_sequences

@@ -124,7 +124,7 @@ class WorkerLink:
             loop.remove_reader(self._link)
 
     async def call_all(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Have every worker carry out a call; raise ProtocolError if one of them fails."""
+        """Carry out a call in every worker; raise ProtocolError if one of them fails."""
         self._num_calls += 1
         number = self._num_calls
         message = SharedCall(number, name, dict(fields))

@@ -99,7 +99,7 @@ class Workers:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._num_failures = 0
-        #: Calls by the kind and name of what they change; new workers carry them out.
+        #: Calls by the kind and name of the changed object; new workers carry them out.
         self._history: dict[tuple[str, Any], SharedCall] = {}
         self._calls: deque[_QueuedCall] = deque()
         #: The result so far of the first call, and the workers that still carry it out.
@@ -213,7 +213,7 @@ class Workers:
                 self._send(worker, SharedCall(self._num_calls, call.name, call.fields))
 
     def _remember(self, call: SharedCall) -> None:
-        """Keep a call for new workers if it changes what they do after their start."""
+        """Keep a call for new workers if it changes their behaviour after their start."""
         name = call.fields.get("name") or call.fields.get("model_name") or ""
         if call.name == "RepositoryModelUnload":
             self._history["model", name] = call

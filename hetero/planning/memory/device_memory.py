@@ -89,7 +89,7 @@ class DeviceMemory:
 
     @property
     def free_nbytes(self) -> int | None:
-        """What is left of the budget, negative if it is exceeded; None if unlimited."""
+        """Rest of the budget, negative if it is exceeded; None if unlimited."""
         return None if self.budget_nbytes is None else self.budget_nbytes - self.peak_nbytes
 
     @property
@@ -98,14 +98,14 @@ class DeviceMemory:
         return self.free_nbytes is None or self.free_nbytes >= 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the parts, the peak and what is left, for JSON."""
+        """Return the parts, the peak and the rest, for JSON."""
         parts = {name: getattr(self, name) for name in self.__slots__}
         return parts | {"peak_nbytes": self.peak_nbytes, "free_nbytes": self.free_nbytes}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What a prediction of memory needs to know about devices and their load."""
+    """Properties of devices and their load that a prediction of memory reads."""
 
     #: Device -> traits of its plugin.
     traits: Mapping[str, MemoryTraits]

@@ -295,7 +295,7 @@ class FitSearch:
         return math.ceil(high)
 
     def _added_devices(self) -> tuple[int, int] | None:
-        """Return how many further devices like an existing one suffice, and the index of that."""
+        """Return the sufficient number of devices like an existing one, and the index of that."""
         slots = self.slots
         largest = max(slots, key=lambda slot: slot.budget_nbytes)
         for count in range(1, MAX_ADDED_DEVICES + 1):
