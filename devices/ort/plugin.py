@@ -64,7 +64,8 @@ class ORTPlugin(Plugin):
     #: their values are laid out anew, and batch normalizations folded into convolutions. The arena
     #: keeps the blocks of the first run, and later runs have one block of their own; within a
     #: budget all runs share a block, which is larger than the values by gaps and copies in other
-    #: layouts. Without `session_nbytes`, 3 of 250 random budgets were exceeded, by 1.5 MB at most.
+    #: layouts (with 1.5 for convolutions, part of a U-Net lacked 0.1 MB). Without `session_nbytes`,
+    #: 3 of 250 random budgets were exceeded, by 1.5 MB at most.
     memory_traits: ClassVar[MemoryTraits] = MemoryTraits(
         runtime_nbytes=_RUNTIME_NBYTES,
         library_nbytes=_LIBRARY_NBYTES,
@@ -81,7 +82,7 @@ class ORTPlugin(Plugin):
         overwrites_inputs=True,
         values_option="ORT_ARENA_NBYTES",
         block_values_factor=1.1,
-        block_convolution_values_factor=1.5,
+        block_convolution_values_factor=1.6,
         compact_options={"ORT_MAPPED_WEIGHTS": True},
         compact_copied_operators=_REORDERED_OPERATORS,
     )
