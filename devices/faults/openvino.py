@@ -43,7 +43,7 @@ NEWEST_OPSET: Final = 23
 NOTES: Final = by_operator(
     {
         "Celu Exp GlobalMaxPool HardSigmoid LogSoftmax Max MaxPool Min ReduceLogSumExp Relu "
-        "Softmax": "NaN does not propagate",
+        "Softmax SoftmaxCrossEntropyLoss": "NaN does not propagate",
         "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
         "Greater GreaterOrEqual": "true if one side is NaN",
         "Clip": "NaN and infinities become the nearest limit",

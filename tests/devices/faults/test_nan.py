@@ -42,6 +42,8 @@ GRAPHS = {
     "(float16[2] x) => (float16[2] y) {y = Sign(x)}": ([[1, NAN]], "ORT"),
     "(double[2] x) => (double[2] y) {y = LogSoftmax(x)}": ([[1, NAN]], "ORT"),
     "(float[4] x) => (float[n] y) {y = Unique(x)}": ([[NAN, 1, 2, 1]], "ORT"),
+    """(float[2,3] x, int64[2] t) => (float y)
+    {y = SoftmaxCrossEntropyLoss(x, t)}""": ([[[1, 2, 3], [1, NAN, 3]], [2, 0]], "OV"),
     "(float[2] x) => (float[2] y) {y = Relu(x)}": ([[1, NAN]], "OV"),
     "(float[2] x, float[2] z) => (float[2] y) {y = Max(x, z)}": ([[1, NAN], [0, 0]], "OV"),
 }
