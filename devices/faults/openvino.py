@@ -46,6 +46,7 @@ NOTES: Final = by_operator(
         "Softmax SoftmaxCrossEntropyLoss": "NaN does not propagate",
         "ScatterElements ScatterND": "NaN does not propagate in reductions max and min",
         "Greater GreaterOrEqual": "true if one side is NaN",
+        "Shrink": "NaN propagates instead of becoming 0",
         "Clip": "NaN and infinities become the nearest limit",
         "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu": "wrong for NaN and infinities",
         "ReduceMax ReduceMin": "NaN may not propagate; a single infinity becomes the largest float",

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hetero.devices.faults import ggml
+from hetero.devices.faults.fault import FaultTable
 from hetero.devices.plugin.properties import Property, PropertyTable
 
 
@@ -32,6 +34,8 @@ class KnownProvider:
     #: Whether it writes its compiled model as EPContext nodes.
     #: https://onnxruntime.ai/docs/execution-providers/EP-Context-Design.html
     writes_contexts: bool = False
+    #: Nodes that it accepts, but computes wrongly.
+    faults: FaultTable = field(default_factory=lambda: FaultTable("", ()))
 
 
 def _option(name: str, doc: str, *choices: Any, kind: type = str) -> Property:
@@ -57,6 +61,7 @@ KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = {
         pip_options="--no-deps ",  # 0.2.0 requires onnxruntime<1.31, and runs with 1.32
         # By default it logs each load to stderr, and starts a debugger before it aborts.
         environment={"ORT_GGML_LOG": "error", "GGML_NO_BACKTRACE": "1"},
+        faults=ggml.FAULTS,
     ),
     "ORT_OPENVINO": KnownProvider(
         "onnxruntime-ep-openvino",

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from hetero.devices.errors import DeviceError, PluginLoadError, UnsupportedNodesError
+from hetero.devices.faults.fault import NodeView
 from hetero.devices.model.model import Model, Node
 from hetero.devices.model.worker_process import WorkerFailure
 from hetero.devices.ort.known_providers import KNOWN_PROVIDERS, KnownProvider
@@ -128,6 +129,9 @@ class LibraryPlugin(ProviderPlugin):
     def provider_facts(self) -> KnownProvider:
         """Facts about the provider; empty for an unknown one."""
         return KNOWN_PROVIDERS.get(self.name) or KnownProvider("", "", "its hardware is missing")
+
+    def _fault(self, node: Node, model: Model) -> Refusal | None:
+        return self.provider_facts.faults.refusal(NodeView(node, model))
 
     def _find_devices(self) -> None:
         """Load the library in the worker, and keep its devices that work."""

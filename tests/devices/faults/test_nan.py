@@ -44,6 +44,7 @@ GRAPHS = {
     "(float[4] x) => (float[n] y) {y = Unique(x)}": ([[NAN, 1, 2, 1]], "ORT"),
     """(float[2,3] x, int64[2] t) => (float y)
     {y = SoftmaxCrossEntropyLoss(x, t)}""": ([[[1, 2, 3], [1, NAN, 3]], [2, 0]], "OV"),
+    "(float[2] x) => (float[2] y) {y = Shrink(x)}": ([[1, NAN]], "OV"),
     "(float[2] x) => (float[2] y) {y = Relu(x)}": ([[1, NAN]], "OV"),
     "(float[2] x, float[2] z) => (float[2] y) {y = Max(x, z)}": ([[1, NAN], [0, 0]], "OV"),
 }

@@ -5,16 +5,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 import hetero
 from benchmarks.provider_nodes import count_by_onnxruntime, mlp_with_mish
 from hetero.devices import load_plugins
 from hetero.devices.errors import DeviceError, PluginLoadError, PropertyError, UnknownDeviceError
+from hetero.devices.faults.ggml import FAULTS
+from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.registry import find_plugin
 from tests.support.networks import model as parsed
 from tests.support.provider_libraries import compile_library
@@ -221,6 +225,38 @@ def test_node_that_the_provider_takes_and_fails_is_refused(ggml):
     for name in support:
         compiled = ggml.compile_model(model)
         assert compiled is not None, name
+
+
+def test_proof_of_a_fault_is_refused(ggml):
+    (fault,) = FAULTS.faults
+    (refusals,) = ggml.query_model(read_model(fault.proof.model())).unsupported.values()
+    assert fault.description in str(refusals["ORT_GGML.0"])
+
+
+@pytest.mark.slow
+def test_proof_of_a_fault_is_sometimes_wrong(ggml):
+    """If no run is wrong, ggml has fixed the fault: remove its row."""
+    (fault,) = FAULTS.faults
+    proto = fault.proof.model()
+    requests = [replace(fault.proof, sizes={"H": size}).inputs() for size in (11, 15)]
+    options = onnxruntime.SessionOptions()
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == ggml.provider_name]
+    options.add_provider_for_devices(devices, {})
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    expected = [ReferenceEvaluator(proto).run(None, inputs)[0] for inputs in requests]
+    runs = (
+        np.array_equal(session.run(None, inputs)[0], result)
+        for _ in range(2000)
+        for inputs, result in zip(requests, expected, strict=True)
+    )
+    assert not all(runs)
+
+
+def test_pad_that_reads_its_input_alone_is_accepted(ggml):
+    model = parsed(
+        "(float[N,4] x) => (float[M,4] y) <int64[4] p = {1, 0, 0, 0}> {r = Relu(x) y = Pad(r, p)}"
+    )
+    assert not ggml.query_model(model).unsupported
 
 
 def test_cached_model_of_missing_provider_raises_typed_error(ggml_path, tmp_path):
