@@ -52,7 +52,7 @@ class NativeCall:
 
     def __exit__(self, *exception: object) -> None:
         if (context := self.context) is not None:
-            context.stop_call = None
+            context.stop_call = self.context = None  # an idle object keeps no request alive
         if _is_shutting_down:  # the runtime's destructor would request the GIL too
             _UNDESTROYED.append(self._stop)
         _CALLS.discard(self)

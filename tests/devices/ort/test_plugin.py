@@ -477,3 +477,14 @@ def test_small_outputs_leave_the_arena(size, is_copied):
     [y] = program.run([np.ones(size, np.float32)], RunContext())
     assert y.flags.owndata == is_copied
     assert y.tolist() == [-1] * size
+
+
+def test_idle_program_keeps_no_context():
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Neg(x) }'
+    )
+    program = PLUGIN.compile_model(read_model(model))._program
+    context = RunContext()
+    num_references = sys.getrefcount(context)
+    program.run([np.ones(2, np.float32)], context)
+    assert sys.getrefcount(context) == num_references
