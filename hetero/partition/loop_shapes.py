@@ -1,8 +1,11 @@
-"""Shape inference for the outputs of `Loop` nodes if ONNX's inference leaves the rank open.
+"""Shape inference for the outputs of `Loop` nodes if ONNX's inference leaves ranks or sizes open.
 
 ONNX discards the shapes of loop-carried values because an iteration may change them. A partition
 needs them: a graph input without a rank is not valid ONNX. This module computes an invariant
 shape: the initial shape, with each dimension that an iteration changes left open.
+
+ONNX also ignores the elements of captured constants, so it leaves sizes of scan outputs open. A
+runtime sets an open size of a loop without iterations to 0, if it sees no more than ONNX.
 """
 
 from __future__ import annotations
@@ -48,16 +51,39 @@ def with_loop_shapes(model: Model) -> Model:
 
 
 def _loop_output_specs(model: Model, node: Node) -> Iterator[TensorSpec]:
-    """Yield specs with shapes for the outputs of a loop that have an element type but no rank."""
-    unranked = [v for v in node.writes if (s := model.spec(v)).is_tensor and s.shape is None]
+    """Yield specs with more sizes than those that are known, for a loop's outputs of known types.
+
+    The first size of a scan output is the number of iterations, so it stays open.
+    """
+    carried_outputs = node.outputs[: len(node.inputs[2:])]
+    open_values = [
+        value
+        for value in node.writes
+        if (spec := model.spec(value)).is_tensor
+        and (
+            spec.shape is None
+            or (value not in carried_outputs and not all(map(_is_size, spec.shape[1:])))
+        )
+    ]
     body = node.attributes.get("body")
-    if not unranked or not isinstance(body, onnx.GraphProto):
+    if not open_values or not isinstance(body, onnx.GraphProto):
         return
     initial = [model.spec(value) if value else TensorSpec("", "") for value in node.inputs[2:]]
     shapes = _invariant_shapes(model, node, body, [spec.shape for spec in initial])
     for value, shape in zip(node.outputs, shapes, strict=False):
-        if value in unranked and shape is not None:
+        if value not in open_values or shape is None:
+            continue
+        known = model.spec(value).shape
+        if known is not None:
+            if len(known) != len(shape):
+                continue
+            shape = tuple(b if _is_size(b) else a for a, b in zip(known, shape, strict=True))
+        if shape != known:
             yield TensorSpec(value, model.spec(value).type, shape)
+
+
+def _is_size(dimension: Dimension) -> bool:
+    return isinstance(dimension, int)
 
 
 def _invariant_shapes(

@@ -104,6 +104,14 @@ CASES: dict[str, tuple[dict[str, Any], list[Any]]] = {
         {"body": "t = Reshape(s, shape)", "declared": ", int64[2] shape = {3, 2}"},
         [(None, None)],
     ),
+    "a captured constant is the shape of a scanned value": (
+        {
+            "body": "t = Neg(s) f = Cast <to = 1> (i) u = Expand(f, shape)",
+            "results": "float[] t, float[] u",
+            "declared": ", int64[2] shape = {2, 3}",
+        },
+        [(2, 3), (None, 2, 3)],
+    ),
     "two carried values": (
         {
             "body": "t = Neg(s) v = Concat <axis = 1> (r, s)",
