@@ -21,6 +21,7 @@ from hetero.cli.doctor import doctor
 from hetero.cli.help_examples import add_examples
 from hetero.cli.inspect import inspect_command
 from hetero.cli.plan import plan
+from hetero.cli.output_files import fix_of_file_error
 from hetero.cli.pool import pool
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
@@ -112,6 +113,8 @@ def _print_error(error: BaseException) -> int:
         message = f"not enough memory: {error}"
     elif isinstance(error, OSError):
         message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+        if fix := fix_of_file_error(error):
+            message += f"; {fix}."
     else:
         message, is_expected = f"{error}", False
     message = visible(message, keep="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -79,7 +80,12 @@ def name_value_pairs(
                 if not bare and not (name and equals):
                     raise ValueError("no name")
             except ValueError as error:
-                raise click.BadParameter(f"got {part!r}, expected {syntax}") from error
+                message = f"got {part!r}, expected {syntax}"
+                if listed and part != value:
+                    message = f"got {part!r} in {value!r}, expected {syntax}"
+                    if re.search(r"\d,\d", value):
+                        message += "; commas separate the pairs, so write 1.5 with a point"
+                raise click.BadParameter(f"{message}.") from error
             if name in values:
                 raise click.BadParameter(f"{name or 'the value'} is set twice; keep one.")
             values[name] = item

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import numpy as np
 
 from hetero.devices.model.model import Model
 from hetero.scheduler.formats.publish import TEMPORARY_SUFFIX
+
+#: Error numbers of file access -> the fix.
+_FIXES: Final = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some of your quota, or write to another disk",
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or write to another disk",
+    errno.EROFS: "choose a folder of a writable file system",
+    errno.EACCES: "change its permissions, or choose another path",
+    errno.EPERM: "change its permissions, or choose another path",
+    errno.ENOENT: "check the path and create its folder, or choose another path",
+    errno.ENOTDIR: "a part of the path is a file; choose a path of folders",
+    errno.EISDIR: "pass a file instead of a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+}
+
+
+def fix_of_file_error(error: OSError) -> str:
+    """Return the fix of a file that cannot be read or written; empty if none is known."""
+    return _FIXES.get(error.errno or 0, "")
 
 
 def check_file(
@@ -23,7 +44,7 @@ def check_file(
     if path is None:
         return None
     if path.is_dir():
-        raise click.BadParameter(f"{path} is a folder; expected a file.")
+        raise click.BadParameter(f"{path} is a folder; expected a file; add a file name.")
     if path.exists() and not path.is_file():
         raise click.BadParameter(f"{path} is not a regular file; choose another path.")
     _check_folder(path.parent)
@@ -37,7 +58,7 @@ def check_folder(
     if path is None:
         return None
     if path.exists() and not path.is_dir():
-        raise click.BadParameter(f"{path} is a file; expected a folder.")
+        raise click.BadParameter(f"{path} is a file; expected a folder; choose another path.")
     if path.is_dir() and any(path.iterdir()):
         raise click.BadParameter(
             f"{path} is not empty: old and new subgraphs would be mixed; empty it, or choose "
@@ -113,10 +134,19 @@ def write_models(folder: Path, models: Mapping[str, Model]) -> list[Path]:
 
 
 def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise click.BadParameter(f"{folder} is a file, not a folder; choose another path.")
     if not folder.is_dir():
         raise click.BadParameter(f"the folder {folder} does not exist; create it first.")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"the folder {folder} is not writable.")
+    try:
+        # Permissions say too little: root passes them, and a file system may be read-only.
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise click.BadParameter(
+            f"no file can be created in the folder {folder}: {error.strerror}; "
+            f"{fix_of_file_error(error) or 'choose another folder'}."
+        ) from error
 
 
 def _possible_paths(value: Any) -> Iterator[str]:

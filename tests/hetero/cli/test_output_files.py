@@ -200,8 +200,46 @@ def test_profile_default_file_is_named_after_its_model(shell, model, tmp_path, m
     assert costs.read_bytes() == before
 
 
-def test_folder_that_cannot_be_created_is_named(shell, model):
-    result = shell("compile", model, *SPLIT, "--subgraphs-dir", "/proc/parts")
+@pytest.mark.parametrize("line", ["compile -o", "compile --subgraphs-dir", "query --html", "run -o"])
+@pytest.mark.parametrize(
+    ("path", "received", "fix"),
+    [
+        # Root passes the permissions of /proc, but nobody can create a file there.
+        ("/proc/new", "in the folder /proc", "create its folder, or choose another"),
+        ("TMP/missing/new", "missing does not exist", "create it first"),
+        ("TMP/file/new", "TMP/file is a file", "choose another path"),
+    ],
+)
+def test_unwritable_output_is_refused_before_any_work(
+    shell, model, tmp_path, monkeypatch, line, path, received, fix
+):
+    if "missing" in path and "dir" in line:
+        pytest.skip("the command creates the missing folders")
+    monkeypatch.setattr(Core, "compile_model", None)  # calling it fails
+    (tmp_path / "file").touch()
+    command, option = line.split()
+    result = shell(command, model, *SPLIT, option, path.replace("TMP", str(tmp_path)))
+    assert result.code == 2
+    assert received.replace("TMP", str(tmp_path)) in result.err
+    assert fix in result.err
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [
+        (errno.EROFS, "choose a folder of a writable file system"),
+        (errno.EACCES, "change its permissions"),
+        (errno.EDQUOT, "free some of your quota"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ECONNRESET, "reset by peer: model.onnx\n"),  # no error of a file: no advice
+    ],
+)
+def test_error_of_a_file_names_its_fix(shell, model, monkeypatch, number, fix):
+    def fail(*arguments: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number), "model.onnx")
+
+    monkeypatch.setattr(Core, "compile_model", fail)
+    result = shell("compile", model, *SPLIT)
     assert result.code == 1
-    assert "cannot write models" in result.err
-    assert "/proc/parts" in result.err
+    assert f"{os.strerror(number)}: model.onnx" in result.err
+    assert fix in result.err

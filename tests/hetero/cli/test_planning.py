@@ -160,6 +160,8 @@ def test_plan_that_fits_lists_the_memory_of_each_device(shell, model):
     ("options", "message"),
     [
         ("--fit --memory CPU.0=2GBB", "got 'CPU.0=2GBB', expected DEVICE=SIZE"),
+        ("--fit --memory CPU.0=1,5GB", "got 'CPU.0=1' in 'CPU.0=1,5GB', expected DEVICE=SIZE"),
+        ("--fit --memory CPU.0=1,5GB", "commas separate the pairs, so write 1.5 with a point"),
         ("--fit --memory CPU.7=2GB", "expected one of the model's devices CPU.0, CPU.1"),
         ("--memory CPU.0=2GB", "add --fit"),
         ("--fit --memory CPU.0=175", "'CPU.0=175', expected DEVICE=SIZE with a unit"),
