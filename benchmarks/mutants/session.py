@@ -237,7 +237,7 @@ def _in_fork(work: Callable[[], int], limit_s: float) -> str:
         status = 2
         try:
             os.setpgid(0, 0)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             seconds = int(limit_s) + 1
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
             status = work()

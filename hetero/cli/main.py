@@ -20,8 +20,8 @@ from hetero.cli.devices import devices, probe
 from hetero.cli.doctor import doctor
 from hetero.cli.help_examples import add_examples
 from hetero.cli.inspect import inspect_command
-from hetero.cli.plan import plan
 from hetero.cli.output_files import fix_of_file_error
+from hetero.cli.plan import plan
 from hetero.cli.pool import pool
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query

@@ -6,6 +6,10 @@ that run on its route, and not before the route's turn by its share. Under low l
 therefore spread in proportion to the shares (equal routes take turns). A route on which requests
 accumulate is skipped until it has caught up.
 
+The plan's shares predict the speeds of the routes. A slow link or a busy node makes a route slower
+than predicted. Its measured speed then takes the place of its planned share, and small shares still
+get some requests, so that a route that recovers is noticed.
+
 Credits are not stored: they follow from a virtual time that advances with each choice. A heap
 yields the next route. Because time can only postpone a route, a stale heap entry is too early; it
 is corrected when it reaches the top.
@@ -17,20 +21,89 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from hetero.scheduler.types.events import DeviceLost, DeviceRemoved
 from hetero.scheduler.types.placement import Route
+
+#: Attempts over which a route's seconds per request are measured. Of two successive measurements
+#: the lower one counts, as the first runs on a device and short stalls take longer than others.
+_NUM_MEASURED: Final = 8
+#: Least speed, relative to the fastest route, at which the planned share is kept. Predictions are
+#: often off by a third.
+_LEAST_SPEED: Final = 2 / 3
+
+
+@dataclass(slots=True)
+class Pace:
+    """Measured seconds per request of a route, without the time in which the route is idle."""
+
+    #: Seconds per request; None until two measurements are complete.
+    seconds: float | None = None
+    _previous_s: float | None = None
+    #: Sums of the present measurement: seconds with running attempts, and seconds of all attempts.
+    _busy_s: float = 0.0
+    _total_s: float = 0.0
+    _num_completed: int = 0
+    #: Time up to which the sums are complete.
+    _until_s: float = 0.0
+
+    def pass_time(self, now_s: float, num_running: int) -> None:
+        """Add the seconds since the last call, in which `num_running` attempts were running."""
+        if num_running and now_s > self._until_s:
+            self._busy_s += now_s - self._until_s
+            self._total_s += (now_s - self._until_s) * num_running
+        self._until_s = now_s
+
+    def complete(self, num_stages: int) -> bool:
+        """Count a completed attempt; return whether `seconds` has changed.
+
+        A pipeline of s stages with n requests at a time completes a request in the time of
+        n + s - 1 runs of a stage.
+        """
+        self._num_completed += 1
+        if self._num_completed < _NUM_MEASURED or not self._busy_s:
+            return False
+        latency_s, num_at_a_time = self._total_s / self._num_completed, self._total_s / self._busy_s
+        measured_s = latency_s / (num_at_a_time + max(num_stages, 1) - 1)
+        if self._previous_s is not None:
+            self.seconds = min(measured_s, self._previous_s)
+        self._previous_s = measured_s
+        self._busy_s = self._total_s = 0.0
+        self._num_completed = 0
+        return self.seconds is not None
+
+
+def measured_shares(
+    planned_shares: Sequence[float], seconds: Sequence[float | None]
+) -> list[float]:
+    """Return the planned shares, lowered for routes that are slower than these predict.
+
+    `seconds`: the measured seconds per request of each route, if known.
+    """
+    speeds = [
+        None if pace_s is None else 1 / (share * pace_s)
+        for share, pace_s in zip(planned_shares, seconds, strict=True)
+    ]
+    fastest = max((speed for speed in speeds if speed is not None), default=0.0)
+    return [
+        share if speed is None or speed >= _LEAST_SPEED * fastest else share * speed / fastest
+        for share, speed in zip(planned_shares, speeds, strict=True)
+    ]
 
 
 @dataclass(slots=True)
 class _RouteState:
     devices: frozenset[str]
-    share: float
+    planned_share: float
     #: Numbers of stage runs and model outputs that complete an attempt.
     num_stages: int
     num_outputs: int
     #: Virtual time of the route's next turn; the credit is the virtual time passed since.
     turn: float
+    pace: Pace
+    #: Planned or measured share.
+    share: float
     num_running: int = 0
     #: Key of its current heap entry.
     due: float = 0.0
@@ -63,9 +136,10 @@ class Routes:
             tensor_names = {name for stage in plan.stages for name in stage.outputs}
             num_outputs = len(tensor_names.intersection(plan.output_names)) if route.stages else 0
             devices, num_stages = frozenset(plan.devices), len(route.stages)
-            self.states.append(
-                _RouteState(devices, route.share, num_stages, num_outputs, self._now)
+            state = _RouteState(
+                devices, route.share, num_stages, num_outputs, self._now, Pace(), route.share
             )
+            self.states.append(state)
         self.count = len(self.states)
         self.rebuild_heap()
 
@@ -115,14 +189,37 @@ class Routes:
         """Return whether a route uses a device."""
         return device in self.states[route].devices
 
-    def begin(self, route: int) -> None:
+    def begin(self, route: int, now_s: float) -> None:
         """Add an attempt to a route."""
+        self.pass_time(route, now_s)
         self.states[route].num_running += 1
 
-    def end(self, route: int) -> None:
-        """Remove an attempt from a route."""
+    def end(self, route: int, completed_s: float | None = None) -> None:
+        """Remove an attempt from a route; `completed_s`: the time at which it was completed."""
+        if completed_s is not None:
+            self.pass_time(route, completed_s)
         self.states[route].num_running -= 1
+        if completed_s is not None:
+            self.count_completed(route)
         self.advance(route)
+
+    def pass_time(self, route: int, now_s: float) -> None:
+        """Measure the time that a route's attempts have taken until now."""
+        if self.count > 1:
+            state = self.states[route]
+            state.pace.pass_time(now_s, state.num_running)
+
+    def count_completed(self, route: int) -> None:
+        """Count a completed attempt, and correct the shares after a measurement."""
+        state = self.states[route]
+        if self.count == 1 or not state.pace.complete(state.num_stages):
+            return
+        planned_shares = [s.planned_share for s in self.states]
+        shares = measured_shares(planned_shares, [s.pace.seconds for s in self.states])
+        for other, share in zip(self.states, shares, strict=True):
+            other.share = share
+            other.turn = min(other.turn, self._now + 1 / share)
+        self.rebuild_heap()
 
     def advance(self, route: int) -> None:
         """Move a route forward in the heap, if the end of an attempt makes it due earlier."""

@@ -120,6 +120,8 @@ class ClientMachine(Requests):
             return False
         run.request_id, run.nbytes = next(ids), nbytes
         run.route, run.names_route = route, routes.count > 1
+        if routes.count > 1:
+            routes.pass_time(route, run.begun_s)
         # No call between these lines: Ctrl-C comes before or after them.
         self._direct[run.request_id] = run
         routes.states[route].num_running += 1
@@ -136,6 +138,8 @@ class ClientMachine(Requests):
             self._ended.popitem(last=False)
         self._expected.record(run.input_nbytes, made_nbytes)
         routes = self._routes
+        if routes.count > 1:
+            routes.pass_time(run.route, now_s)
         run.ended_s = now_s
         # No call between these lines: Ctrl-C comes before or after them.
         self._ended[run.request_id] = run
@@ -145,6 +149,7 @@ class ClientMachine(Requests):
         run.is_admitted = False
         self._in_flight.end_direct(run)
         if routes.count > 1:
+            routes.count_completed(run.route)
             routes.advance(run.route)
         return True
 
@@ -342,7 +347,7 @@ class ClientMachine(Requests):
     ) -> list[ClientInstruction]:
         assert route is not None
         self._begin(request, route, now_s, "started")
-        self._routes.begin(route)
+        self._routes.begin(route, now_s)
         return [events.StartAttempt(request.id, request.attempt, route)]
 
     def _begin(self, request: RequestRecord, route: int, now_s: float, what: str) -> None:
@@ -361,7 +366,7 @@ class ClientMachine(Requests):
             for request in requests:
                 self._begin(request, route, now_s, f"batch of {len(requests)}: started")
                 self._move(request, _S.RUNNING, now_s)
-            self._routes.begin(route)
+            self._routes.begin(route, now_s)
             batcher.begin(requests)
             joined = tuple(request.id for request in requests) if is_joined else ()
             done.append(events.StartAttempt(first.id, first.attempt, route, joined))
@@ -369,11 +374,11 @@ class ClientMachine(Requests):
         self._joining.clear()
         return done
 
-    def _withdraw_request(self, request: RequestRecord) -> bool:
+    def _withdraw_request(self, request: RequestRecord, completed_s: float | None = None) -> bool:
         """Withdraw a request from its attempt; return whether no request needs the attempt."""
         if self.batcher is not None and not self.batcher.withdraw(request):
             return False
-        self._routes.end(request.route)
+        self._routes.end(request.route, completed_s)
         return True
 
     def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
@@ -495,7 +500,7 @@ class ClientMachine(Requests):
         # Later stages repeat the timings of earlier ones, and their messages may arrive first.
         if not self._routes.is_whole(request.route, len(runs), len(outputs)):
             return _S.RUNNING, []
-        self._withdraw_request(request)
+        self._withdraw_request(request, event.now_s)
         nbytes = event.nbytes
         if nbytes is None:
             nbytes = sum(map(_output_nbytes, runs.values()))

@@ -12,6 +12,7 @@ from onnx.parser import parse_model
 import hetero
 from tests.hetero.verify.faulty_vendor import FaultyVendor, small, small_output
 from tests.support.models import branches, branches_output
+from tests.support.slow_replica import share_of_slow_replica
 
 pytestmark = pytest.mark.ray
 
@@ -45,6 +46,11 @@ def test_replicas_follow_the_load(core):
             expected = branches_output(X * factor)
             np.testing.assert_allclose(request.results["y"], expected, rtol=1e-5)
         wait_until(lambda: compiled.num_replicas == 1)
+
+
+def test_slow_replica_runs_fewer_requests(local_ray):
+    with hetero.Core(devices={"NULL": 2}) as core:
+        assert share_of_slow_replica(core) < 0.3  # with equal turns: 0.5
 
 
 def test_samples_of_a_split_model_agree(core):

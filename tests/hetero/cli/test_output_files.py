@@ -200,7 +200,9 @@ def test_profile_default_file_is_named_after_its_model(shell, model, tmp_path, m
     assert costs.read_bytes() == before
 
 
-@pytest.mark.parametrize("line", ["compile -o", "compile --subgraphs-dir", "query --html", "run -o"])
+@pytest.mark.parametrize(
+    "line", ["compile -o", "compile --subgraphs-dir", "query --html", "run -o"]
+)
 @pytest.mark.parametrize(
     ("path", "received", "fix"),
     [

@@ -20,6 +20,7 @@ from hetero.planning.cost_planner import CostPlanner
 from hetero.scheduler.formats.blob_file import BlobFile
 from tests.support.models import branches, branches_output
 from tests.support.plans import replica_config
+from tests.support.slow_replica import share_of_slow_replica
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU,ORT"
@@ -93,6 +94,11 @@ def test_cached_plans_are_used_before_planning(core, tmp_path, monkeypatch):
         assert compiled.get_property("LOADED_FROM_CACHE")
         assert len(compiled.placements) == 2
         check_results(compiled)
+
+
+def test_slow_replica_runs_fewer_requests():
+    with hetero.Core(executor="inprocess", devices={"NULL": 2}) as core:
+        assert share_of_slow_replica(core) < 0.3  # with equal turns: 0.5
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.scheduler.client.routes import Routes
+from hetero.scheduler.client.routes import Pace, Routes, measured_shares
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.placement import Route
 from hetero.scheduler.types.plan import Plan, Stage
@@ -55,7 +55,7 @@ def test_idle_routes_take_turns_by_share(shares, expected_choices):
 def test_route_with_a_backlog_is_skipped_until_it_ends():
     routes = routes_with_shares(1, 1)
     for _ in range(3):
-        routes.begin(0)
+        routes.begin(0, 0.0)
     # A's next request would finish after three others: now + 3. B's is due at now + 2 at most.
     assert choices(routes, 6) == "BBBBBB"
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_route_with_a_backlog_is_skipped_until_it_ends():
 def test_request_that_lasts_delays_its_route_by_one_turn():
     routes = routes_with_shares(1, 1)
     assert routes.choose() == 0
-    routes.begin(0)
+    routes.begin(0, 0.0)
     # Due at 1 + 2 for A, at 1, 2 and 3 for B; at 3 A is first.
     assert choices(routes, 3) == "BBA"
 
@@ -160,6 +160,82 @@ def test_added_routes_start_at_the_present_time():
     assert sorted(choices(routes, 3)) == ["A", "B", "C"]
 
 
+@pytest.mark.parametrize(
+    ("planned_shares", "seconds", "expected_shares"),
+    [
+        ((1, 1), (None, None), (1, 1)),
+        ((1, 1), (2, None), (1, 1)),  # nothing to compare it with
+        ((1, 1), (1, 1.5), (1, 1)),  # two thirds of the speed
+        ((1, 1), (1, 1.6), (1, 0.625)),
+        ((1, 1), (4, 1), (0.25, 1)),
+        ((3, 1), (1, 3), (3, 1)),  # as planned
+        ((3, 1), (3, 1), (1 / 3, 1)),  # the first is nine times slower than planned
+        ((1, 1, 1), (1, None, 8), (1, 1, 0.125)),
+    ],
+)
+def test_measured_speed_replaces_the_share_of_slow_routes(planned_shares, seconds, expected_shares):
+    assert measured_shares(planned_shares, seconds) == pytest.approx(expected_shares)
+
+
+def complete_run(pace: Pace, num_at_a_time: int, num_stages: int, latency_s: float) -> None:
+    """Complete eight attempts: always `num_at_a_time` of them run, each for `latency_s`."""
+    begun_s = pace._until_s
+    pace.pass_time(begun_s + 1000, 0)  # the route is idle, which does not count
+    for number in range(1, 9):
+        pace.pass_time(begun_s + 1000 + number * latency_s / num_at_a_time, num_at_a_time)
+        pace.complete(num_stages)
+
+
+@pytest.mark.parametrize(
+    ("num_at_a_time", "num_stages", "latency_s", "expected_s"),
+    [
+        (1, 1, 2.0, 2.0),
+        (4, 1, 2.0, 0.5),
+        (1, 4, 2.0, 0.5),  # four stages of 0.5 s, three of them idle
+        (4, 4, 3.5, 0.5),  # the fourth request in a pipeline waits for three others
+        (2, 0, 2.0, 1.0),  # the outputs are constants
+    ],
+)
+def test_pace_is_the_time_of_one_request(num_at_a_time, num_stages, latency_s, expected_s):
+    pace = Pace()
+    complete_run(pace, num_at_a_time, num_stages, 7 * latency_s)
+    assert pace.seconds is None  # the first runs may take longer
+    complete_run(pace, num_at_a_time, num_stages, latency_s)
+    assert pace.seconds == pytest.approx(expected_s)
+    complete_run(pace, num_at_a_time, num_stages, 5 * latency_s)
+    assert pace.seconds == pytest.approx(expected_s)  # one stall
+    complete_run(pace, num_at_a_time, num_stages, 3 * latency_s)
+    assert pace.seconds == pytest.approx(3 * expected_s)
+
+
+def test_slow_route_gets_fewer_turns_until_it_recovers():
+    routes, now_s = routes_with_shares(1, 1), 0.0
+
+    def run_requests(number: int, *seconds: float) -> str:
+        """Run requests one at a time; a route's takes `seconds`."""
+        nonlocal now_s
+        chosen = ""
+        for _ in range(number):
+            way = routes.choose()
+            assert way is not None
+            routes.begin(way, now_s)
+            now_s += seconds[way]
+            routes.end(way, now_s)
+            chosen += "AB"[way]
+        return chosen
+
+    assert run_requests(32, 1.0, 4.0) == "AB" * 16
+    assert run_requests(30, 1.0, 4.0).count("B") == 6  # shares 1 and 1/4
+    run_requests(80, 1.0, 1.0)  # the 16 measured requests of B
+    assert run_requests(10, 1.0, 1.0) in ("AB" * 5, "BA" * 5)
+    routes.begin(0, now_s)
+    for _ in range(100):  # failed attempts measure nothing
+        routes.begin(1, now_s)
+        routes.end(1)
+        now_s += 1
+    assert [state.share for state in routes.states] == [1, 1]
+
+
 class ExactRoutes:
     """The policy without a heap, in fractions: each choice compares all live routes."""
 
@@ -234,7 +310,7 @@ def test_choices_equal_those_of_the_exact_policy(first, steps):
                 number = routes.choose(exclusions, preferred_devices)
                 assert number == exact.choose(exclusions, preferred_devices)
                 if number is not None:
-                    routes.begin(number)
+                    routes.begin(number, 0.0)
                     exact.running[number] += 1
             case ("end", number) if number < len(exact.running) and exact.running[number]:
                 routes.end(number)

@@ -18,7 +18,14 @@ import yaml
 
 import hetero
 from hetero.apps.simulate.arrivals import Arrivals, read_arrivals, read_batches
-from hetero.apps.simulate.fleet import Fleet, FleetNode, Program, planned_fleet, read_fleet
+from hetero.apps.simulate.fleet import (
+    Fleet,
+    FleetLink,
+    FleetNode,
+    Program,
+    planned_fleet,
+    read_fleet,
+)
 from hetero.apps.simulate.page import _ticks, page_html
 from hetero.apps.simulate.simulation import simulate
 from hetero.apps.simulate.virtual_run import run
@@ -125,6 +132,20 @@ def test_overheads_of_the_scheduler():
     single = run(report, slow, Arrivals("", 5.0), requests=100)
     # Three devices wake up; messages go to the first, between them, and to the client.
     assert single.p50_s == pytest.approx(3 * 0.0003 + 4 * 0.002, rel=0.02)
+
+
+@pytest.mark.parametrize(("in_flight", "least_per_s"), [(2, 500.0), (8, 600.0)])
+def test_replica_behind_a_slow_link_adds_its_rate(in_flight, least_per_s):
+    # A message of 12 bytes, with a head of 200, takes 8 ms to the far replica. The plan does not
+    # know that. Alone the replicas serve 500 and 125 requests per second; with equal turns, two
+    # requests in flight would be served at twice 125.
+    report = plan_of(0.002)
+    near, far = fleet(report, D0=2).devices
+    devices = (near, replace(far, node="far"))
+    one_message = {("far", "local"): FleetLink(50e-6, 212 / 0.008)}
+    slow = Fleet(devices, one_message, client_s=0.0)
+    outcome = run(report, slow, None, requests=2_000, in_flight=in_flight)
+    assert least_per_s < outcome.throughput_per_s < 630
 
 
 def test_pipeline_rate_is_that_of_its_slowest_stage():
