@@ -26,6 +26,7 @@ from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import published_folder
+from hetero.devices.plugin.heap import reuse_free_memory
 from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def serve(
     versions) and a folder for each version. Changes take effect within seconds.
     """
     require_extra()
+    reuse_free_memory()  # before the threads of devices have arenas of their own
     options = ServerOptions(**listening, shared_port=worker_link is not None)
     if (options.tls_key is None) != (options.tls_certificate is None):
         raise click.UsageError("--tls-key and --tls-certificate need each other.")

@@ -82,3 +82,38 @@ def test_mapped_blocks_leave_no_gaps():
     if default < 30:
         pytest.skip("the C library returns freed memory by itself")
     assert mapped < 6
+
+
+#: Prints the growth in MB that remains after 8 threads have each freed 20 MB twice.
+_THREADS = """
+import re, threading
+from pathlib import Path
+def resident_mb():
+    return int(re.findall(r"VmRSS:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[0]) / 1000
+def work():
+    started.wait()
+    for _ in range(2):
+        with turn:
+            b"x" * 20_000_000
+    freed.wait()
+    ended.wait()
+started, freed, ended = threading.Barrier(8), threading.Barrier(9), threading.Barrier(9)
+turn = threading.Lock()
+before = resident_mb()
+for _ in range(8):
+    threading.Thread(target=work).start()
+freed.wait()
+print(resident_mb() - before)
+ended.wait()
+"""
+
+
+def test_threads_share_freed_memory():
+    setup = f"import runpy; runpy.run_path({heap.__file__!r})['reuse_free_memory']()"
+    default, shared = (
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+        for code in (_THREADS, setup + _THREADS)
+    )
+    if default < 100:
+        pytest.skip("the C library shares freed memory by itself")
+    assert shared < 70
