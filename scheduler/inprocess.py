@@ -196,13 +196,7 @@ class InProcessDeployment(Deployment):
         """Run a request in the calling thread, or admit it; see `Deployment.submit`."""
         program = self._program
         if program is not None:
-            # The same object for each run of `infer` without options, which needs no other check.
-            is_usual = (
-                request is INLINE_REQUEST
-                and self._is_quick
-                and self._runner.home_process.is_current
-            )
-            max_nbytes = inf if is_usual else self._max_direct_nbytes(request)
+            max_nbytes = self._max_direct_nbytes(request)
             if max_nbytes >= 0:
                 submission = program.run(inputs, request, max_nbytes)
                 if submission is not None:
@@ -214,7 +208,11 @@ class InProcessDeployment(Deployment):
 
         Returns -1 if it must not run it, or the request program does not support it.
         """
-        is_plain = request is QUICK_REQUEST or (request.timeout_s is None and request.is_plain)
+        is_plain = (
+            request is INLINE_REQUEST
+            or request is QUICK_REQUEST
+            or (request.timeout_s is None and request.is_plain)
+        )
         if not is_plain or not self._runner.home_process.is_current:
             return -1
         if request.inline is not None:
@@ -224,7 +222,7 @@ class InProcessDeployment(Deployment):
 
     def _completes_directly(self, message: Message) -> bool:
         """Return whether a message contains the result of a request without a record."""
-        return type(message) is Outputs and self._runner.is_direct(message.task.request.id)
+        return type(message) is Outputs and self._runner.machine.is_direct(message.task.request.id)
 
     def _resume(self, resumption: Resumption) -> None:
         """Send the inputs of a request's remaining stages to their devices."""

@@ -33,17 +33,17 @@ class OneShotEvent:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the event, without limit by default; return whether it is set."""
-        if timeout_s is None:
-            while not self._is_set:
-                self.wait(WAIT_SLICE_S)
-        elif not self._is_set:
+        if not self._is_set:
             gate = self._gate
             if gate is None:
                 gate = self._make_gate()
             # `set` reads the gate after it sets the flag, and this thread reads the flag after it
             # creates the gate, so that no wakeup is lost.
-            if not self._is_set and gate.acquire(timeout=timeout_s):
-                gate.release()
+            while not self._is_set:
+                if gate.acquire(timeout=WAIT_SLICE_S if timeout_s is None else timeout_s):
+                    gate.release()
+                elif timeout_s is not None:
+                    break
         return self._is_set
 
     def _make_gate(self) -> Any:

@@ -26,6 +26,8 @@ Value = Any
 
 def nbytes_of(value: Any) -> int:
     """Return the approximate size of a value in bytes; strings count their characters."""
+    if type(value) is dict and (plain := plain_nbytes(value)) is not None:
+        return plain
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
     if type(value) is ResidentTensor:  # its bundle is counted instead

@@ -215,14 +215,14 @@ class RequestStateMachine:
         run.admission_s, run.story = submission.waited_s, submission.story
         run.request_id, future = submission.request_id, submission.future
         if future.done():
-            self._receive(run, future, callback)
+            self._receive(run, callback, future)
             return run
         with self._lock:
             run.submission = submission
             is_cancelled = self.state is State.CANCELLED
         if is_cancelled:
             submission.cancel()
-        future.add_done_callback(lambda future: self._receive(run, future, callback))
+        future.add_done_callback(partial(self._receive, run, callback))
         return run
 
     def _check_timeout(self, timeout_s: float) -> None:
@@ -312,7 +312,7 @@ class RequestStateMachine:
         if submission is not None:
             submission.cancel()
 
-    def _receive(self, run: Run, future: FutureLike[Response], callback: Callback | None) -> None:
+    def _receive(self, run: Run, callback: Callback | None, future: FutureLike[Response]) -> None:
         """Store the response of a run; called in a thread of the target, so it must be fast."""
         try:
             # `exception()` does not raise: a traceback would keep the caller's inputs alive.

@@ -29,7 +29,7 @@ from hetero.devices.plugin.program import (
 )
 from hetero.devices.plugin.remote_memory import RemoteContext, ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.devices.request.request import DEFAULT_REQUEST, REPLAY, Request
+from hetero.devices.request.request import DEFAULT_REQUEST, QUICK_REQUEST, REPLAY, Request
 from hetero.devices.request.response import Response, StageTiming
 from hetero.scheduler.channels.channel import Channel, Receiver, SharedChannel, has_lanes
 from hetero.scheduler.client.constant_folding import ConstantStages
@@ -64,6 +64,8 @@ _TINY_S: Final = 0.0002
 #: Number of such short requests in a row that this requires, because a thread that starts a request
 #: must not block. A single slow request among them is attributed to a busy machine.
 _STEADY: Final = 8
+#: Creates a named tuple without Python's call overhead: each request needs several.
+_new: Final[Callable[..., Any]] = tuple.__new__
 _STARTED_S: Final = attrgetter("started_s")
 _ENDED_S: Final = attrgetter("ended_s")
 
@@ -237,8 +239,7 @@ class Deployment(ABC):
         if (
             self._sends_directly
             and not self._is_ordered
-            and request.timeout_s is None
-            and request.is_plain
+            and (request is QUICK_REQUEST or (request.timeout_s is None and request.is_plain))
         ):
             nbytes = plain_nbytes(inputs)
             if nbytes is not None:
@@ -412,10 +413,10 @@ class Deployment(ABC):
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that read them."""
         if not self.placement.routes[request.route].stages:
-            self._part_arrived(request, {}, ())
+            self._end_sent(PartialResult(request.id, request.attempt, {}, ()))
             return
         try:
-            if self._help_with and self._may_help(request):
+            if request.inline and self._help_with and self._may_help(request):
                 self._help_with(request.id, partial(self._send, request, inputs))
             else:
                 self._send(request, inputs)
@@ -432,7 +433,9 @@ class Deployment(ABC):
             () if request.profile or request.resident_outputs else self.constant_stages.outputs
         )
         is_used = memory.is_used
-        lanes = self._lanes if request.is_plain else None
+        lanes = self._lanes
+        if lanes is not None and not request.is_plain:
+            lanes = None
         for stage, names in self._firsts[request.route]:
             if stage.index in stored_stages:
                 self._report_constant_stage(request, stage)
@@ -440,14 +443,14 @@ class Deployment(ABC):
             address = self._addresses[stage.device]
             if lanes is not None and lanes.send(address, request, stage, names, inputs):
                 continue
-            task = Task(request, stage.index)
+            task = _new(Task, (request, stage.index))
             values: Mapping[str, Value] | None = inputs
             if len(names) < len(inputs):
                 values = {name: inputs[name] for name in names}
             if is_used and values:
                 values = memory.send_resident_inputs(self._channel, task, address, values)
             if values is not None:
-                self._channel.send(address, Values(task, values))
+                self._channel.send(address, _new(Values, (task, values, ())))
 
     def _report_constant_stage(self, request: Request, stage: Stage) -> None:
         """Report the stored outputs of a constant stage, with a run time of zero."""
@@ -458,7 +461,7 @@ class Deployment(ABC):
         run = StageTiming(stage.index, stage.device, 0.0, now_s, now_s)
         names = self.plan.output_names
         outputs = {name: constants[name].array for name in stage.outputs if name in names}
-        self._part_arrived(request, outputs, (run,))
+        self._end_sent(PartialResult(request.id, request.attempt, outputs, (run,)))
 
     def pending_outputs(self, request: Request, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return references to the resident outputs that an attempt will produce."""
@@ -514,21 +517,27 @@ class Deployment(ABC):
         )
 
     def _receive(self, message: Message) -> None:
-        if not isinstance(message, Outputs | Failure):
-            return
         outputs: Mapping[str, Value] = {}
         runs: Sequence[StageTiming] = ()
-        error = message.error if isinstance(message, Failure) else None
-        if isinstance(message, Outputs):
+        error: BaseException | None = None
+        if type(message) is Failure:
+            error = message.error
+        elif type(message) is not Outputs:
+            return
+        else:
+            _, outputs, runs = message
             try:
-                outputs, runs = self._outputs(message), self._with_devices(message.runs)
+                for run in runs:
+                    if run.resident or not run.device:
+                        outputs, runs = self._outputs(message), self._with_devices(runs)
+                        break
             except Exception as fault:  # report it to the request; the receiver continues
-                error = fault
+                outputs, error = {}, fault
         request = message.task.request
         if request.route == REPLAY:
             self._restorer.received(request, outputs, error)
         elif error is None:
-            self._part_arrived(request, outputs, runs)
+            self._end_sent(_new(PartialResult, (request.id, request.attempt, outputs, runs)))
         else:
             self._report_failure(request, error)
 
@@ -550,11 +559,6 @@ class Deployment(ABC):
                 stay = memory.outputs(stage.device, address, task, specs, outputs)
                 outputs = {**outputs, **stay}
         return outputs
-
-    def _part_arrived(
-        self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageTiming]
-    ) -> None:
-        self._end_sent(PartialResult(request.id, request.attempt, outputs, runs))
 
     def _by_our_clock(self, run: StageTiming) -> StageTiming:
         assert self._clock_offset_s

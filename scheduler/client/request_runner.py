@@ -259,10 +259,6 @@ class RequestRunner:
         self._start((call,), call.attempt)
         return call
 
-    def is_direct(self, request_id: int) -> bool:
-        """Return whether a request runs without a record."""
-        return self.machine.is_direct(request_id)
-
     def end_sent(
         self,
         request_id: int,
@@ -273,7 +269,9 @@ class RequestRunner:
         """Complete a request without a record; False if the machine has to adopt it, or has."""
         now_s = self.now_s()
         with self.lock:
-            made_nbytes = sum([timing.output_nbytes for timing in timings])
+            made_nbytes = 0
+            for timing in timings:
+                made_nbytes += timing.output_nbytes
             if not self.machine.end_sent(
                 request_id, attempt, now_s, made_nbytes, len(timings), len(outputs)
             ):

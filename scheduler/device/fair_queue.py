@@ -53,7 +53,7 @@ class FairQueue(Generic[T]):
 
     def peek(self) -> tuple[ClientQueue[T], Key, T]:
         """Return the next task, with its client; call `count_turn` if it starts."""
-        client = min(self.waiting, key=_rank)
+        client = min(self.waiting, key=_rank) if len(self.waiting) > 1 else next(iter(self.waiting))
         return client, *client.waiting[0]
 
     def remove_first(self, client: ClientQueue[T]) -> None:

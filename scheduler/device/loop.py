@@ -11,6 +11,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import is_
 from typing import Any, Final
 
 from hetero.devices.errors import HeteroError, InferenceError
@@ -175,7 +177,8 @@ class DeviceLoop:
         try:
             with self._lock:
                 instructions = self._machine.add_inputs(task, tensors, runs, self._now_s())
-            self._execute(instructions)
+            if instructions:
+                self._execute(instructions)
         except BaseException as error:  # a bug, or Ctrl-C if the sender is in this process
             self.give_up(task, error)
             if not isinstance(error, Exception):
@@ -223,7 +226,7 @@ class DeviceLoop:
             with self._lock:
                 instructions = self._machine.end(due, failure)
             # The next tasks start first: the device must not wait while the outputs are sent.
-            self._execute(sorted(instructions, key=lambda instruction: instruction is due))
+            self._execute(sorted(instructions, key=partial(is_, due)))
         except BaseException as error:  # Ctrl-C
             self._active_runs.pop(thread, None)
             self.give_up(due.task, error)

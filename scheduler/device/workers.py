@@ -231,7 +231,8 @@ class Workers(BaseWorkers):
                 if job[1].stage.ewma_s > _HAND_OVER_S:
                     with self._state:
                         self._quick_threads.discard(me)
-                        self._wake_one()
+                        if self._jobs:
+                            self._wake_one()
                 _run(job)
                 self._quick_threads.add(me)
 
