@@ -26,7 +26,7 @@ from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
 from hetero.devices.ort.provider import Provider
-from hetero.devices.ort.runtime import onnxruntime
+from hetero.devices.ort.runtime import VERSION, onnxruntime
 from hetero.devices.ort.session import open_mapped_session, open_session, session_model
 from hetero.devices.ort.sized_arena import sized_arena
 from hetero.devices.plugin.heap import map_large_blocks
@@ -35,7 +35,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.properties import Config
 
 #: The format of exported payloads.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-4"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-5"
 #: Profiling stops after this many measured runs, or after this time if two runs are done.
 _PROFILED_RUNS: Final = 5
 _PROFILE_TIME_S: Final = 0.5
@@ -48,6 +48,9 @@ _SPIN_US: Final = "1000"
 _MAX_COPIED_NBYTES: Final = 2**16
 #: The suffix of a node's name after ONNX Runtime changes its layout.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
+#: Name of an optimisation that is wrong before version 1.32: it joins Pad with the pool that reads
+#: it. A MaxPool then takes zeros for values, ceil_mode is lost, and wide padding is an error.
+_WRONG_OPTIMISATION: Final = "Pad_Fusion" if VERSION < (1, 32) else ""
 _SEVERITY: Final = {
     "LOG_NONE": 4,
     "LOG_ERROR": 3,
@@ -217,6 +220,9 @@ class OrtProgram(Program):
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         # A MatMul of dequantised weights computes in float32; by default its input becomes int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        if _WRONG_OPTIMISATION:
+            key = "optimization.disable_specified_optimizers"
+            options.add_session_config_entry(key, _WRONG_OPTIMISATION)
         if self._config["ORT_MAPPED_WEIGHTS"] or (
             self._config["ORT_ARENA_NBYTES"] and self._packs_weights_in_arena()
         ):

@@ -16,7 +16,7 @@ from hetero.devices.model.model import Constant, Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.ort.errors import ERRORS
 from hetero.devices.ort.provider import Provider, built_in_providers
-from hetero.devices.ort.runtime import onnxruntime
+from hetero.devices.ort.runtime import VERSION, onnxruntime
 from hetero.devices.ort.trial import NodeTrial, try_node
 from hetero.devices.ort.versions import lower_versions, newer_operator
 from hetero.devices.plugin.node_queries import (
@@ -38,8 +38,7 @@ FEEDABLE: Final = NUMPY_TYPES | {"string"}
 _LARGEST_CONSTANT: Final = 64
 #: Operators whose support depends on the contents of floating-point constants.
 _FLOAT_DEPENDENT: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
-_MAJOR, _MINOR = map(int, onnxruntime.__version__.split(".")[:2])
-_FAULTS: Final = FaultTable("ONNX Runtime", faults_of((_MAJOR, _MINOR)))
+_FAULTS: Final = FaultTable("ONNX Runtime", faults_of(VERSION))
 
 
 @dataclass(frozen=True, slots=True)

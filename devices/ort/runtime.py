@@ -5,6 +5,7 @@ A program whose libraries import ``onnxruntime`` runs them on hetero with
 """
 
 import sys
+from typing import Final
 
 _substitute = sys.modules.get("onnxruntime")
 if _substitute is not None and _substitute.__name__ == "onnxruntime":
@@ -17,4 +18,8 @@ finally:
     if _substitute is not None:
         sys.modules["onnxruntime"] = _substitute
 
-__all__ = ["onnxruntime"]
+__all__ = ["VERSION", "onnxruntime"]
+
+_major, _minor = map(int, onnxruntime.__version__.split(".")[:2])
+#: Major and minor version.
+VERSION: Final = (_major, _minor)

@@ -28,6 +28,7 @@ from hetero.devices.ort.plugin import ORTPlugin
 from hetero.devices.ort.provider import built_in_providers
 from hetero.devices.ort.versions import newest_opset
 from tests.support.networks import model as parsed
+from tests.support.small_models import onnxruntime_session
 
 PLUGIN = ORTPlugin()
 
@@ -374,6 +375,26 @@ def test_loop_without_iterations_has_the_sizes_of_its_body(output):
     for iterations in (3, 0, 0):
         results = compiled({"n": np.int64(iterations), **inputs})
         assert results["y"].shape == (iterations, 2)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "MaxPool<kernel_shape = [2, 2]>",
+        "MaxPool<kernel_shape = [2, 2], pads = [0, 1, 1, 0]>",
+        "AveragePool<kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1, count_include_pad=1>",
+        "AveragePool<kernel_shape = [2, 2], pads = [0, 1, 1, 0], count_include_pad = 1>",
+    ],
+)
+def test_pool_of_padded_values_is_not_joined_with_the_padding(pool):
+    """The padding of a MaxPool is less than all values, that of Pad is 0."""
+    model = parsed(
+        f"""(float[1,2,5,5] x) => (float[a,b,c,d] y) <int64[8] p = {{0, 0, 1, 1, 0, 0, 1, 1}}>
+        {{padded = Pad(x, p) y = {pool}(padded)}}"""
+    )
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 5)).astype(np.float32) - 1
+    (expected,) = onnxruntime_session(model.to_bytes(), as_written=True).run(None, {"x": x})
+    np.testing.assert_allclose(PLUGIN.compile_model(model)({"x": x})["y"], expected, rtol=1e-5)
 
 
 #: Prints the growth of the private address space at each step of a session's life, in MiB. It runs
