@@ -1,4 +1,4 @@
-"""Generated inputs of a model for verification: typical, wide and extreme values in two sizes.
+"""Generated inputs of a model for verification: typical, wide and extreme values in some sizes.
 
 Integers stay within the ranges that the model's graph proves. Indices are small, so that they are
 valid. Sizes and numbers of iterations are small, so that runs take neither long nor much memory.
@@ -40,6 +40,10 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
     (64,),
     (224,),
 )
+#: Sizes to try second, if those above are accepted: a batch of one, with other dimensions equal.
+SECOND_SIZES: Final = (1, 2)
+#: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels.
+LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65,), (33,), (17,))
 #: Sums of symbols are tried for models with at most this many symbols.
 _MAX_SUMMED_SYMBOLS: Final = 5
 #: Limit of all inputs together: four open dimensions of size 64 fit, of size 224 take 10 GB.
@@ -172,12 +176,23 @@ def draw_value(
     if dtype.kind in "iu":
         return _draw_integers(value, kind, rng, proven_range)
     if kind == "extreme":
-        floats = rng.choice(_EXTREME_FLOATS, value.shape)
+        floats = _spread(_EXTREME_FLOATS, rng.choice(_EXTREME_FLOATS, value.shape), rng)
     else:
         floats = rng.standard_normal(value.shape) * np.exp(1.5 * rng.standard_normal(value.shape))
         is_special = rng.random(value.shape) < 0.2
         floats = np.where(is_special, rng.choice(_SPECIAL_FLOATS, value.shape), floats)
+        floats = _spread(_SPECIAL_FLOATS, floats, rng)
     return np.asarray(floats).astype(dtype)
+
+
+def _spread(
+    values: Sequence[float] | np.ndarray, array: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """Return a copy of an array with each of some values in it, if it has room for all of them."""
+    copy = np.array(array)
+    if copy.size >= len(values):
+        copy.reshape(-1)[rng.choice(copy.size, len(values), replace=False)] = values
+    return copy
 
 
 def _draw_integers(
@@ -188,7 +203,8 @@ def _draw_integers(
     is_proven = (low, high) != (info.min, info.max)
     if kind == "extreme":
         options = np.array([low, high, *(v for v in (0, 1) if low <= v <= high)], value.dtype)
-        return np.asarray(options[rng.integers(0, len(options), value.shape)])
+        drawn = np.asarray(options[rng.integers(0, len(options), value.shape)])
+        return _spread(options[:2], drawn, rng)
     if not is_proven or high - low > 2**32:
         low, high = max(low, -_SMALL), min(high, _SMALL)
     return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)

@@ -20,6 +20,7 @@ from hetero.devices.plugin.program import Value
 from hetero.scheduler.types.isolation import RunFailure
 from hetero.verify.generated_inputs import (
     KINDS,
+    SECOND_SIZES,
     Draw,
     Integers,
     Kind,
@@ -38,8 +39,8 @@ _VALID_INTEGERS: Final[tuple[Mapping[Kind, Integers], ...]] = (
     {"wide": "ones", "extreme": "typical"},
     {"typical": "ones", "wide": "typical", "extreme": "ones"},
 )
-#: Inputs of the second size.
-_SECOND_SIZE_KINDS: Final[tuple[Kind, ...]] = ("wide",)
+#: Inputs of further sizes.
+_FURTHER_KINDS: Final[tuple[Kind, ...]] = ("wide",)
 
 
 class ReferenceValues:
@@ -47,14 +48,21 @@ class ReferenceValues:
 
     `supported`: names of the nodes that the reference supports.
     `num_draws`: number of sets of inputs.
+    `large_sizes`: sizes of open dimensions of one more set of inputs; empty for none.
     """
 
     def __init__(
-        self, model: Model, reference: Run, supported: frozenset[str], num_draws: int
+        self,
+        model: Model,
+        reference: Run,
+        supported: frozenset[str],
+        num_draws: int,
+        large_sizes: tuple[int, ...] = (),
     ) -> None:
         self._model = model
         self._reference = reference
         self._num_draws = num_draws
+        self._large_sizes = large_sizes
         self._computable = _computable_positions(model, supported)
         #: Draws whose values so far are computed; None before the first call.
         self._draws: list[Draw] | None = None
@@ -95,13 +103,15 @@ class ReferenceValues:
         return PartDraw(draw.kind, inputs, expected)
 
     def _first_draws(self, wanted: list[str]) -> list[Draw]:
-        """Generate inputs, in two sizes if dimensions are open, that the reference accepts."""
+        """Generate inputs that the reference accepts, in several sizes if dimensions are open."""
         model = self._model
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
         num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
         try:
             first_sizes, *other_sizes = size_options(model)
             draws = self._accepted_draws(kinds, first_sizes, wanted)
+            if draws:
+                other_sizes.insert(0, SECOND_SIZES)
             for sizes, more_sizes in () if draws else sum_options(model):
                 if draws := self._draws_of_doubtful_sizes(kinds, sizes, wanted):
                     other_sizes.insert(0, more_sizes)
@@ -110,10 +120,12 @@ class ReferenceValues:
             for sizes in other_sizes:
                 if not num_sizes:
                     break
-                more_kinds = _SECOND_SIZE_KINDS if draws else kinds
+                more_kinds = _FURTHER_KINDS if draws else kinds
                 if more := self._draws_of_doubtful_sizes(more_kinds, sizes, wanted):
                     draws += more
                     num_sizes -= 1
+            if draws and self._large_sizes:
+                draws += self._accepted_draws(_FURTHER_KINDS, self._large_sizes, wanted)
         except TensorError as error:
             self.problem = str(error)
             return []

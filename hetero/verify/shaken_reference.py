@@ -37,19 +37,20 @@ class Shaker:
         #: Integers up to this are results of counting, which every device computes exactly.
         self._largest_count = 1 / unit / 8
 
-    def __call__(self, value: Value, *, moves_counts: bool = False) -> Value:
+    def __call__(self, value: Value, *, exact_step: float = 1.0) -> Value:
         """Return a value with moved floats; values inside sequences stay.
 
-        `moves_counts`: whether to move small integers too.
+        `exact_step`: small multiples of it stay; 0 for none.
         """
         if not is_float(value) or not value.size:
             return value
         wide = np.asarray(value, np.float64)
         start = int(self._rng.integers(_NUM_SIGNS))
         moved = wide * np.resize(np.roll(self._factors, start), wide.shape)
-        if not moves_counts:
-            is_count = (wide == np.rint(wide)) & (np.abs(wide) < self._largest_count)
-            moved = np.where(is_count, wide, moved)
+        if exact_step:
+            steps = wide / exact_step
+            is_exact = (steps == np.rint(steps)) & (np.abs(wide) < self._largest_count)
+            moved = np.where(is_exact, wide, moved)
         return np.asarray(moved).astype(value.dtype)
 
     def move_by_largest(self, value: np.ndarray) -> np.ndarray:
@@ -76,7 +77,7 @@ class _ShakenBackend(ArrayBackend):
 
         def call_shaken(*arguments: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either
-                arguments = (shaker(arguments[0], moves_counts=True), *arguments[1:])
+                arguments = (shaker(arguments[0], exact_step=0), *arguments[1:])
             result = plain(*arguments)
             return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
 
@@ -95,7 +96,8 @@ class _ShakenProgram(CPUProgram):
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs with rounding noise."""
         with np.errstate(all="ignore"):
-            shaken_inputs = [self._shaker(value) for value in inputs]
+            # No computation made an input inexact, so ONNX defines how a tie of it is rounded.
+            shaken_inputs = [self._shaker(value, exact_step=0.5) for value in inputs]
         return super().run(shaken_inputs, context)
 
 

@@ -29,7 +29,13 @@ from hetero.query.priority import remove_refusals
 from hetero.scheduler.device.isolated_run import run_isolated, start_worker
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
-from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
+from hetero.verify.generated_inputs import (
+    KINDS,
+    LARGE_SIZES,
+    draw_inputs,
+    has_open_dimensions,
+    size_options,
+)
 from hetero.verify.live_samples import Exclude, LiveCounts, LiveSampler
 from hetero.verify.part_check import CheckResult, PartCheck, PartDraw
 from hetero.verify.reference_values import ReferenceValues, only_shapes
@@ -56,6 +62,8 @@ _MAX_WEIGHT_NBYTES: Final = 2**30
 #: estimate, because the estimate is rough.
 _CALL_S: Final = 60.0
 _CALL_PER_ESTIMATE: Final = 20.0
+#: Share of the time limit that a run with large inputs may take.
+_LARGE_SHARE: Final = 0.05
 #: Runs of a vendor's part with each set of inputs: onnxruntime-ggml 0.2.0 ends the process in one
 #: of the first runs, but not always in the first.
 _NUM_RUNS: Final = 12
@@ -450,7 +458,10 @@ class Session:
         if key not in self._values:
             plugin = _reference_class()()
             supported = frozenset(plugin.query_model(source, self._reference_config).devices)
-            self._values[key] = ReferenceValues(source, self._reference, supported, num_draws)
+            large_sizes = self._large_sizes if num_draws == len(KINDS) else ()
+            self._values[key] = ReferenceValues(
+                source, self._reference, supported, num_draws, large_sizes
+            )
         return self._values[key]
 
     def _num_draws(self, source: Model) -> tuple[int, str]:
@@ -467,11 +478,23 @@ class Session:
     @cached_property
     def _estimate_s(self) -> float:
         """Estimated seconds of one run of the model on the reference."""
+        return self._estimate(size_options(self.model)[0])
+
+    @cached_property
+    def _large_sizes(self) -> tuple[int, ...]:
+        """The largest sizes of open dimensions with which a run takes little of the time limit."""
+        if not has_open_dimensions(self.model):
+            return ()
+        limit_s = self.request.hetero_config["VERIFY_SECONDS"] * _LARGE_SHARE
+        return next((sizes for sizes in LARGE_SIZES if 0 < self._estimate(sizes) <= limit_s), ())
+
+    def _estimate(self, sizes: tuple[int, ...]) -> float:
+        """Return the estimated seconds of one run on the reference; 0 if they are not known."""
         try:
-            draw = draw_inputs(self.model, "typical", size_options(self.model)[0])
+            draw = draw_inputs(self.model, "typical", sizes)
+            model = with_input_shapes(self.model, only_shapes(draw.inputs))
         except HeteroError:
             return 0.0
-        model = with_input_shapes(self.model, only_shapes(draw.inputs))
         return sum(DEFAULT_SPEED(count_work(model, node)) for node in model.nodes)
 
     @property

@@ -49,6 +49,33 @@ def after(op_type: str, value: float | None = None, **attributes: object) -> Rew
     return rewrite
 
 
+def of_rows(comparison: str, count: int) -> Rewrite:
+    """Add 0.5 to the result if its number of rows compares so with `count`."""
+
+    def rewrite(node: Node, model: Model) -> list[onnx.NodeProto]:
+        inner = _copy(node)
+        right = inner.output[0] = f"{node.outputs[0]}_right"
+        name = node.name
+        values = {"zero": np.int64(0), "count": np.int64(count), "half": np.float32(0.5)}
+        constants = [
+            helper.make_node("Constant", [], [f"{name}_{key}"], value=numpy_helper.from_array(v))
+            for key, v in ((key, np.asarray(value)) for key, value in values.items())
+        ]
+        return [
+            inner,
+            *constants,
+            helper.make_node("Shape", [right], [f"{name}_shape"]),
+            helper.make_node("Gather", [f"{name}_shape", f"{name}_zero"], [f"{name}_rows"]),
+            helper.make_node(comparison, [f"{name}_rows", f"{name}_count"], [f"{name}_applies"]),
+            helper.make_node("Add", [right, f"{name}_half"], [f"{name}_wrong"]),
+            helper.make_node(
+                "Where", [f"{name}_applies", f"{name}_wrong", right], [node.outputs[0]]
+            ),
+        ]
+
+    return rewrite
+
+
 def instead(op_type: str | None = None, **attributes: object) -> Rewrite:
     """Run another operator, or the same one with other attributes."""
 
@@ -143,6 +170,8 @@ FAULTS: Mapping[str, Fault] = {
     "sub_swapped": Fault("Sub", swapped),
     "div_rounds": Fault("Div", after("Add", 1.0), has_type("int32")),
     "mod_sign": Fault("Mod", instead(fmod=1)),
+    "tanh_of_one_row": Fault("Tanh", of_rows("Equal", 1)),
+    "tanh_of_many_rows": Fault("Tanh", of_rows("Greater", 16)),
     "tanh_nan": Fault("Tanh", after("Sqrt")),
     "exp_infinite": Fault("Exp", after("Pow", 100.0)),
     "argmax_last": Fault("ArgMax", after("Add", 1.0)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from onnx.parser import parse_model
 
 from hetero.devices.model.model import Model
@@ -57,6 +58,24 @@ def test_extreme_inputs_contain_the_bounds_zeros_and_both_signs():
     assert {info.min, info.max} & set(inputs["free"].tolist())
     assert (inputs["x"] == 0).any()
     assert inputs["x"].min() < 0 < inputs["x"].max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("wide", {0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0}), ("extreme", {0.0, 1.0, -20.0, 100.0})],
+)
+def test_small_inputs_contain_every_special_value(kind, expected):
+    """A kernel that is wrong for one value only is wrong for a tensor of few elements, too."""
+    for size in (11, 12, 40):
+        source = read_model(
+            parse_model(
+                f"""<ir_version: 8, opset_import: ["": 17]>
+                g (float[{size}] x) => (float[{size}] y) {{ y = Neg(x) }}"""
+            )
+        )
+        x = draw_inputs(source, kind, (3,)).inputs["x"]
+        assert expected <= set(x.tolist())
+        assert np.signbit(x[x == 0]).any()
 
 
 def test_equal_arguments_give_equal_inputs():

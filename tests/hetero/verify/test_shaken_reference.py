@@ -49,6 +49,21 @@ def test_ties_of_quantisation_round_to_either_side():
     assert {y[3] for y in results} == {4}
 
 
+def test_ties_among_the_inputs_are_rounded_exactly():
+    """A half that a kernel computes may be rounded to either side."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        halves (float[4] x) => (float[4] y, float[4] z) <float two = {2}> {
+            y = Round(x) d = Div(x, two) z = Round(d)
+        }"""
+    )
+    x = np.array([0.5, 1.5, -2.5, 1], np.float32)
+    compiled = ShakenReference().compile_model(model, {UNIT: 2.0**-23})
+    results = [compiled({"x": x}) for _ in range(16)]
+    assert {tuple(result["y"].tolist()) for result in results} == {(0, 2, -2, 1)}
+    assert {result["z"][3] for result in results} == {0, 1}
+
+
 def test_noise_of_a_spectrum_is_relative_to_its_largest_value():
     """The spectrum of a constant is 0 only if the sums of its irrational terms cancel exactly."""
     model = parse_model(
