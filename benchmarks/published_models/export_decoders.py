@@ -52,6 +52,7 @@ CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen2": ("Qwen2Config", _HEADS),
     "qwen3": ("Qwen3Config", _HEADS),
     "gemma": ("GemmaConfig", _HEADS),
+    "gemma2": ("Gemma2Config", {**_HEADS, "sliding_window": 16}),
     "mistral": ("MistralConfig", _HEADS),
     "phi": ("PhiConfig", {**_LLAMA, "num_key_value_heads": 2, "num_attention_heads": 2}),
     "phi3": ("Phi3Config", {**_LLAMA, "original_max_position_embeddings": 64}),
