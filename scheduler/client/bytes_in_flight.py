@@ -75,8 +75,9 @@ class ExpectedBytes:
     def record(self, input_nbytes: int, output_nbytes: int) -> None:
         """Record the output bytes of a request; earlier maxima decay."""
         bits = input_nbytes.bit_length()
-        decayed_nbytes = int(self._output_nbytes.get(bits, 0) * _FADING)
-        self._output_nbytes[bits] = max(output_nbytes, decayed_nbytes)
+        earlier_nbytes = self._output_nbytes.get(bits)
+        if output_nbytes != earlier_nbytes:
+            self._output_nbytes[bits] = max(output_nbytes, int((earlier_nbytes or 0) * _FADING))
 
     def output_nbytes(self, input_nbytes: int) -> int:
         """Return the expected output bytes: those of the nearest recorded size, not above this."""

@@ -26,13 +26,15 @@ class FixedOutputsPlugin(Plugin):
 
     name = "FIXED"
     outputs: object = None
+    returns_new_memory = False
 
     def refuse(self, node, model, config):
         return None
 
     def compile(self, model, config):
-        program = type("FixedProgram", (Program,), {"run": lambda *_: self.outputs})
-        return program()
+        program = type("FixedProgram", (Program,), {"run": lambda *_: self.outputs})()
+        program.returns_new_memory = self.returns_new_memory
+        return program
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ def test_output_of_wrong_type_or_shape_raises(run_with_outputs, value, actual):
     assert (error.device, error.port, error.operator) == ("FIXED.0", "y", "y")
 
 
-def test_each_new_shape_is_checked(monkeypatch):
+@pytest.mark.parametrize("returns_new_memory", [False, True])
+def test_each_new_shape_and_type_is_checked(monkeypatch, returns_new_memory):
+    monkeypatch.setattr(FixedOutputsPlugin, "returns_new_memory", returns_new_memory)
     compiled, x = FixedOutputsPlugin().compile_model(MODEL), np.zeros((2, 3), np.float32)
     for width, is_valid in ((3, True), (4, False), (3, True), (2, False)):
         outputs = (np.zeros((2, width), np.float32), TEXT)
@@ -77,6 +81,9 @@ def test_each_new_shape_is_checked(monkeypatch):
         else:
             with pytest.raises(InferenceError, match=rf"got float32\[2, {width}\]"):
                 compiled({"x": x})
+    monkeypatch.setattr(FixedOutputsPlugin, "outputs", (np.zeros((2, 3), np.int32), TEXT))
+    with pytest.raises(InferenceError, match=r"got int32\[2, 3\]"):
+        compiled({"x": x})
 
 
 def test_missing_output_raises(run_with_outputs):

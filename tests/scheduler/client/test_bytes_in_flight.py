@@ -22,6 +22,7 @@ from hetero.scheduler.types.request_record import RequestRecord
         ([(16, 100), (16, 90)], 90),
         ([(31, 100)], 100),  # as many bits as 16
         ([(15, 100), (1, 7)], 100),  # the nearest below
+        ([(15, 100), (16, 0)], 0),
         ([(1, 7), (15, 100)], 100),
         ([(32, 100)], 0),  # above
         ([(0, 5)], 5),
