@@ -41,6 +41,12 @@ from hetero.scheduler.types.isolation import RunBounds, RunResult
 
 _log = logging.getLogger(__name__)
 
+#: Fix of a device that is out of memory while it loads a model.
+MEMORY_ADVICE: Final = (
+    "Let a plan fit the devices' memory (FIT_MEMORY, --fit), list more devices, or give this one "
+    "more memory."
+)
+
 #: Creates a named tuple without Python's call overhead: each stage run creates one.
 _new: Final[Callable[..., Any]] = tuple.__new__
 
@@ -305,7 +311,8 @@ class DeviceHost:
         """Convert an exception of a stage into an error with stage, device and request."""
         cause = error.__cause__ if isinstance(error, HeteroError) else error
         if not isinstance(error, HeteroError):
-            error = InferenceError(f"{type(error).__name__}: {error_text(error)}")
+            kind = DeviceMemoryError if isinstance(error, MemoryError) else InferenceError
+            error = kind(f"{type(error).__name__}: {error_text(error)}")
         location = {
             "stage": stage,
             "device": self.descriptor.name,
@@ -332,7 +339,9 @@ class DeviceHost:
 
 
 class _TypedErrors:
-    """Context manager that converts untyped exceptions of a plugin to DeviceError.
+    """Context manager that converts a plugin's untyped exceptions to a typed error.
+
+    It is DeviceMemoryError for a MemoryError, and otherwise DeviceError.
 
     It is a class because a generator-based context manager cannot pass on StopIteration.
     """
@@ -351,6 +360,13 @@ class _TypedErrors:
             error.__dict__.update(error.data)
         if error is None or isinstance(error, HeteroError) or is_interrupt(error):
             return
+        if isinstance(error, MemoryError):
+            raise DeviceMemoryError(
+                f"device {name} on node {node} {self._action}: out of memory: "
+                f"{error_text(error)}. {MEMORY_ADVICE}",
+                device=name,
+                node=node,
+            ) from error
         raise DeviceError(
             f"device {name} on node {node} {self._action}: {type(error).__name__}: "
             f"{error_text(error)}. "

@@ -14,8 +14,14 @@ from typing import Any, Final
 import ray
 from ray import exceptions
 
-from hetero.devices.errors import ClusterError, DeviceLostError, HeteroError
+from hetero.devices.errors import (
+    ClusterError,
+    DeviceLostError,
+    DeviceMemoryError,
+    HeteroError,
+)
 from hetero.scheduler.device.discovery import PluginSpec, usable
+from hetero.scheduler.device.host import MEMORY_ADVICE
 from hetero.scheduler.ray.actor import remote_device
 from hetero.scheduler.ray.interpreters import interpreter_options
 from hetero.scheduler.ray.node_discovery import NodeDiscovery, Rows, first_line
@@ -29,6 +35,8 @@ from hetero.scheduler.types.device_names import resolve_name
 _WAIT_S: Final = 1.0
 #: Escape sequences for terminal colours.
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+#: An actor's exception for an allocation that fails, in the text of Ray's error.
+_MEMORY_ERROR: Final = re.compile(r"MemoryError|std::bad_alloc|Cannot allocate memory")
 
 
 @dataclass(slots=True)
@@ -284,6 +292,12 @@ def answer(ref: Any, where: str, **data: Any) -> Any:
     except exceptions.RayTaskError as error:
         if isinstance(error.cause, HeteroError):
             raise error.cause from None
+        # Memory may also run out before the actor's own code runs, or while it reports an error.
+        if isinstance(error.cause, MemoryError) or _MEMORY_ERROR.search(str(error)):
+            reason = str(error).strip().splitlines()[-1]
+            raise DeviceMemoryError(
+                f"{where}: out of memory: {reason}. {MEMORY_ADVICE}", **data
+            ) from error
         raise ClusterError(f"{where}: {error}", **data) from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetero.devices.errors import RequestCancelledError
+from hetero.devices.errors import DeviceError, DeviceMemoryError, RequestCancelledError
 from hetero.devices.plugin.program import RunContext
 from hetero.devices.request.request import Request
 from hetero.scheduler import DeviceDescriptor, StageSource
@@ -74,3 +74,35 @@ def test_failing_close_does_not_keep_other_programs_open(monkeypatch, caplog):
         host.close()
     assert sorted(closed) == ["add", "mul"]
     assert "stuck" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "expected_type", "words"),
+    [
+        (MemoryError("Unable to allocate 1 GiB"), DeviceMemoryError, "out of memory: Unable to"),
+        (ValueError("bad"), DeviceError, "ValueError: bad. This is a bug of its plugin"),
+    ],
+)
+def test_plugin_error_while_a_stage_is_compiled_is_typed(monkeypatch, error, expected_type, words):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ToyPlugin, "compile_model", fail)
+    with pytest.raises(expected_type, match="device TOY on node local cannot compile") as caught:
+        loaded("add")
+    assert type(caught.value) is expected_type
+    assert words in str(caught.value)
+    assert (caught.value.device, caught.value.node) == ("TOY", "local")
+
+
+def test_memory_error_of_a_run_is_typed(monkeypatch):
+    host = loaded("add")
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 1 GiB")
+
+    monkeypatch.setattr(host._stages["add", 0], "run", fail)
+    with pytest.raises(
+        DeviceMemoryError, match=r"stage 0 on device TOY .*Unable to allocate 1 GiB"
+    ):
+        host.run_stage(Request(deployment="add"), 0, [np.ones(1, np.float32)])
