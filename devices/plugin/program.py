@@ -26,8 +26,14 @@ Value = Any
 
 def nbytes_of(value: Any) -> int:
     """Return the approximate size of a value in bytes; strings count their characters."""
-    if type(value) is dict and (plain := plain_nbytes(value)) is not None:
-        return plain
+    if type(value) is dict:  # the most frequent case: no call for arrays and resident tensors
+        total = 0
+        for item in value.values():
+            if type(item) is np.ndarray and not item.dtype.hasobject:
+                total += item.nbytes
+            elif type(item) is not ResidentTensor:
+                total += nbytes_of(item)
+        return total
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
     if type(value) is ResidentTensor:  # its bundle is counted instead

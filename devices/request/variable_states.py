@@ -61,10 +61,12 @@ class RequestStates:
 
     def are_current(self, values: Mapping[str, Value]) -> bool:
         """Return whether these resident tensors are the current values."""
-        own = self._values
-        return all(
-            type(own.get(name)) is ResidentTensor and own[name] == v for name, v in values.items()
-        )
+        own_values = self._values
+        for name, value in values.items():
+            own_value = own_values.get(name)
+            if type(own_value) is not ResidentTensor or own_value != value:
+                return False
+        return True
 
     def join(
         self, parts: Sequence[tuple[RequestStates, Sequence[int]]], layouts: Mapping[str, RowLayout]

@@ -36,7 +36,6 @@ from hetero.scheduler.client.constant_folding import ConstantStages
 from hetero.scheduler.client.deployments import Deployments, observer_errors_logged
 from hetero.scheduler.client.device_tensors import (
     DeviceBundle,
-    as_answered,
     kept_specs,
     lost_tensor,
 )
@@ -585,7 +584,10 @@ class Deployment(ABC):
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in stage_outputs:
-                outputs[name] = as_answered(name, stage_outputs[name])
+                value = stage_outputs[name]
+                if type(value) is ResidentTensor:  # the caller receives the host's copy, if any
+                    value = value.bundle.copies.get(name, value)
+                outputs[name] = value
             elif name in self._constants:
                 outputs[name] = self._constants[name]
             elif type(inputs[name]) is ResidentTensor:

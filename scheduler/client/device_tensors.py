@@ -216,11 +216,6 @@ def kept_specs(outputs: Sequence[str], run: StageTiming) -> dict[str, tuple[str,
         ) from error
 
 
-def as_answered(name: str, value: Value) -> Value:
-    """Return an output as the caller receives it: the copy on the host, if there is one."""
-    return value.bundle.copies.get(name, value) if type(value) is ResidentTensor else value
-
-
 def lost_tensor(port: str, bundle: DeviceBundle) -> TensorLostError:
     """Return the error of a request whose resident input was lost with its device."""
     return TensorLostError(

@@ -148,7 +148,7 @@ class RemoteMemory:
         """Return references to outputs that a task will produce; `lineage_nbytes`: lineage size."""
         bundle = self._made_by(device, address, task)
         bundle.lineage_nbytes = lineage_nbytes
-        return {name: ResidentTensor(bundle, name) for name in names}
+        return {name: _new_kept((bundle, name)) for name in names}
 
     def _made_by(self, device: str, address: str, task: Task) -> DeviceBundle:
         """Return the only bundle of a task's resident outputs."""
