@@ -32,6 +32,8 @@ _NUM_MEASURED: Final = 8
 #: Least speed, relative to the fastest route, at which the planned share is kept. Predictions are
 #: often off by a third.
 _LEAST_SPEED: Final = 2 / 3
+#: Change of the fastest route's speed from which the shares of all routes are corrected.
+_LEAST_CHANGE: Final = 1.1
 
 
 @dataclass(slots=True)
@@ -74,22 +76,15 @@ class Pace:
         return self.seconds is not None
 
 
-def measured_shares(
-    planned_shares: Sequence[float], seconds: Sequence[float | None]
-) -> list[float]:
-    """Return the planned shares, lowered for routes that are slower than these predict.
+def share_by_speed(planned_share: float, speed: float | None, fastest: float) -> float:
+    """Return a route's planned share, lowered if the route is slower than the plan predicts.
 
-    `seconds`: the measured seconds per request of each route, if known.
+    `speed`: measured requests per second, divided by the planned share; None if it is unknown.
+    `fastest`: the largest speed of the routes.
     """
-    speeds = [
-        None if pace_s is None else 1 / (share * pace_s)
-        for share, pace_s in zip(planned_shares, seconds, strict=True)
-    ]
-    fastest = max((speed for speed in speeds if speed is not None), default=0.0)
-    return [
-        share if speed is None or speed >= _LEAST_SPEED * fastest else share * speed / fastest
-        for share, speed in zip(planned_shares, speeds, strict=True)
-    ]
+    if speed is None or speed >= _LEAST_SPEED * fastest:
+        return planned_share
+    return planned_share * speed / fastest
 
 
 @dataclass(slots=True)
@@ -108,6 +103,12 @@ class _RouteState:
     #: Key of its current heap entry.
     due: float = 0.0
 
+    @property
+    def speed(self) -> float | None:
+        """Measured requests per second, divided by the planned share; None if it is unknown."""
+        seconds = self.pace.seconds
+        return None if seconds is None else 1 / (self.planned_share * seconds)
+
     def due_at(self, now: float) -> float:
         """Return the virtual finish time of a request; the credit is limited to one request."""
         # Sums of shares differ by rounding errors; times that close count as equal.
@@ -125,6 +126,9 @@ class Routes:
         self._losses: dict[str, DeviceLost | DeviceRemoved] = {}
         #: Devices that have returned and may soon fail again.
         self._unsteady: set[str] = set()
+        #: The fastest route and its speed, when the shares of all routes were corrected last.
+        self._fastest_route: int | None = None
+        self._fastest = 0.0
         #: Virtual time: one request over all live routes advances it by one.
         self._now = 0.0
         self.add(routes)
@@ -214,12 +218,26 @@ class Routes:
         state = self.states[route]
         if self.count == 1 or not state.pace.complete(state.num_stages):
             return
-        planned_shares = [s.planned_share for s in self.states]
-        shares = measured_shares(planned_shares, [s.pace.seconds for s in self.states])
-        for other, share in zip(self.states, shares, strict=True):
-            other.share = share
-            other.turn = min(other.turn, self._now + 1 / share)
-        self.rebuild_heap()
+        speed = state.speed
+        assert speed is not None
+        is_slower = route == self._fastest_route and speed * _LEAST_CHANGE < self._fastest
+        if is_slower or speed > self._fastest * _LEAST_CHANGE:
+            speeds = {n: s.speed for n, s in enumerate(self.states) if s.speed is not None}
+            self._fastest_route = max(speeds, key=speeds.__getitem__)
+            self._fastest = speeds[self._fastest_route]
+            for other in self.states:
+                self._correct_share(other)
+            self.rebuild_heap()
+        elif (change := self._correct_share(state)) and route in self.live:
+            self._share += change
+            self._push_route(route)
+
+    def _correct_share(self, state: _RouteState) -> float:
+        """Correct a route's share by its speed; return the change."""
+        before = state.share
+        state.share = share_by_speed(state.planned_share, state.speed, self._fastest)
+        state.turn = min(state.turn, self._now + 1 / state.share)
+        return state.share - before
 
     def advance(self, route: int) -> None:
         """Move a route forward in the heap, if the end of an attempt makes it due earlier."""

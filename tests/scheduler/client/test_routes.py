@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.devices.model.tensor_spec import TensorSpec
-from hetero.scheduler.client.routes import Pace, Routes, measured_shares
+from hetero.scheduler.client.routes import Pace, Routes, share_by_speed
 from hetero.scheduler.types import events as ev
 from hetero.scheduler.types.placement import Route
 from hetero.scheduler.types.plan import Plan, Stage
@@ -161,20 +161,18 @@ def test_added_routes_start_at_the_present_time():
 
 
 @pytest.mark.parametrize(
-    ("planned_shares", "seconds", "expected_shares"),
+    ("planned_share", "speed", "fastest", "expected"),
     [
-        ((1, 1), (None, None), (1, 1)),
-        ((1, 1), (2, None), (1, 1)),  # nothing to compare it with
-        ((1, 1), (1, 1.5), (1, 1)),  # two thirds of the speed
-        ((1, 1), (1, 1.6), (1, 0.625)),
-        ((1, 1), (4, 1), (0.25, 1)),
-        ((3, 1), (1, 3), (3, 1)),  # as planned
-        ((3, 1), (3, 1), (1 / 3, 1)),  # the first is nine times slower than planned
-        ((1, 1, 1), (1, None, 8), (1, 1, 0.125)),
+        (3, None, 0, 3),
+        (3, None, 2, 3),
+        (3, 2, 2, 3),
+        (3, 1.34, 2, 3),  # two thirds of the fastest
+        (3, 1.3, 2, 1.95),
+        (1, 0.5, 2, 0.25),
     ],
 )
-def test_measured_speed_replaces_the_share_of_slow_routes(planned_shares, seconds, expected_shares):
-    assert measured_shares(planned_shares, seconds) == pytest.approx(expected_shares)
+def test_measured_speed_lowers_the_share(planned_share, speed, fastest, expected):
+    assert share_by_speed(planned_share, speed, fastest) == pytest.approx(expected)
 
 
 def complete_run(pace: Pace, num_at_a_time: int, num_stages: int, latency_s: float) -> None:
@@ -208,32 +206,64 @@ def test_pace_is_the_time_of_one_request(num_at_a_time, num_stages, latency_s, e
     assert pace.seconds == pytest.approx(3 * expected_s)
 
 
-def test_slow_route_gets_fewer_turns_until_it_recovers():
-    routes, now_s = routes_with_shares(1, 1), 0.0
+class OneAtATime:
+    """Routes whose requests run one at a time; `seconds` are the times of each route."""
 
-    def run_requests(number: int, *seconds: float) -> str:
-        """Run requests one at a time; a route's takes `seconds`."""
-        nonlocal now_s
+    def __init__(self, *shares: float) -> None:
+        self.routes, self.now_s = routes_with_shares(*shares), 0.0
+
+    def run_requests(self, number: int, *seconds: float) -> str:
+        """Run requests; return their routes."""
         chosen = ""
         for _ in range(number):
-            way = routes.choose()
+            way = self.routes.choose()
             assert way is not None
-            routes.begin(way, now_s)
-            now_s += seconds[way]
-            routes.end(way, now_s)
-            chosen += "AB"[way]
+            self.routes.begin(way, self.now_s)
+            self.now_s += seconds[way]
+            self.routes.end(way, self.now_s)
+            chosen += "ABC"[way]
         return chosen
 
-    assert run_requests(32, 1.0, 4.0) == "AB" * 16
-    assert run_requests(30, 1.0, 4.0).count("B") == 6  # shares 1 and 1/4
-    run_requests(80, 1.0, 1.0)  # the 16 measured requests of B
-    assert run_requests(10, 1.0, 1.0) in ("AB" * 5, "BA" * 5)
-    routes.begin(0, now_s)
+    @property
+    def shares(self) -> list[float]:
+        return [state.share for state in self.routes.states]
+
+
+def test_slow_route_gets_fewer_turns_until_it_recovers():
+    one = OneAtATime(1, 1)
+    assert one.run_requests(32, 1.0, 4.0) == "AB" * 16
+    assert one.shares == [1, 0.25]
+    assert one.run_requests(30, 1.0, 4.0).count("B") == 6
+    one.run_requests(80, 1.0, 1.0)  # 16 measured requests of B
+    assert one.shares == [1, 1]
+    assert one.run_requests(10, 1.0, 1.0) in ("AB" * 5, "BA" * 5)
+    one.routes.begin(0, one.now_s)
     for _ in range(100):  # failed attempts measure nothing
-        routes.begin(1, now_s)
-        routes.end(1)
-        now_s += 1
-    assert [state.share for state in routes.states] == [1, 1]
+        one.routes.begin(1, one.now_s)
+        one.routes.end(1)
+        one.now_s += 1
+    assert one.shares == [1, 1]
+
+
+def test_shares_follow_the_fastest_route():
+    one = OneAtATime(2, 1, 1)
+    one.run_requests(200, 1.0, 2.0, 8.0)  # as planned, except the last
+    assert one.shares == pytest.approx([2, 1, 0.25])
+    one.run_requests(400, 4.0, 2.0, 8.0)  # now the second is the fastest
+    assert one.shares == pytest.approx([0.5, 1, 0.25])
+    one.run_requests(400, 4.0, 20.0, 8.0)
+    assert one.shares == pytest.approx([2, 0.4, 1])  # all are relative to the first
+    one.run_requests(600, 1.0, 2.0, 2.0)
+    assert one.shares == [2, 1, 1]
+
+
+def test_route_added_later_starts_with_its_planned_share():
+    one = OneAtATime(1, 1)
+    one.run_requests(40, 1.0, 4.0)
+    one.routes.add([route("C")])
+    assert one.shares == [1, 0.25, 1]
+    chosen = one.run_requests(90, 1.0, 4.0, 1.0)
+    assert chosen.count("B") == 10
 
 
 class ExactRoutes:

@@ -126,7 +126,7 @@ def test_route_that_is_due_first_is_chosen(seed):
         route_number = min(due)[1]
         assert routes.choose(but) == route_number
         credit[route_number] = max(Fraction(-1), credit[route_number] - 1)
-        routes.begin(route_number)
+        routes.begin(route_number, 0.0)
         running[route_number] += 1
 
 
@@ -138,7 +138,7 @@ def calls_of_choices(count: int) -> int:
     def begin() -> None:
         route_number = routes.choose()
         assert route_number is not None
-        routes.begin(route_number)
+        routes.begin(route_number, 0.0)
         running.append(route_number)
 
     for _ in range(10 * count):
@@ -161,7 +161,7 @@ def test_choice_of_route_has_constant_cost():
 def test_congested_route_is_avoided():
     routes = Routes([route("A"), route("B")])
     for _ in range(4):
-        routes.begin(0)
+        routes.begin(0, 0.0)
     assert [routes.choose() for _ in range(4)] == [1] * 4
 
 
@@ -198,7 +198,7 @@ def test_slow_route_gets_requests_by_its_speed():
         while len(pending) < 5:
             way = routes.choose()
             assert way is not None
-            routes.begin(way)
+            routes.begin(way, 0.0)
             ends[way] = max(ends[way], now_s) + takes_s[way]
             pending.append((ends[way], way))
         pending.sort()
