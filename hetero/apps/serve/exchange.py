@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -27,6 +28,8 @@ ONE_WRITE_NBYTES: Final = 65536
 JSON_NBYTES_HEADER: Final = b"inference-header-content-length"
 #: The scope's key of a function that receives the rest of a body in the application's memory.
 RECEIVE_INTO: Final = "hetero.receive_into"
+#: The scope's key of True if the whole body has arrived before the application starts.
+IS_RECEIVED: Final = "hetero.is_received"
 #: Alignment of numpy's arrays, which suffices for every element type.
 _ALIGNMENT: Final = 16
 _access: Final = logging.getLogger("hetero.serve.access")
@@ -96,8 +99,10 @@ class Exchange:
         if announced_nbytes > limit:
             raise _too_large(limit)
         memory, reader = memoryview(b""), None
+        is_received = self._scope.get(IS_RECEIVED, False)
+        timer = nullcontext() if is_received else asyncio.timeout(options.body_s)
         try:
-            async with asyncio.timeout(options.body_s):
+            async with timer:
                 while not is_complete:
                     event = await self._receive()
                     if event["type"] == "http.disconnect":

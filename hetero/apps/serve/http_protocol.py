@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from hetero.apps.serve.exchange import RECEIVE_INTO
+from hetero.apps.serve.exchange import IS_RECEIVED, RECEIVE_INTO
 from hetero.apps.serve.rest_messages import dump_json, parse_number
 
 #: Bytes of a request's head, of its trailers, and of anything else between two parser events.
@@ -36,6 +36,8 @@ MAX_DISCARDED_NBYTES: Final = 2**26
 #: Size of a body from which the application receives its rest in place. The first reads are not in
 #: place, so a body of 0.6 MB takes as long either way, but one of 10 MB half of the processor time.
 MIN_IN_PLACE_NBYTES: Final = 2**20
+#: Response that precedes the one to a request with ``Expect: 100-continue``.
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _Flow(FlowControl):
@@ -50,6 +52,35 @@ class _Flow(FlowControl):
         """Read again."""
         if not self.unparsed:
             super().resume_reading()
+
+
+class ResponseWriter:
+    """Transport of one response with a body: sends the head together with the body's first part.
+
+    As two writes, both cost the server a call of the kernel, and the client another read.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head = b""
+        self._has_head = False
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write data: the head first, then parts of the body."""
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines([head, data])
+        elif self._has_head or data == _CONTINUE:
+            self._transport.write(data)
+        else:
+            self._head, self._has_head = bytes(data), True
+
+    def close(self) -> None:
+        """Write a head that has no body, and close the connection."""
+        if self._head:
+            self.write(b"")
+        self._transport.close()
 
 
 class BodyReader(asyncio.BufferedProtocol):
@@ -115,7 +146,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         #: Bytes received since the parser last reported an event.
         self._silent_nbytes = 0
-        self._data = b""
+        self._data: bytes | memoryview = b""
         self._is_in_head = False
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
         #: Bytes of the present body that are still to come, if the head announced them.
@@ -163,13 +194,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 # Without the head, the rest of the read is one part of the body and not copied.
                 head_nbytes = data.find(b"\r\n\r\n", 0, end) + 4
                 end = head_nbytes if head_nbytes >= 4 else end
-            self._parse(data[start:end])
+            self._parse(data if end - start >= len(data) else memoryview(data)[start:end])
             start = end
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         self._silent_nbytes += len(data)
         self._data = data
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]  # the parser takes any buffer
         self._data = b""
         if self._silent_nbytes > MAX_HEAD_NBYTES:
             self._refuse_large_head()
@@ -210,6 +241,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.headers = []
             if not self.pipeline:
                 self._current = self.cycle
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start to answer a request; the head of its response waits for a body, if it has one."""
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = ResponseWriter(cycle.transport)  # type: ignore[assignment]  # the methods that it uses
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         """Append a part to the body."""
@@ -292,6 +329,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """End the body."""
         self._silent_nbytes = 0
         if not self.transport.is_closing():
+            self.scope[IS_RECEIVED] = True  # type: ignore[typeddict-unknown-key]
             super().on_message_complete()
 
     def on_response_complete(self) -> None:

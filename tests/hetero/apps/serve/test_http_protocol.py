@@ -235,3 +235,54 @@ def test_pipelined_requests_wait_unparsed():
         assert json.loads(bodies[0])["outputs"][0]["data"] == [2.0, 3.0]
         assert bodies[1:] == [b'{"live":true}'] * count
         assert connection.flow.unparsed == b""
+
+
+class RecordedTransport:
+    """Records what is written at once."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(bytes(data))
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.writes.append(b"".join(parts))
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("pieces", "writes"),
+    [
+        ([b"head", b"body"], [b"headbody"]),
+        ([b"head", b"part", b"part"], [b"headpart", b"part"]),
+        ([b"head", b""], [b"head"]),
+        ([b"head"], [b"head"]),  # the application has failed
+        (
+            [b"HTTP/1.1 100 Continue\r\n\r\n", b"head", b"body"],
+            [b"HTTP/1.1 100 Continue\r\n\r\n", b"headbody"],
+        ),
+    ],
+)
+def test_head_is_sent_with_the_first_part_of_the_body(pieces, writes):
+    transport = RecordedTransport()
+    writer = http_protocol.ResponseWriter(transport)
+    for piece in pieces:
+        writer.write(piece)
+    writer.close()
+    assert transport.writes == writes
+    assert transport.is_closed
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_response_without_body_is_complete(server, method):
+    with connected(server) as client:
+        for _ in range(2):
+            client.sendall(method + b" /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
