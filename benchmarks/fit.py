@@ -206,7 +206,7 @@ def _alone(core: hetero.Core, model: Model, limit_nbytes: int) -> str:
     """Return the error of a limited device that gets the whole model."""
     try:
         with core.compile_model(model, "LIMITED.2", _config(limit_nbytes)) as compiled:
-            compiled.generate(PROMPT, 2, eos=()).wait()
+            list(compiled.generate(PROMPT, 2, eos=()))
     except hetero.HeteroError as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     raise RuntimeError("expected one device to run out of memory, but it holds the whole model")

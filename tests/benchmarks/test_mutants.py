@@ -202,6 +202,10 @@ def test_mutants_of_a_small_project(command, tmp_path):
                 return side
             """,
         "tests/area/test_shapes.py": """
+            import signal
+
+            import pytest
+
             from area import shapes
 
             def test_doubled():
@@ -212,6 +216,10 @@ def test_mutants_of_a_small_project(command, tmp_path):
 
             def test_endless():
                 assert shapes.endless(3) == 0
+
+            def test_ctrl_c():
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
             """,
         "pytest.ini": "[pytest]\nmarkers = slow\n",
     }

@@ -499,6 +499,9 @@ def test_impossible_events_raise():
     m.handle(submitted(2))
     with pytest.raises(InvalidTransitionError, match="waiting"):
         m.handle(answered(1.0, 2, 1, "y"))
+    m.handle(answered(1.0, 1, 1, "y"))
+    with pytest.raises(InvalidTransitionError, match="request 1 submitted twice"):
+        m.handle(submitted(1))  # it has ended
 
 
 def test_transition_table_is_complete():
