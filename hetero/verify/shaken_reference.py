@@ -26,6 +26,11 @@ UNIT: Final = "ROUNDING_UNIT"
 _NUM_SIGNS: Final = 65521
 #: Operators whose rounding error is relative to their largest result: each sums all of a signal.
 _SPECTRA: Final = frozenset({"DFT", "STFT"})
+#: Values of `accuracy_level` with which a MatMulNBits may convert its input to float16, bfloat16 or
+#: 8 bits, and a quarter of the largest error of this, relative to the largest element of a block:
+#: the tolerance is a multiple of the noise.
+#: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
+_ACCURACIES: Final = {2: 2.0**-13, 3: 2.0**-10, 4: 2.0**-10}
 
 
 class Shaker:
@@ -33,7 +38,8 @@ class Shaker:
 
     def __init__(self, unit: float) -> None:
         self._rng = np.random.default_rng(0)
-        self._factors = 1 + unit * self._rng.choice((-1.0, 1.0), _NUM_SIGNS)
+        self._signs = self._rng.choice((-1.0, 1.0), _NUM_SIGNS)
+        self._factors = 1 + unit * self._signs
         #: Integers up to this are results of counting, which every device computes exactly.
         self._largest_count = 1 / unit / 8
 
@@ -52,6 +58,16 @@ class Shaker:
             is_exact = (steps == np.rint(steps)) & (np.abs(wide) < self._largest_count)
             moved = np.where(is_exact, wide, moved)
         return np.asarray(moved).astype(value.dtype)
+
+    def move_in_blocks(self, value: np.ndarray, block_size: int, unit: float) -> np.ndarray:
+        """Return values, each moved by `unit` of the largest one of its block of the last axis."""
+        if not value.size:
+            return value
+        wide = np.asarray(value, np.float64)
+        length = wide.shape[-1]
+        largest = np.maximum.reduceat(np.abs(wide), range(0, length, block_size), axis=-1)
+        changes = np.repeat(largest, block_size, axis=-1)[..., :length] * unit
+        return np.asarray(wide + np.resize(self._signs, wide.shape) * changes).astype(value.dtype)
 
     def move_by_largest(self, value: np.ndarray) -> np.ndarray:
         """Return values, each moved by a unit in the last place of the largest one."""
@@ -72,12 +88,16 @@ class _ShakenBackend(ArrayBackend):
         """Return the kernel as a function that shakes its results."""
         plain, shaker = super().function(kernel, keywords, on_host), self.shaker
         quantises = kernel.op_type == "QuantizeLinear"
+        accuracy = _ACCURACIES.get(keywords.get("accuracy_level", 0))
         if kernel.op_type in _SPECTRA:
             return lambda *arguments: shaker.move_by_largest(plain(*arguments))
 
         def call_shaken(*arguments: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either
                 arguments = (shaker(arguments[0], exact_step=0), *arguments[1:])
+            if accuracy is not None:
+                a = shaker.move_in_blocks(arguments[0], keywords["block_size"], accuracy)
+                arguments = (a, *arguments[1:])
             result = plain(*arguments)
             return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from onnx import numpy_helper
 from onnx.parser import parse_model
 
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.verify.shaken_reference import UNIT, ShakenReference, Shaker
+from tests.support.small_models import onnxruntime_session
 
 
 def test_shaker_moves_fractions_by_a_unit_and_leaves_counts():
@@ -62,6 +64,32 @@ def test_ties_among_the_inputs_are_rounded_exactly():
     results = [compiled({"x": x}) for _ in range(16)]
     assert {tuple(result["y"].tolist()) for result in results} == {(0, 2, -2, 1)}
     assert {result["z"][3] for result in results} == {0, 1}
+
+
+@pytest.mark.parametrize(("level", "is_coarse"), [(0, False), (1, False), (4, True)])
+def test_product_of_declared_accuracy_has_the_error_of_8_bits(level, is_coarse):
+    """With `accuracy_level` 4, ONNX Runtime may convert the input to 8 bits, block by block."""
+    rng = np.random.default_rng(0)
+    model = parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+        product (float[4, 40] x) => (float[4, 16] y) {{
+            y = com.microsoft.MatMulNBits<K = 40, N = 16, bits = 4, block_size = 32,
+                accuracy_level = {level}>(x, w, s)
+        }}"""
+    )
+    weights = rng.integers(0, 256, (16, 2, 16)).astype(np.uint8)
+    scales = rng.random((16, 2)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    model.graph.initializer.append(numpy_helper.from_array(scales, "s"))
+    x = rng.standard_normal((4, 40)).astype(np.float32)
+    plain = CPUPlugin().compile_model(model)({"x": x})["y"]
+    session = onnxruntime_session(model.SerializeToString())
+    vendor_error = np.abs(session.run(None, {"x": x})[0] - plain).max()
+    shaken = ShakenReference().compile_model(model, {UNIT: 2.0**-23})({"x": x})["y"]
+    noise = np.abs(shaken - plain).max()
+    assert noise >= vendor_error / 8
+    assert (noise > 1e-3) == is_coarse
+    assert noise < 0.1 * np.abs(plain).max()
 
 
 def test_noise_of_a_spectrum_is_relative_to_its_largest_value():
