@@ -6,11 +6,12 @@ to the deployment of its request.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from hetero.scheduler.channels.lane import LaneHead, lane_key, read_head
+from hetero.devices.plugin.program import Value
+from hetero.scheduler.channels.lane import Get, LaneHead, lane_key, read_head, release_tensors
 from hetero.scheduler.types.messages import Dropped, FreeTensors, Message
 
 #: Callback for the messages that arrive.
@@ -46,12 +47,19 @@ class LaneChannel(Channel, Protocol):
     """Channel that also sends packed messages to local peers.
 
     `receive_lane`: callback for those that arrive; None if the peer does not accept them.
+    `stored_tensor`: returns a received tensor that is in shared memory; None without such memory.
     """
 
     receive_lane: LaneReceiver | None
+    stored_tensor: Get | None
 
-    def send_lane(self, address: str, parts: list[Any]) -> bool:
-        """Send a packed message; return False if it has to be sent as a `Message`."""
+    def send_lane(
+        self, address: str, head: LaneHead, timings: bytes, tensors: Sequence[Value]
+    ) -> bool:
+        """Send a packed message; return False if it has to be sent as a `Message`.
+
+        See `hetero.scheduler.channels.lane.pack_message`.
+        """
 
 
 def has_lanes(channel: Channel) -> TypeGuard[LaneChannel]:
@@ -115,6 +123,8 @@ class SharedChannel:
         receive = self.lanes.get(head.deployment)
         if receive is not None:
             receive(data, head)
+        elif self.channel is not None and has_lanes(self.channel):
+            release_tensors(data, head, self.channel.stored_tensor)
 
     def connect(self, deployment: str, receive: Receiver) -> Channel:
         """Return a channel for one deployment."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import zmq
 
 from hetero.devices.errors import BlobError
+from hetero.devices.plugin.program import Value
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.addresses import Endpoint, this_node, to_address
 from hetero.scheduler.channels.channel import LaneReceiver, Receiver
@@ -25,7 +25,7 @@ from hetero.scheduler.channels.connections import Connections, HeartbeatTimes
 from hetero.scheduler.channels.control import Callbacks, Control
 from hetero.scheduler.channels.control_sockets import ControlSockets
 from hetero.scheduler.channels.inbox import Inbox
-from hetero.scheduler.channels.lane import MAGIC
+from hetero.scheduler.channels.lane import MAGIC, LaneHead
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.channels.peers import SHARED_NBYTES, Peer, Peers
 from hetero.scheduler.channels.shared_memory import SlotPool, SlotReader
@@ -148,6 +148,8 @@ class DirectChannel:
         self.wake = self._inbox.wake
         self.cork, self.uncork = self._peers.cork, self._peers.uncork
         self._slots = SlotReader()
+        #: See `LaneChannel`.
+        self.stored_tensor = self._slots.take
         self._control = Control(
             self._peers,
             self._inbox,
@@ -182,13 +184,15 @@ class DirectChannel:
         else:
             peer.send(message)
 
-    def send_lane(self, address: str, parts: list[Any]) -> bool:
-        """Send a packed message to a known local peer; return False if it cannot be sent at once.
+    def send_lane(
+        self, address: str, head: LaneHead, timings: bytes, tensors: Sequence[Value]
+    ) -> bool:
+        """Send a packed message to a known local peer; return False if it has to go as a `Message`.
 
         Raises ClusterError: the process has run out of descriptors.
         """
         peer = self._peers.by_address.get(address)
-        return peer is not None and peer.send_lane(parts)
+        return peer is not None and peer.send_lane(head, timings, tensors)
 
     def pump(self, timeout_s: float | None = None) -> int:
         """Receive one message and deliver it in the calling thread.

@@ -2,13 +2,15 @@
 
 Both ends know from the deployment which tensors a stage reads, and in which order. A packed message
 therefore contains no names. It consists of a head, the timings of earlier stages, which devices
-forward unread, and tensors by position. All other traffic uses the messages of `envelope`.
+forward unread, and tensors by position. Of a tensor in shared memory, the message contains only the
+place. All other traffic uses the messages of `envelope`.
 
 The bytes come from another process: a reader returns their contents or raises BlobError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -20,24 +22,27 @@ import numpy as np
 
 from hetero.devices.errors import BlobError
 from hetero.devices.request.response import StageTiming
+from hetero.scheduler.channels.shared_memory import MAX_OWNER_NBYTES, Place
 from hetero.scheduler.formats.tensor_entries import DTYPES
 
 #: Magic number and version of the format.
-MAGIC: Final = b"HTL\x01"
+MAGIC: Final = b"HTL\x02"
 #: Kinds of messages: inputs of a stage, and outputs of the model for the client.
 TO_STAGE: Final = 0
 TO_CLIENT: Final = 1
 #: Maximum number of timings that a message to a stage contains.
 MAX_TIMINGS: Final = 64
-#: Maximum size of the tensors of a message: larger ones use shared memory; see `peers`.
+#: Maximum size of the tensors within a message.
 MAX_NBYTES: Final = 64 * 1024
 
 #: Magic, kind, tensors, timings, deployment, request, attempt, stage, route, input mask.
 _HEAD: Final = struct.Struct("<4sBBHQQHHHxxQ8x")
 #: Stage, queued, started, ended, upload, infer and download seconds, bytes.
 _TIMING: Final = struct.Struct("<HxxxxxxddddddQ")
-#: Element type, rank, bytes.
-_TENSOR: Final = struct.Struct("<BBxxxxxxQ")
+#: Element type, rank, whether it is in shared memory, bytes.
+_TENSOR: Final = struct.Struct("<BB?xxxxxQ")
+#: Owner, number and size of slots of a file in shared memory, slot, generation; padded to 16 bytes.
+_PLACE: Final = struct.Struct(f"<{MAX_OWNER_NBYTES}sQQQQ{-(MAX_OWNER_NBYTES + 32) % 16}x")
 #: For each rank, a shape padded to a multiple of 16 bytes.
 _SHAPES: Final = tuple(struct.Struct(f"<{rank}I{-4 * rank % 16}x") for rank in range(9))
 _DTYPES: Final = [DTYPES[name] for name in sorted(DTYPES)]
@@ -47,6 +52,11 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype.isbu
 _MAX_INPUTS: Final = 64
 #: Alignment of tensors, which suffices for every element type.
 _ALIGNMENT: Final = 16
+
+#: Stores the contents of a flat array of bytes; returns their place, or None to decline.
+Put = Callable[[np.ndarray], Place | None]
+#: Returns stored contents, read-only, by place and size, or raises BlobError.
+Get = Callable[[Place, int], np.ndarray]
 
 #: Creates a named tuple without the call of a Python function.
 _new: Final[Callable[..., Any]] = tuple.__new__
@@ -93,38 +103,45 @@ def masked_names(inputs: Sequence[str], mask: int) -> list[str]:
     return [name for position, name in enumerate(inputs) if mask >> position & 1]
 
 
-def pack_message(head: LaneHead, timings: bytes, tensors: Sequence[Any]) -> list[Any] | None:
+def pack_message(
+    head: LaneHead, timings: bytes, tensors: Sequence[Any], put: Put | None = None
+) -> list[Any] | None:
     """Return a message in parts, which include the memory of the tensors.
 
     `head`: the numbers of tensors and timings, and the start, are computed.
+    `put`: stores the tensors for which the message has no room.
     Returns None if a value or number does not fit into a packed message.
     """
     parts: list[Any] = [b""]
     nbytes = 0
-    for value in tensors:
-        if type(value) is not np.ndarray:
-            return None
-        code, size = _CODES.get(value.dtype), value.nbytes
-        nbytes += size
-        if code is None or nbytes > MAX_NBYTES or not value.flags.c_contiguous:
-            return None
-        shape = value.shape
-        rank = len(shape)
-        if rank >= len(_SHAPES):
-            return None
-        parts.append(_TENSOR.pack(code, rank, size) + _SHAPES[rank].pack(*shape))
-        if size:
-            parts.append(value.data)
-        if size % _ALIGNMENT:
-            parts.append(bytes(-size % _ALIGNMENT))
     kind, _, _, deployment, request_id, attempt, stage, route, mask, _ = head
-    num_timings = len(timings) // _TIMING.size
     try:
+        for value in tensors:
+            if type(value) is not np.ndarray:
+                return None
+            code, size, shape = _CODES.get(value.dtype), value.nbytes, value.shape
+            rank = len(shape)
+            if code is None or rank >= len(_SHAPES) or not value.flags.c_contiguous:
+                return None
+            if nbytes + size > MAX_NBYTES:
+                place = put(value.reshape(-1).view(np.uint8)) if put is not None else None
+                if place is None:
+                    return None
+                owner, *numbers = place
+                parts.append(_TENSOR.pack(code, rank, True, size) + _SHAPES[rank].pack(*shape))
+                parts.append(_PLACE.pack(owner.encode(), *numbers))
+                continue
+            nbytes += size
+            parts.append(_TENSOR.pack(code, rank, False, size) + _SHAPES[rank].pack(*shape))
+            if size:
+                parts.append(value.data)
+            if size % _ALIGNMENT:
+                parts.append(bytes(-size % _ALIGNMENT))
         packed = _HEAD.pack(
             MAGIC,
             kind,
             len(tensors),
-            num_timings,
+            len(timings) // _TIMING.size,
             deployment,
             request_id,
             attempt,
@@ -188,22 +205,37 @@ def read_timings(packed: bytes, devices: Sequence[str] | None = None) -> tuple[S
     return tuple(timings)
 
 
-def read_tensors(data: bytes, head: LaneHead) -> list[np.ndarray]:
+def release_tensors(data: bytes, head: LaneHead, get: Get | None) -> None:
+    """Free the shared memory of a message that has no recipient."""
+    with contextlib.suppress(BlobError):
+        read_tensors(data, head, get)
+
+
+def read_tensors(data: bytes, head: LaneHead, get: Get | None = None) -> list[np.ndarray]:
     """Return the tensors of a message as read-only views.
 
-    Raises BlobError: the message is incomplete or damaged.
+    `get`: returns tensors that `put` stored.
+    Raises BlobError: the message is incomplete or damaged, or raised by `get`.
     """
     at = head.start + head.num_timings * _TIMING.size
     tensors = []
     try:
         for _ in range(head.num_tensors):
-            code, rank, nbytes = _TENSOR.unpack_from(data, at)
+            code, rank, is_stored, nbytes = _TENSOR.unpack_from(data, at)
             packed_shape = _SHAPES[rank]
             shape = packed_shape.unpack_from(data, at + _TENSOR.size)
             at += _TENSOR.size + packed_shape.size
             dtype = _DTYPES[code]
             if math.prod(shape) * dtype.itemsize != nbytes:
                 raise BlobError(f"packed message with {nbytes} bytes for {dtype}{list(shape)}.")
+            if is_stored:
+                if get is None:
+                    raise BlobError("packed message with a tensor in unknown shared memory.")
+                owner, *numbers = _PLACE.unpack_from(data, at)
+                at += _PLACE.size
+                place = _new(Place, (owner.rstrip(b"\0").decode("ascii"), *numbers))
+                tensors.append(np.ndarray(shape, dtype, get(place, nbytes)))
+                continue
             tensors.append(np.ndarray(shape, dtype, data, at))
             at += nbytes + -nbytes % _ALIGNMENT
     except (struct.error, LookupError, TypeError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,9 +12,11 @@ import numpy as np
 import zmq
 
 from hetero.devices.errors import BlobError, ClusterError
+from hetero.devices.plugin.program import Value
 from hetero.scheduler.channels.addresses import Endpoint, to_endpoint
 from hetero.scheduler.channels.connections import Connections
 from hetero.scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
+from hetero.scheduler.channels.lane import LaneHead, pack_message
 from hetero.scheduler.channels.local import MAX_PACKET_NBYTES, LocalLink, LocalLinks, hello
 from hetero.scheduler.channels.protocol import PREFIX
 from hetero.scheduler.channels.shared_memory import Place, Slot, SlotPool
@@ -116,9 +118,7 @@ class Peer:
                 is_sent = True
             finally:
                 if self._slots:
-                    if not is_sent:
-                        self._peers.pool.take_back(self._slots)
-                    self._slots = []
+                    self._end_filling(is_sent)
 
     def _send(self, message: Message) -> None:
         frames = self._writer.frames(message, self._put)
@@ -133,17 +133,35 @@ class Peer:
         else:
             (self._link or self._connect()).send(frames)
 
-    def send_lane(self, parts: list[Any]) -> bool:
+    def send_lane(self, head: LaneHead, timings: bytes, tensors: Sequence[Value]) -> bool:
         """Send a packed message to a local peer; return False if it has to go as a `Message`."""
         if not self.is_local:
             return False
         with self._lock:
             if self.is_suspected or self._closed:
                 return False
-            if self._peers.corking_thread == threading.get_ident():
-                self._cork(b"".join(parts))
-                return True
-            return (self._link or self._connect()).try_send(parts)
+            is_sent = False
+            try:
+                parts = pack_message(head, timings, tensors, self._fill_slot)
+                if parts is None:
+                    return False
+                if not self._slots and self._peers.corking_thread == threading.get_ident():
+                    self._cork(b"".join(parts))
+                else:
+                    link = self._link or self._connect()
+                    if not link.try_send(parts):
+                        link.send([b"".join(parts)])  # a copy: the tensors' memory may be reused
+                is_sent = True
+            finally:
+                if self._slots:
+                    self._end_filling(is_sent)
+            return True
+
+    def _end_filling(self, is_sent: bool) -> None:
+        """Free the slots of a message that was not sent."""
+        if not is_sent:
+            self._peers.pool.take_back(self._slots)
+        self._slots = []
 
     def _cork(self, head: bytes) -> None:
         if self._corked and self._corked_nbytes + len(head) > _MAX_CORKED_NBYTES:

@@ -52,6 +52,8 @@ _FREE_SHARE: Final = 1 / 2
 
 
 _OWNER: Final = r"^[0-9a-f]{1,16}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{1,16}\Z"
+#: Maximum size of an owner's name.
+MAX_OWNER_NBYTES: Final = 65
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
@@ -63,6 +65,10 @@ class Place(NamedTuple):
     nbytes: _Number
     slot: _Number
     generation: _Number
+
+
+class SlotError(BlobError):
+    """The contents of a slot cannot be read: its file was removed, or the reader is closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -271,13 +277,17 @@ class SlotReader:
 
         Raises BlobError: the location is invalid, its file was removed, or the reader is closed.
         """
-        try:
-            owner, number, size, index, generation = msgspec.convert(place, Place)
-        except ValueError as error:
-            raise BlobError(
-                f"message with a tensor in shared memory at {place!r}: {error}."
-            ) from error
-        generations, memory = self._mapped.get((owner, number)) or self._map(owner, number)
+        return self.take(_checked_place(place), nbytes)
+
+    def take(self, place: Place, nbytes: int) -> np.ndarray:
+        """Return the contents of a slot as `view` does; the numbers may be any natural numbers.
+
+        Raises BlobError: the location is invalid.
+        Raises SlotError: its file was removed, or the reader is closed.
+        """
+        owner, number, size, index, generation = place
+        mapping = self._mapped.get((owner, number))
+        generations, memory = mapping or self._map(_checked_place(place))
         start = index * size
         if nbytes > size or start + size > memory.nbytes or index >= _MAX_SLOTS:
             raise BlobError(
@@ -286,7 +296,7 @@ class SlotReader:
             )
         with self._lock:  # after `close`, owners reuse the slots that were not taken
             if self._closed:
-                raise BlobError("message with a tensor in shared memory for a closed channel.")
+                raise SlotError("message with a tensor in shared memory for a closed channel.")
             generations[_TAKEN + index] = generation
         # All views have this array as their base, since its own base is not an array.
         flat = np.frombuffer(memory[start : start + nbytes], np.uint8)
@@ -313,17 +323,26 @@ class SlotReader:
             self._closed = True
             self._mapped.clear()
 
-    def _map(self, owner: str, number: int) -> tuple[memoryview, memoryview]:
+    def _map(self, place: Place) -> tuple[memoryview, memoryview]:
+        owner, number, *_ = place
         self.unmap_removed()
         with self._lock:
             try:
                 self._mapped[owner, number] = mapping = _map_file(_path(owner, number))
             except (OSError, ValueError) as error:
-                raise BlobError(
+                raise SlotError(
                     f"message with a tensor in shared memory of {owner}, which cannot be read: "
                     f"{error}."
                 ) from error
         return mapping
+
+
+def _checked_place(place: Any) -> Place:
+    """Return a place from another process; raise BlobError if it is invalid."""
+    try:
+        return msgspec.convert(place, Place)
+    except ValueError as error:
+        raise BlobError(f"message with a tensor in shared memory at {place!r}: {error}.") from error
 
 
 def _path(owner: str, number: int) -> Path:

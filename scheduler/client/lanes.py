@@ -16,11 +16,11 @@ from hetero.scheduler.channels.lane import (
     LaneHead,
     input_mask,
     lane_key,
-    pack_message,
     read_tensors,
     read_timings,
     slice_timings,
 )
+from hetero.scheduler.channels.shared_memory import SlotError
 from hetero.scheduler.types.plan import Stage
 
 
@@ -95,26 +95,30 @@ class ClientLanes:
             mask,
             0,
         )
-        parts = pack_message(head, b"", [inputs[name] for name in names])
-        return parts is not None and self._channel.send_lane(address, parts)
+        return self._channel.send_lane(address, head, b"", [inputs[name] for name in names])
 
     def receive(self, data: bytes, head: LaneHead) -> None:
-        """Process a packed message for this deployment."""
+        """Process a packed message for this deployment.
+
+        Raises SlotError: a tensor in shared memory is lost.
+        """
         try:
             result = self._read(data, head)
+        except SlotError:  # the message is lost
+            raise
         except BlobError as error:
             self._on_unreadable(head.request_id, head.attempt, error)
             return
         self._on_result(result)
 
     def _read(self, data: bytes, head: LaneHead) -> PartialResult:
+        tensors = read_tensors(data, head, self._channel.stored_tensor)
         stages = self._stages()
         if head.kind != TO_CLIENT or head.stage >= len(stages):
             raise BlobError(
                 f"packed message of kind {head.kind} from stage {head.stage}; expected kind "
                 f"{TO_CLIENT} and a stage below {len(stages)}."
             )
-        tensors = read_tensors(data, head)
         timings = read_timings(slice_timings(data, head), [stage.device for stage in stages])
         outputs: Mapping[str, Value] = {}
         if tensors:

@@ -24,13 +24,14 @@ from hetero.scheduler.channels.lane import (
     input_mask,
     lane_key,
     masked_names,
-    pack_message,
     pack_timing,
     read_head,
     read_tensors,
     read_timings,
+    release_tensors,
     slice_timings,
 )
+from hetero.scheduler.channels.shared_memory import SlotError
 from hetero.scheduler.device.direct_stage import left_outputs
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.task_queue import DeviceMachine, OpenStage
@@ -198,15 +199,17 @@ class DeviceLanes:
         """Process a packed message.
 
         Raises BlobError: its head is damaged.
+        Raises SlotError: a tensor in shared memory is lost.
         """
         head = read_head(data, start)
         lane = self._lanes.get((head.deployment, head.stage))
         if lane is None or head.kind != TO_STAGE:
+            release_tensors(data, head, self._channel.stored_tensor)
             self._reject(head)
             return
         description = lane.description
         try:
-            inputs = read_tensors(data, head)
+            inputs = read_tensors(data, head, self._channel.stored_tensor)
             if head.num_timings > MAX_TIMINGS:
                 raise BlobError(
                     f"packed message with {head.num_timings} timings; expected at most "
@@ -219,6 +222,8 @@ class DeviceLanes:
                     f"{head.input_mask:#b} for stage {head.stage}; expected one tensor for each "
                     f"bit, and inputs below {len(description.inputs)}."
                 )
+        except SlotError:  # the message is lost
+            raise
         except BlobError as error:
             self._send_failure(Failure(_task_of(description.deployment, head), error))
             return
@@ -330,8 +335,7 @@ class DeviceLanes:
         for address, stage, names, mask, positions in consumers:
             tensors = [outputs[position] for position in positions]
             to_stage = _head(head, TO_STAGE, stage, mask)
-            parts = pack_message(to_stage, timings, tensors) if mask else None
-            if parts is None or not self._channel.send_lane(address, parts):
+            if not (mask and self._channel.send_lane(address, to_stage, timings, tensors)):
                 task = _task_of(lane.description.deployment, to_stage)
                 values = dict(zip(names, tensors, strict=True))
                 self._channel.send(address, Values(task, values, read_timings(timings)))
@@ -348,8 +352,7 @@ class DeviceLanes:
         timings: bytes,
     ) -> None:
         to_client = _head(head, TO_CLIENT, head.stage, 0)
-        parts = pack_message(to_client, timings, list(results.values()))
-        if parts is None or not self._channel.send_lane(client, parts):
+        if not self._channel.send_lane(client, to_client, timings, list(results.values())):
             task = _task_of(lane.description.deployment, head)
             self._channel.send(client, Outputs(task, results, read_timings(timings)))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from hetero.devices.plugin.program import nbytes_of
+from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.channel import LaneReceiver, Receiver
-from hetero.scheduler.channels.lane import read_head
+from hetero.scheduler.channels.lane import LaneHead, pack_message, read_head
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.simulation.simulator import Process, Simulator
 from hetero.scheduler.types.messages import Dropped, Failure, Message, Outputs, StoreTensors, Values
@@ -153,11 +153,16 @@ class SimLaneChannel(SimChannel):
     """An endpoint's channel that also sends packed messages."""
 
     receive_lane: LaneReceiver | None = None
+    stored_tensor = None
 
-    def send_lane(self, address: str, parts: list[Any]) -> bool:
-        """Send a packed message."""
-        self._network.send_lane(self._process, address, b"".join(parts))
-        return True
+    def send_lane(
+        self, address: str, head: LaneHead, timings: bytes, tensors: Sequence[Value]
+    ) -> bool:
+        """Send a packed message; return False if a value does not fit into one."""
+        parts = pack_message(head, timings, tensors)
+        if parts is not None:
+            self._network.send_lane(self._process, address, b"".join(parts))
+        return parts is not None
 
 
 def _line(message: Message) -> str:

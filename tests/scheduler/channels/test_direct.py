@@ -12,6 +12,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
@@ -19,6 +20,13 @@ from hetero.devices.errors import BlobError, ClusterError
 from hetero.scheduler.channels import addresses
 from hetero.scheduler.channels.addresses import to_address, to_endpoint
 from hetero.scheduler.channels.direct import DirectChannel
+from hetero.scheduler.channels.lane import (
+    TO_STAGE,
+    LaneHead,
+    lane_key,
+    read_head,
+    read_tensors,
+)
 from hetero.scheduler.channels.peers import SHARED_NBYTES
 from hetero.scheduler.types.messages import Dropped
 from tests.scheduler.endpoints import (
@@ -80,6 +88,45 @@ def test_mixed_sizes_beyond_kernel_buffers_arrive_in_order(
     for number in range(20):
         check(second.next(), number, sizes[number % 4])
     assert not second.channel._inbox.losses
+
+
+def test_packed_messages_beyond_kernel_buffers_wait_and_arrive_in_order(
+    make_endpoint,
+):
+    first, second = make_endpoint(), make_endpoint()
+    first.channel.send(second.address, values(0))
+    check(second.next(), 0)
+    arrived: list[tuple[int, np.ndarray]] = []
+
+    def receive(data: bytes, start: int) -> None:
+        head = read_head(data, start)
+        arrived.append((head.request_id, *read_tensors(data, head, second.channel.stored_tensor)))
+
+    second.channel.receive_lane = receive
+    memory = np.zeros(SHARED_NBYTES, np.float32)
+    for number in range(2000):  # more than the buffers of any kernel
+        memory[:] = number  # it is used again for each message
+        tensor = memory[:4] if number % 100 else memory
+        head = LaneHead(TO_STAGE, 0, 0, lane_key("key"), number, 1, 0, 0, 1, 0)
+        assert first.channel.send_lane(second.address, head, b"", [tensor])
+    wait_for(lambda: second.channel.pump(0.1) and len(arrived) == 2000)
+    for number, (request_id, tensor) in enumerate(arrived):
+        size = 4 if number % 100 else memory.size
+        assert request_id == number
+        np.testing.assert_array_equal(tensor, np.full(size, number, np.float32))
+
+
+def test_packed_message_that_cannot_be_sent_frees_its_shared_memory(
+    make_endpoint,
+):
+    first, second = make_endpoint(), make_endpoint()
+    first.channel.send(second.address, values(0))
+    large = np.ones(SHARED_NBYTES, np.float32)
+    head = LaneHead(TO_STAGE, 0, 0, lane_key("key"), 1, 1, 0, 0, 3, 0)
+    assert not first.channel.send_lane(second.address, head, b"", [large, large[::2]])
+    assert not first.channel._pool._filled_slots()
+    assert first.channel.send_lane(second.address, head, b"", [large, large])
+    assert len(first.channel._pool._filled_slots()) == 2
 
 
 def test_corked_messages_are_sent_together_others_at_once(

@@ -16,6 +16,7 @@ from hetero.devices.errors import BlobError
 from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels import lane
 from hetero.scheduler.channels.lane import LaneHead
+from hetero.scheduler.channels.shared_memory import Place
 from hetero.scheduler.formats.tensor_entries import DTYPES
 from tests.support.rows import for_each_row
 
@@ -28,9 +29,28 @@ DEVICES = ("D.0", "D.1")
 BUILTIN = [dtype for dtype in DTYPES.values() if dtype.isbuiltin == 1]
 
 
+class Store:
+    """Shared memory for one tensor of any size."""
+
+    place = Place("1-2-3-4", 5, 6, 7, 8)
+
+    def put(self, flat: np.ndarray) -> Place:
+        self.contents = flat.copy()
+        self.contents.setflags(write=False)
+        return self.place
+
+    def get(self, place: Place, nbytes: int) -> np.ndarray:
+        if place != self.place or nbytes != self.contents.nbytes:
+            raise BlobError("no such place")
+        return self.contents
+
+
+STORE = Store()
+
+
 def message(tensors: list[Any], head: LaneHead = HEAD, timings: Any = TIMINGS) -> bytes:
     """Return a message after a prefix of 32 bytes."""
-    parts = lane.pack_message(head, b"".join(map(lane.pack_timing, timings)), tensors)
+    parts = lane.pack_message(head, b"".join(map(lane.pack_timing, timings)), tensors, STORE.put)
     assert parts is not None
     return bytes(32) + b"".join(parts)
 
@@ -51,6 +71,21 @@ def test_tensors_survive_packing(dtype, shape):
         assert not one.flags.writeable
 
 
+@pytest.mark.parametrize("shape", [(lane.MAX_NBYTES,), (300, 1, 70), (2**17, 0)])
+def test_stored_tensor_survives_packing(shape):
+    tensors = [np.arange(3), np.arange(np.prod(shape), dtype=np.float32).reshape(shape), np.ones(2)]
+    data = message(tensors)
+    head = lane.read_head(data, 32)
+    assert len(data) < 1000
+    for one, other in zip(lane.read_tensors(data, head, STORE.get), tensors, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+        assert not one.flags.writeable
+    if tensors[1].nbytes:
+        with pytest.raises(BlobError, match="unknown shared memory"):
+            lane.read_tensors(data, head)
+
+
 def test_timings_can_be_appended_without_reading():
     data = message([], timings=TIMINGS[:1])
     packed = lane.slice_timings(data, lane.read_head(data, 32))
@@ -67,13 +102,27 @@ def test_timings_can_be_appended_without_reading():
         np.array(["text"], object),
         np.ones(lane.MAX_NBYTES + 1, np.uint8),
         np.ones((1,) * 9, np.float32),
+        np.ones((0, 2**32), np.float32),
         [np.ones(2, np.float32)],
         None,
     ],
-    ids=["strided", "big-endian", "bfloat16", "text", "large", "rank 9", "sequence", "nothing"],
+    ids=[
+        "strided",
+        "big-endian",
+        "bfloat16",
+        "text",
+        "large",
+        "rank 9",
+        "long",
+        "sequence",
+        "nothing",
+    ],
 )
 def test_unsupported_values_are_not_packed(value):
-    assert lane.pack_message(HEAD, b"", [np.ones(1, np.float32), value]) is None
+    tensors = [np.ones(1, np.float32), value]
+    assert lane.pack_message(HEAD, b"", tensors) is None
+    if getattr(value, "nbytes", 0) <= lane.MAX_NBYTES:
+        assert lane.pack_message(HEAD, b"", tensors, STORE.put) is None
 
 
 @pytest.mark.parametrize("field", ["attempt", "stage", "route"])
@@ -91,7 +140,7 @@ def test_input_mask_has_64_bits():
 def read(data: bytes, start: int = 32) -> None:
     """Read all of a message."""
     head = lane.read_head(data, start)
-    lane.read_tensors(data, head)
+    lane.read_tensors(data, head, STORE.get)
     lane.read_timings(lane.slice_timings(data, head), DEVICES)
 
 
@@ -106,7 +155,8 @@ def test_random_bytes_are_read_or_rejected(noise, has_magic):
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_damaged_message_is_read_or_rejected(data):
-    whole = bytearray(message([np.ones((2, 3), np.float32), np.arange(5)]))
+    large = np.zeros(lane.MAX_NBYTES, np.uint8)
+    whole = bytearray(message([np.ones((2, 3), np.float32), large, np.arange(5)]))
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(32, len(whole) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(whole)))
@@ -122,6 +172,11 @@ def test_truncated_or_extended_message_is_rejected():
             read(whole[:size])
     with pytest.raises(BlobError, match="expected 272 bytes"):
         read(whole + b"\0")
+    whole = message([np.ones(lane.MAX_NBYTES, np.float32)])
+    read(whole)
+    for size in range(32, len(whole)):
+        with pytest.raises(BlobError):
+            read(whole[:size])
     with pytest.raises(BlobError, match="starts with"):
         read(whole.replace(lane.MAGIC, b"HTL\0"))
 

@@ -18,6 +18,7 @@ from hetero.scheduler.channels import lane
 from hetero.scheduler.channels.channel import SharedChannel
 from hetero.scheduler.channels.lane import LaneHead
 from hetero.scheduler.channels.memory import Switchboard
+from hetero.scheduler.channels.shared_memory import Place, SlotError
 from hetero.scheduler.client.deployment import Deployment
 from hetero.scheduler.client.deployments import Deployments
 from hetero.scheduler.client.remote_tensors import RemoteMemory
@@ -40,6 +41,7 @@ class Devices:
 
     address = "client"
     receive_lane = None
+    stored_tensor: Any = None
 
     def __init__(self) -> None:
         self.has_room = True
@@ -49,12 +51,13 @@ class Devices:
     def send(self, address: str, message: Any) -> None:
         self.messages.append((address, message))
 
-    def send_lane(self, address: str, parts: list[Any]) -> bool:
-        if self.has_room:
+    def send_lane(self, address: str, head: LaneHead, timings: bytes, tensors: Any) -> bool:
+        parts = lane.pack_message(head, timings, tensors) if self.has_room else None
+        if parts is not None:
             data = b"".join(parts)
             head = lane.read_head(data, 0)
             self.packed.append((address, head, lane.read_tensors(data, head)))
-        return self.has_room
+        return parts is not None
 
     def close(self) -> None: ...
 
@@ -107,7 +110,10 @@ class Client:
             *(lane.TO_CLIENT, 0, 0, lane.lane_key("key"), number, attempt, stage, 0, 0, 0)
         )
         timings = [StageTiming(s, "", 0.0, 1.0, 1.5, 0.0, 0.5, 0.0, {}, 16) for s in stages]
-        parts = lane.pack_message(head, b"".join(map(lane.pack_timing, timings)), outputs)
+        place = Place("1-2-3-4", 1, 2, 3, 4)
+        parts = lane.pack_message(
+            head, b"".join(map(lane.pack_timing, timings)), outputs, lambda flat: place
+        )
         assert parts is not None
         data = b"".join(parts)
         self.shared.receive_lane(data, 0)
@@ -255,6 +261,55 @@ def test_damaged_result_raises_a_typed_error(client, damage):
     with pytest.raises(BlobError):
         submission.future.result(0)
     assert client.holds_nothing
+
+
+def store(client: Client, error: BlobError | None = None) -> list[np.ndarray]:
+    """Give the client shared memory, whose contents are zeros or cannot be read; return them."""
+    read: list[np.ndarray] = []
+
+    def take(place: Any, nbytes: int) -> np.ndarray:
+        if error is not None:
+            raise error
+        read.append(np.zeros(nbytes, np.uint8))
+        return read[-1]
+
+    client.devices.stored_tensor = take
+    return read
+
+
+LARGE = np.zeros(lane.MAX_NBYTES, np.float32)
+
+
+def test_stored_result_is_delivered_without_a_copy(client):
+    stored = store(client)
+    submission = client.deployment.submit({"x": X})
+    client.answer(submission.request_id, [LARGE])
+    (output,) = submission.future.result(0).outputs.values()
+    assert np.shares_memory(output, stored[0])
+
+
+def test_result_whose_memory_is_lost_is_a_lost_message(client):
+    store(client, SlotError("the owner has ended"))
+    submission = client.deployment.submit({"x": X})
+    with pytest.raises(SlotError):  # the channel reports it, and the attempt may be replayed
+        client.answer(submission.request_id, [LARGE])
+    assert not submission.future.done()
+
+
+def test_result_at_an_invalid_place_fails_the_request(client):
+    store(client, BlobError("no such place"))
+    submission = client.deployment.submit({"x": X})
+    client.answer(submission.request_id, [LARGE])
+    with pytest.raises(BlobError):
+        submission.future.result(0)
+
+
+def test_memory_of_a_late_result_is_released(client):
+    stored = store(client)
+    submission = client.deployment.submit({"x": X})
+    client.deployment.close()
+    client.answer(submission.request_id, [LARGE])
+    assert len(stored) == 1
 
 
 def test_message_for_a_closed_deployment_is_dropped(client):

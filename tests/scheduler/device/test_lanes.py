@@ -20,6 +20,7 @@ from hetero.scheduler import DeviceDescriptor
 from hetero.scheduler.channels import lane
 from hetero.scheduler.channels.channel import Receiver
 from hetero.scheduler.channels.lane import LaneHead
+from hetero.scheduler.channels.shared_memory import Place, SlotError
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.loop import DeviceLoop
 from hetero.scheduler.formats.stage_source import StageSource
@@ -40,6 +41,7 @@ class Notebook:
 
     address: str = "here"
     receive_lane: Callable[[bytes, int], None] | None = None
+    stored_tensor: Any = None
     #: Whether packed messages can be sent.
     has_room: bool = True
     messages: list[tuple[str, Any]] = field(default_factory=list)
@@ -48,14 +50,14 @@ class Notebook:
     def send(self, address: str, message: Any) -> None:
         self.messages.append((address, message))
 
-    def send_lane(self, address: str, parts: list[Any]) -> bool:
-        if self.has_room:
+    def send_lane(self, address: str, head: LaneHead, timings: bytes, tensors: Any) -> bool:
+        parts = lane.pack_message(head, timings, tensors) if self.has_room else None
+        if parts is not None:
             data = b"".join(parts)
             head = lane.read_head(data, 0)
-            timings = lane.read_timings(lane.slice_timings(data, head))
-            stages = [timing.stage for timing in timings]
+            stages = [timing.stage for timing in lane.read_timings(lane.slice_timings(data, head))]
             self.packed.append((address, head, lane.read_tensors(data, head), stages))
-        return self.has_room
+        return parts is not None
 
     def close(self) -> None: ...
 
@@ -97,7 +99,8 @@ class Device:
             *(lane.TO_STAGE, 0, 0, lane.lane_key(deployment)),
             *(number, attempt, stage, route, positions, 0),
         )
-        parts = lane.pack_message(head, lane.pack_timing(BEFORE), tensors)
+        place = Place("1-2-3-4", 1, 2, 3, 4)
+        parts = lane.pack_message(head, lane.pack_timing(BEFORE), tensors, lambda flat: place)
         assert parts is not None
         self.take(b"".join(parts))
 
@@ -174,11 +177,43 @@ def test_task_dropped_before_its_run_is_skipped(
     assert device.is_idle
 
 
+def test_stored_input_is_read_without_a_copy():
+    device, stored = Device(), np.arange(lane.MAX_NBYTES, dtype=np.float32)
+    device.channel.stored_tensor = lambda place, nbytes: stored.view(np.uint8)[:nbytes]
+    device.receive([stored, X[:1]])
+    assert np.shares_memory(device.due[0].inputs[0], stored)
+
+
+def test_input_whose_memory_is_lost_is_a_lost_message():
+    device = Device()
+
+    def lose(place: Any, nbytes: int) -> Any:
+        raise SlotError("the owner has ended")
+
+    device.channel.stored_tensor = lose
+    with pytest.raises(SlotError):  # the channel reports it, and the attempt may be replayed
+        device.receive([np.zeros(lane.MAX_NBYTES, np.float32), X])
+    assert not device.channel.messages
+    assert device.is_idle
+
+
+def test_memory_of_a_misplaced_input_is_released():
+    device, read = Device(), []
+
+    def take(place: Any, nbytes: int) -> np.ndarray:
+        read.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    device.channel.stored_tensor = take
+    device.receive([np.zeros(lane.MAX_NBYTES, np.float32), X], stage=9)
+    assert len(read) == len(device.channel.messages) == 1
+
+
 def test_send_error_fails_the_request(monkeypatch):
     device = Device()
     device.receive([X, X])
 
-    def full(address: str, parts: Any) -> bool:
+    def full(*arguments: Any) -> bool:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(device.channel, "send_lane", full)
