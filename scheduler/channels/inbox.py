@@ -54,32 +54,38 @@ class Inbox:
         self._ready: deque[int] = deque()
 
     def next(self, timeout_s: float | None) -> Arrival | None:
-        """Return the next message; None after the timeout or `wake`."""
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._arrivals:
-            if not self._ready and not self._poll(0.0):
-                if timeout_s == 0:
-                    return None
-                self.num_waits += 1
-                wait_s = -1.0 if end_s is None else max(0.0, end_s - time.monotonic())
-                if not self._poll(wait_s):
-                    return None
-            if not self._receive(self._ready.popleft()):
-                return None
-        return self._arrivals.popleft()
+        """Return the next message; None after the timeout or `wake`.
 
-    def _poll(self, timeout_s: float) -> bool:
-        """Collect the readable descriptors; return whether there are any."""
-        may_have_remote = self._may_have_remote
-        for descriptor, _ in self._epoll.poll(0.0 if may_have_remote else timeout_s):
-            self._ready.append(descriptor)
-        remote = self._remote_descriptor
-        if may_have_remote and remote is not None and remote not in self._ready:
-            self._ready.append(remote)
-        return bool(self._ready)
+        `timeout_s`: time to wait, anew after other events; None waits without limit.
+        """
+        # Each message passes here in every process: one frame, and few calls.
+        arrivals, ready = self._arrivals, self._ready
+        while not arrivals:
+            if not ready:
+                events = self._epoll.poll(0.0)
+                if not (events or self._may_have_remote):
+                    if timeout_s == 0:
+                        return None
+                    self.num_waits += 1
+                    if not (events := self._epoll.poll(timeout_s)):
+                        return None
+                for descriptor, _ in events:
+                    ready.append(descriptor)
+                remote = self._remote_descriptor
+                if self._may_have_remote and remote is not None and remote not in ready:
+                    ready.append(remote)
+            descriptor = ready.popleft()
+            if descriptor in self._local.connections:
+                try:
+                    arrivals.extend(self._local.receive(descriptor))
+                except BlobError as error:
+                    self.losses.append((self._local.sender(descriptor), str(error)))
+            elif not self._receive(descriptor):
+                return None
+        return arrivals.popleft()
 
     def _receive(self, descriptor: int) -> bool:
-        """Receive one packet from a descriptor; return False for a wakeup."""
+        """Handle a descriptor that is no local connection; return False for a wakeup."""
         if descriptor == self._wakeup_descriptor:
             self._wakeup.clear()
             return False
@@ -91,11 +97,6 @@ class Inbox:
                 time.sleep(_ACCEPT_PAUSE_S)
         elif self._remote is not None and descriptor == self._remote_descriptor:
             self._receive_remote(self._remote)
-        else:
-            try:
-                self._arrivals.extend(self._local.receive(descriptor))
-            except BlobError as error:
-                self.losses.append((self._local.sender(descriptor), str(error)))
         return True
 
     def _receive_remote(self, remote: Socket) -> None:

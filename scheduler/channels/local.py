@@ -299,7 +299,8 @@ class LocalListener:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._socket.bind(path)
         self._socket.listen(_BACKLOG)
-        self._connections: dict[int, _Connection] = {}
+        #: Incoming connections by descriptor.
+        self.connections: dict[int, _Connection] = {}
         epoll.register(self._socket, select.EPOLLIN)
 
     def fileno(self) -> int:
@@ -315,7 +316,7 @@ class LocalListener:
             while True:
                 incoming, _ = self._socket.accept()
                 incoming.setblocking(False)
-                self._connections[incoming.fileno()] = _Connection(incoming, self._identity)
+                self.connections[incoming.fileno()] = _Connection(incoming, self._identity)
                 self._epoll.register(incoming, select.EPOLLIN)
 
     def receive(self, descriptor: int) -> Iterable[Arrival]:
@@ -323,7 +324,7 @@ class LocalListener:
 
         Raises BlobError: the packet is damaged.
         """
-        connection = self._connections.get(descriptor)
+        connection = self.connections.get(descriptor)
         if connection is None:
             return ()
         try:
@@ -332,25 +333,27 @@ class LocalListener:
             return ()
         except ConnectionError:
             packet = b""
+        if connection.is_plain and packet.startswith(_MESSAGE_HEADER):  # the usual case
+            return ((connection.sender, [packet], HEADER.size),)
         if packet and connection.sender:
             return connection.read(packet)
         if not (packet and connection.read_hello(packet)):
-            del self._connections[descriptor]
+            del self.connections[descriptor]
             self._epoll.unregister(descriptor)
             connection.socket.close()
         return ()
 
     def sender(self, descriptor: int) -> bytes:
         """Return the identity of a connection's sender; empty if it is not known."""
-        connection = self._connections.get(descriptor)
+        connection = self.connections.get(descriptor)
         return b"" if connection is None else connection.sender
 
     def close(self) -> None:
         """Close all sockets."""
         self._socket.close()
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.socket.close()
-        self._connections.clear()
+        self.connections.clear()
 
 
 class _Connection:
@@ -364,6 +367,8 @@ class _Connection:
         self._identity = identity
         self.sender = b""
         self._large: _LargeMessage | None = None
+        #: Whether the peer is known, and no large message is incomplete.
+        self.is_plain = False
 
     def read_hello(self, packet: bytes) -> bool:
         """Read the first packet; return whether it is valid and addressed to this channel."""
@@ -377,14 +382,15 @@ class _Connection:
             _log.warning("rejected a local connection: %s", error)
             return False
         self.sender = packet[own_end : own_end + _IDENTITY_NBYTES]
-        return len(self.sender) == _IDENTITY_NBYTES
+        self.is_plain = len(self.sender) == _IDENTITY_NBYTES
+        return self.is_plain
 
     def read(self, packet: bytes) -> Iterable[Arrival]:
         """Return the messages that a packet contains or completes.
 
         Raises BlobError: it is damaged, or the message before it is incomplete.
         """
-        large, self._large = self._large, None
+        large, self._large, self.is_plain = self._large, None, True
         if len(packet) < HEADER.size:
             raise BlobError(f"packet of {len(packet)} bytes; expected at least {HEADER.size}.")
         kind, number = HEADER.unpack_from(packet)
@@ -408,7 +414,7 @@ class _Connection:
         """Return a large message if it is complete; otherwise keep it for its next part."""
         if large.is_whole:
             return ((self.sender, large.frames, 0),)
-        self._large = large
+        self._large, self.is_plain = large, False
         return ()
 
 

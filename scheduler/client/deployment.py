@@ -580,7 +580,11 @@ class Deployment(ABC):
             self._restorer.remember(request, route, self._addresses, inputs, stage_outputs, runs)
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
-        self._learn(sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs)), nbytes_of(inputs))
+        nbytes = plain_nbytes(inputs)
+        self._learn(
+            sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs)),
+            nbytes_of(inputs) if nbytes is None else nbytes,
+        )
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in stage_outputs:

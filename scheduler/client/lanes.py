@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from hetero.devices.errors import BlobError
 from hetero.devices.plugin.program import Value
@@ -22,6 +22,9 @@ from hetero.scheduler.channels.lane import (
 )
 from hetero.scheduler.channels.shared_memory import SlotError
 from hetero.scheduler.types.plan import Stage
+
+#: Creates a named tuple without the call of a Python function: each message needs one.
+_new: Final[Callable[..., Any]] = tuple.__new__
 
 
 class PartialResult(NamedTuple):
@@ -62,6 +65,8 @@ class ClientLanes:
         self._on_unreadable = on_unreadable
         #: (stage, names of the sent tensors) -> input mask; 0 if it has too few bits.
         self._masks: dict[tuple[int, tuple[str, ...]], int] = {}
+        #: The stages with the results of `_read_stages`.
+        self._outputs: tuple[Sequence[Stage], list[str], list[list[str]]] = ((), [], [])
 
     def clear(self) -> None:
         """Forget the inputs of the stages; call it after a change of the placement."""
@@ -83,19 +88,11 @@ class ClientLanes:
             mask = self._masks[key] = input_mask([order.index(name) for name in names])
         if not mask:
             return False
-        head = LaneHead(
-            TO_STAGE,
-            0,
-            0,
-            self.key,
-            request.id,
-            request.attempt,
-            stage.index,
-            request.route,
-            mask,
-            0,
-        )
-        return self._channel.send_lane(address, head, b"", [inputs[name] for name in names])
+        attempt, route = request.attempt, request.route
+        fields = (TO_STAGE, 0, 0, self.key, request.id, attempt, stage.index, route, mask, 0)
+        head: LaneHead = _new(LaneHead, fields)
+        tensors = [*map(inputs.__getitem__, names)]
+        return self._channel.send_lane(address, head, b"", tensors)
 
     def receive(self, data: bytes, head: LaneHead) -> None:
         """Process a packed message for this deployment.
@@ -113,20 +110,34 @@ class ClientLanes:
 
     def _read(self, data: bytes, head: LaneHead) -> PartialResult:
         tensors = read_tensors(data, head, self._channel.stored_tensor)
-        stages = self._stages()
-        if head.kind != TO_CLIENT or head.stage >= len(stages):
+        stages, devices, results = self._outputs
+        if stages is not self._stages():  # the first message, or the placement has changed
+            devices, results = self._read_stages()
+        if head.kind != TO_CLIENT or head.stage >= len(results):
             raise BlobError(
                 f"packed message of kind {head.kind} from stage {head.stage}; expected kind "
-                f"{TO_CLIENT} and a stage below {len(stages)}."
+                f"{TO_CLIENT} and a stage below {len(results)}."
             )
-        timings = read_timings(slice_timings(data, head), [stage.device for stage in stages])
+        timings = read_timings(slice_timings(data, head), devices)
         outputs: Mapping[str, Value] = {}
         if tensors:
-            names = [name for name in stages[head.stage].outputs if name in self._output_names]
+            names = results[head.stage]
             if len(names) != len(tensors):
                 raise BlobError(
                     f"packed message with {len(tensors)} tensors from stage {head.stage}; "
                     f"expected {len(names)} outputs of the model."
                 )
             outputs = dict(zip(names, tensors, strict=True))
-        return PartialResult(head.request_id, head.attempt, outputs, timings)
+        fields = (head.request_id, head.attempt, outputs, timings)
+        result: PartialResult = _new(PartialResult, fields)
+        return result
+
+    def _read_stages(self) -> tuple[list[str], list[list[str]]]:
+        """Return the device of each stage, and the outputs of the model that it sends."""
+        stages = self._stages()
+        devices = [stage.device for stage in stages]
+        results = [
+            [name for name in stage.outputs if name in self._output_names] for stage in stages
+        ]
+        self._outputs = stages, devices, results
+        return devices, results

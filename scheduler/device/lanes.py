@@ -333,7 +333,7 @@ class DeviceLanes:
             self._send_result(client, lane, head, {}, timings)
             timings = b""
         for address, stage, names, mask, positions in consumers:
-            tensors = [outputs[position] for position in positions]
+            tensors = [*map(outputs.__getitem__, positions)]
             to_stage = _head(head, TO_STAGE, stage, mask)
             if not (mask and self._channel.send_lane(address, to_stage, timings, tensors)):
                 task = _task_of(lane.description.deployment, to_stage)

@@ -88,7 +88,7 @@ class DeviceLoop:
                 channel,
                 self._lock,
                 now_s,
-                start=lambda task: start(self, task),
+                start=partial(start, self),
                 receive=self.receive,
                 send_failure=self._send_failure,
                 typed_error=self._failure,
