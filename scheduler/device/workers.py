@@ -264,8 +264,8 @@ class Workers(BaseWorkers):
 class PumpingWorkers(BaseWorkers):
     """Thread pool of one device: an idle thread waits for messages and runs the ready tasks.
 
-    The outputs of several short tasks are sent together, so that the next device wakes only once. A
-    device with long stages has an additional thread, which receives while they run, so that the
+    The outputs of several short tasks are sent together, so that the next device wakes less often.
+    A device with long stages has an additional thread, which receives while they run, so that the
     next task is chosen among all arrived ones. For short stages, waking it would cost more.
     """
 
@@ -308,15 +308,16 @@ class PumpingWorkers(BaseWorkers):
 
     def _run_tasks(self) -> None:
         assert self._channel is not None
-        num_waits, num_run, is_many = 0, 0, False
+        num_waits, num_run, most = 0, 0, 0
         while self._receive():
             if (waits := self._channel.num_waits) != num_waits:
                 num_waits = waits
-                is_many, num_run = num_run > 1, 0  # predicted from the last wake-up
-            if is_many and self.count == 1 and self._ewma_s < _HAND_OVER_S:
+                # Half of the tasks of the last wake-up: the next device runs them meanwhile.
+                most, num_run = min(num_run // 2, _TOGETHER), 0
+            if most > 1 and self.count == 1 and self._ewma_s < _HAND_OVER_S:
                 self._channel.cork()
                 try:
-                    num_run += self._run_all(_TOGETHER)
+                    num_run += self._run_all(most)
                 finally:
                     self._channel.uncork()
             else:

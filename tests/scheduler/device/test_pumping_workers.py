@@ -68,14 +68,15 @@ def test_outputs_of_a_single_task_are_sent_at_once():
     assert Script("a", "b", "c").play() == "abc"
 
 
-def test_outputs_after_concurrent_tasks_are_sent_together():
-    assert Script("abc", "def", "g", "h").play() == "abc[def][g]h"
+def test_outputs_of_half_of_the_concurrent_tasks_are_sent_together():
+    assert Script("abcd", "efgh", "i", "j").play() == "abcd[ef][gh][i]j"
+    assert Script("abc", "def").play() == "abcdef"  # the next device runs one at a time
 
 
 def test_task_waits_for_few_others():
-    done = Script("ab", "x" * 40).play()
-    assert done.startswith("ab[x")
-    assert max(map(len, done.replace("[", "]").split("]"))) <= 16
+    done = Script("a" * 40, "x" * 40).play()
+    assert done.startswith("a" * 40 + "[x")
+    assert max(map(len, done[40:].replace("[", "]").split("]"))) == 16
     assert done.count("x") == 40
 
 
@@ -84,13 +85,13 @@ def test_failing_task_uncorks_its_channel():
         if task == "!":
             raise RuntimeError
 
-    assert Script("ab", "c!d", runs=fail).play() == "ab[c!d]"
+    assert Script("abcd", "e!f", runs=fail).play() == "abcd[e!][f]"
 
 
 def test_outputs_of_long_tasks_are_sent_one_by_one():
-    script = Script("ab", "cd")
+    script = Script("abcd", "efgh")
     script.workers._ewma_s = LONG_S  # as if the last ones had been
-    assert script.play() == "abcd"
+    assert script.play() == "abcdefgh"
 
 
 @pytest.mark.parametrize("when_s", [_LOOK_S, 0])
@@ -109,8 +110,8 @@ def test_unexpected_error_leaves_the_device_receiving(when_s):
                     raise RuntimeError("of a message")
             return super().pump(timeout_s)
 
-    damaged = Damaged("ab", "!c", "d", runs=fail)
-    assert damaged.play().replace("[", "").replace("]", "") == "ab!cd"
+    damaged = Damaged("abcd", "!e", "f", runs=fail)
+    assert damaged.play().replace("[", "").replace("]", "") == "abcd!ef"
     assert damaged.num_damaged
 
 
