@@ -190,7 +190,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         with Inference(model, service.regions) as inference:
             await service.run_codec(nbytes, partial(inference.read, message))
             trace = trace_of(_metadata(context, "traceparent"))
-            inference.submit(context.time_remaining(), trace, is_small=nbytes < LARGE_NBYTES)
+            # gRPC cancels the call at its deadline.
+            inference.submit(None, trace, is_small=nbytes < LARGE_NBYTES)
             if not inference.is_done:
                 await inference.wait()
             outputs = inference.outputs()

@@ -11,7 +11,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from onnx import TensorProto
 
 from hetero.apps.serve.server import Server
-from tests.support.serving import ask, identity, plus_one, server_fixture, tensor
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.serving import ask, identity, plus_one, server_fixture, serving, tensor, until
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("uvicorn")
@@ -166,3 +167,40 @@ def test_descriptors_are_protocs_output(tmp_path):
     ours.ParseFromString((folder / "protocol.binpb").read_bytes())
     theirs.ParseFromString(message.read_bytes())
     assert ours == theirs
+
+
+def test_call_with_a_deadline_may_run_at_once(server, client, monkeypatch):
+    model = server.service.repository.find("plus")
+    model.statistics.typical_s = 0.0
+    submit, inline = model.submit, []
+
+    def noted(values: Any, request: Any) -> Any:
+        inline.append(request.inline)
+        return submit(values, request)
+
+    monkeypatch.setattr(model, "submit", noted)
+    client("ModelInfer", request("plus", "FP32", [3], X.tobytes()))  # with a deadline
+    assert inline == [True]
+
+
+def test_deadline_cancels_a_waiting_call():
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1}
+    with (
+        serving(
+            "GATED", config=config, plugins=(GatedPlugin,), grpc_port=0, plus=plus_one()
+        ) as server,
+        GatedPlugin.closed(),
+        grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel,
+    ):
+        infer = channel.unary_unary(f"/{FILE.service}/ModelInfer")
+        message = request("plus", "FP32", [3], X.tobytes()).SerializeToString()
+        running = infer.future(message, timeout=60)
+        assert GatedPlugin.began.wait(60)
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(message, timeout=0.2)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        statistics = server.service.repository.find("plus").statistics
+        until(lambda: statistics.num_in_flight == 1)
+        GatedPlugin.gate.set()
+        assert running.result(60)
+        assert len(GatedPlugin.runs) == 1
