@@ -125,6 +125,10 @@ class InPlaceCaches:
         lengths = {feeds[past].shape[_POSITIONS_AXIS] for past in self.pairs}
         return lengths.pop() if len(lengths) == 1 else 0
 
+    def configure(self, options: onnxruntime.RunOptions) -> None:
+        """Add the setting that `run` needs, once: a repetition logs a warning."""
+        options.add_run_config_entry(*_NO_GRAPH)
+
     def run(
         self,
         session: onnxruntime.InferenceSession,
@@ -132,7 +136,10 @@ class InPlaceCaches:
         output_names: Sequence[str],
         options: onnxruntime.RunOptions,
     ) -> list[Value]:
-        """Run a session on caches that are not empty; present caches are returned in place."""
+        """Run a session on caches that are not empty; present caches are returned in place.
+
+        `options` are configured; see `configure`.
+        """
         name, axis = self.length_source
         past = self.past_length(feeds)
         length = past + feeds[name].shape[axis]
@@ -148,7 +155,6 @@ class InPlaceCaches:
         others = [name for name in output_names if name not in results]
         for name in others:
             binding.bind_output(name)
-        options.add_run_config_entry(*_NO_GRAPH)
         session.run_with_iobinding(binding, options)
         values = binding.get_outputs_as_ortvaluevector()
         first = len(results)  # `_Buffers` bound the caches before the other outputs

@@ -141,6 +141,8 @@ class OrtProgram(Program):
                 call = self._idle_calls.pop()
             except IndexError:
                 call = _session_call()
+                if self._caches:
+                    self._caches.configure(call.options)
             call.native.context, options = context, call.options
             with call.native:
                 try:

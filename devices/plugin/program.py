@@ -18,7 +18,7 @@ from hetero.devices.errors import (
     UnsupportedOperationError,
 )
 from hetero.devices.plugin.one_shot_event import OneShotEvent
-from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor, is_remote
 
 #: A tensor (numpy array), sequence (list of values), optional (value or None) or map (dict).
 Value = Any
@@ -29,9 +29,10 @@ def nbytes_of(value: Any) -> int:
     if type(value) is dict:  # the most frequent case: no call for arrays and resident tensors
         total = 0
         for item in value.values():
-            if type(item) is np.ndarray and not item.dtype.hasobject:
+            kind = type(item)
+            if is_remote(kind) or (kind is np.ndarray and not item.dtype.hasobject):
                 total += item.nbytes
-            elif type(item) is not ResidentTensor:
+            elif kind is not ResidentTensor:  # its bundle is counted instead
                 total += nbytes_of(item)
         return total
     if isinstance(value, np.ndarray) and value.dtype.hasobject:

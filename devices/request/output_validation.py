@@ -60,12 +60,14 @@ def check_shared_sizes(
         sizes = {inputs[index].shape[axis] for index, axis in input_axes}
         if len(sizes) > 1:
             continue
+        expected_size = next(iter(sizes), None)
         for index, axis in output_axes:
             output = outputs[index]
-            size = next(iter(sizes), output.shape[axis])
-            sizes.add(size)
-            if output.shape[axis] != size:
-                shape = (*output.shape[:axis], size, *output.shape[axis + 1 :])
+            size = output.shape[axis]
+            if expected_size is None:
+                expected_size = size
+            elif size != expected_size:
+                shape = (*output.shape[:axis], expected_size, *output.shape[axis + 1 :])
                 corrected = _empty_array(output, shape)
                 if corrected is None:
                     raise _mismatch(output, specs[index], model, device, f" with one {symbol}")
@@ -133,8 +135,8 @@ def check_outputs(
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
             owners.add(id(owner))
-        else:
-            _add_owners([value], owners)
+        elif isinstance(value, list):
+            _add_owners(value, owners)
     results: list[Value] = []
     for value, expected in zip(outputs, types, strict=True):
         dtype, shape, port = expected.dtype, expected.accepted_shape, expected.spec
@@ -157,6 +159,11 @@ def check_outputs(
                 value = value.copy()
             else:
                 owners.add(id(owner))
+            results.append(value)
+            continue
+        if is_remote(type(value)) and value.dtype == dtype:  # a state on its device
+            if value.shape != shape and not port.accepts(value.shape):
+                raise _mismatch(value, port, model, device)
             results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value

@@ -202,8 +202,12 @@ class DeviceHost:
                     self._idle.notify_all()
         nbytes = 0
         for value in outputs:
-            is_plain = type(value) is np.ndarray and not value.dtype.hasobject
-            nbytes += value.nbytes if is_plain else _output_nbytes(value)
+            if type(value) is np.ndarray and not value.dtype.hasobject:
+                nbytes += value.nbytes
+            elif is_remote(type(value)):  # without padding of device memory
+                nbytes += math.prod(value.shape) * value.dtype.itemsize
+            else:
+                nbytes += nbytes_of(value)
         run = _new(
             StageTiming,
             (
@@ -375,14 +379,6 @@ class _TypedErrors:
             node=node,
             cause=error_text(error, repr),
         ) from (error if _is_plain(error) else None)
-
-
-def _output_nbytes(value: Value) -> int:
-    """Return the size of an output in bytes, without padding of device memory."""
-    if is_remote(type(value)):
-        nbytes: int = math.prod(value.shape) * value.dtype.itemsize
-        return nbytes
-    return nbytes_of(value)
 
 
 @lru_cache  # the names of a stage are the same in each run

@@ -112,6 +112,14 @@ def test_two_runs_from_one_cache_stay_separate():
     )
 
 
+def test_repeated_steps_log_nothing(capfd):
+    compiled = program()
+    caches: list[Any] = [np.ones((1, 2, 3, 8), np.float32)] * 2
+    for past in range(3, 7):
+        _, *caches = step(compiled, caches, past, seed=0)
+    assert capfd.readouterr().err == ""
+
+
 def test_cache_requested_on_the_host_is_an_array():
     compiled = program()
     initial = [np.ones((1, 2, 3, 8), np.float32)] * 2
