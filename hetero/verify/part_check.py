@@ -6,6 +6,7 @@ that fails on the reference's own values: one node, or several that the vendor f
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -86,8 +87,8 @@ class PartCheck:
             return CheckResult(not_verified=f"the reference fails: {failure.reason}")
         actual = self.vendor(self.part, [inputs[i] for i in valid])
         works = any(not isinstance(result, RunFailure) for result in actual)
-        undefined: list[str] = []
-        for i, result in zip(valid, actual, strict=True):
+        undefined: dict[int, str] = {}
+        for i, result in zip(itertools.cycle(valid), actual, strict=False):
             if isinstance(result, RunFailure) and result.kind not in _WRONG_KINDS:
                 return CheckResult(not_verified=result.reason)
             if isinstance(result, RunFailure) and result.kind == "error" and works:
@@ -100,9 +101,9 @@ class PartCheck:
             outcome = self._locate([self.draws[n] for n in numbers], result)
             if isinstance(outcome, CheckResult):
                 return outcome
-            undefined.append(outcome)
+            undefined[i] = outcome
         if len(undefined) == len(valid):
-            return CheckResult(not_verified=undefined[0])
+            return CheckResult(not_verified=undefined[valid[0]])
         return CheckResult()
 
     def _reference_results(self) -> list[RunResult]:
@@ -358,7 +359,10 @@ class _Search:
         return part.extract(positions, outputs)
 
     def run(self, run: Run, sub: Model) -> RunResult:
-        """Run a subgraph on a device, on the reference's values; a crash of any draw counts."""
+        """Run a subgraph on a device, on the reference's values.
+
+        A crash of any draw counts. If the results of the first draw differ, a wrong one counts.
+        """
         names = [port.name for port in sub.inputs]
         missing = [name for name in names if name not in self.values]
         if missing or not sub.outputs:
@@ -369,7 +373,9 @@ class _Search:
             if values.keys() >= set(names)
         ]
         results = run(sub, inputs)
-        return next(filter(_is_crash, results), results[0])
+        crashes = filter(_is_crash, results)
+        wrong = (r for r in results[:: len(inputs)] if self.difference(sub, r) is not None)
+        return next(itertools.chain(crashes, wrong), results[0])
 
     def difference(self, sub: Model, actual: RunResult) -> Difference | str | None:
         """Compare a device's outputs with the reference's values."""

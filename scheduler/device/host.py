@@ -98,7 +98,7 @@ class DeviceHost:
         inputs: Sequence[Mapping[str, Value]],
         bounds: RunBounds,
     ) -> list[RunResult]:
-        """Run a model once for each set of inputs, in a process of its own."""
+        """Run a model for each set of inputs, in a process of its own."""
         return run_isolated(type(self._plugin), model, self._config(config), inputs, bounds)
 
     def get_property(self, name: str) -> Any:

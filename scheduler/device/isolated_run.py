@@ -55,8 +55,9 @@ def run_isolated(
 ) -> list[RunResult]:
     """Compile a model in a worker process and run it on each set of inputs.
 
-    If the outputs of a set change from run to run, the result is the one that differs most from
-    the first. After a crash, all sets fail, because one may have prepared the crash of another.
+    With several runs, the results of the first runs come first, and then for each set the result
+    that differs most from its first. After a crash, all sets fail, because one may have prepared
+    the crash of another.
     """
     try:
         request = encode(
@@ -84,8 +85,10 @@ def run_isolated(
         return [RunFailure(kind, response.reason)] * len(inputs)
     results: list[RunResult] = []
     for entry in _DECODER.decode(response):
-        is_failure = isinstance(entry, list)
-        results.append(RunFailure(*entry) if is_failure else entry)
+        if entry is None:  # equal to that of the first run
+            results.append(results[len(results) - len(inputs)])
+        else:
+            results.append(RunFailure(*entry) if isinstance(entry, list) else entry)
     return results
 
 
@@ -131,8 +134,13 @@ def _respond(request: bytes) -> bytes:
     """Run the model of a request; runs in the worker process."""
     path, parts, config, inputs, num_runs = _DECODER.decode(request)
     results = _results(tuple(path), join_model(ModelParts(*parts)), config, inputs, num_runs)
-    entries = [[r.kind, r.reason] if isinstance(r, RunFailure) else _tree(dict(r)) for r in results]
-    return encode(entries)
+    return encode([_entry(result) for result in results])
+
+
+def _entry(result: RunResult | None) -> Any:
+    if isinstance(result, RunFailure):
+        return [result.kind, result.reason]
+    return None if result is None else _tree(dict(result))
 
 
 def _results(
@@ -141,7 +149,8 @@ def _results(
     config: dict[str, Any],
     inputs: Sequence[Mapping[str, Value]],
     num_runs: int,
-) -> list[RunResult]:
+) -> list[RunResult | None]:
+    """Return the first result of each set of inputs, and then those that changed, or None."""
     try:
         plugin = _plugin(*path)
         if THREADS in plugin.properties and not config.get(THREADS):
@@ -154,15 +163,16 @@ def _results(
         return [RunFailure(kind, error_text(error))] * len(inputs)
     arguments = [[values[port.name] for port in model.inputs] for values in inputs]
     results = [_run(compiled, values) for values in arguments]
-    changed = list(results)
+    changed: list[RunResult | None] = [None] * len(results)
     for _ in range(num_runs - 1):
         for i, values in enumerate(arguments):
-            if not isinstance(changed[i], RunFailure):
+            first, latest = results[i], changed[i] or results[i]
+            if not isinstance(latest, RunFailure):
                 again = _run(compiled, values)
-                if _change(results[i], again) > _change(results[i], changed[i]):
+                if _change(first, again) > _change(first, latest):
                     changed[i] = again
     compiled.close()
-    return changed
+    return [*results, *changed] if num_runs > 1 else [*results]
 
 
 def _run(compiled: DeviceModel, inputs: Sequence[Value]) -> RunResult:

@@ -30,8 +30,8 @@ class RunBounds:
     time_s: float
     #: Additional memory in bytes.
     memory_nbytes: int
-    #: Runs of each set of inputs. The sets alternate, because some libraries keep buffers of the
-    #: last shapes, and end the process only then.
+    #: Runs of each set of inputs; several have two results for each set. The sets alternate,
+    #: because some libraries keep buffers of the last shapes, and end the process only then.
     num_runs: int = 1
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from onnx.parser import parse_model
 from hetero.devices.cpu.plugin import CPUPlugin
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
+from hetero.devices.plugin.program import Program, RunContext, Value
+from hetero.devices.plugin.properties import Config
 from hetero.devices.plugin.registry import with_name
 from hetero.scheduler.device.isolated_run import run_isolated
 from hetero.scheduler.types.isolation import RunBounds, RunFailure
@@ -40,6 +42,35 @@ def only_failure(results: list[Any]) -> RunFailure:
 def test_each_set_of_inputs_has_outputs(plugin):
     results = run_isolated(plugin, negation(), {}, [{"x": X}, {"x": X[:1]}], BOUNDS)
     for result, expected in zip(results, (-X, -X[:1]), strict=True):
+        assert isinstance(result, Mapping)
+        np.testing.assert_array_equal(result["y"], expected)
+
+
+class WarmingUp(CPUPlugin):
+    """A plugin whose programs are wrong in their first run."""
+
+    name: ClassVar[str] = "WARMING_UP"
+
+    def compile(self, model: Model, config: Config) -> Program:
+        return _Warming(super().compile(model, config))
+
+
+class _Warming(Program):
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._is_warm = False
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        (y,) = self._program.run(inputs, context)
+        error = np.float32(0 if self._is_warm else 9)
+        self._is_warm = True
+        return [y + error]
+
+
+def test_several_runs_have_first_and_changed_results():
+    inputs = [{"x": X}, {"x": X[:1]}]
+    results = run_isolated(WarmingUp, negation(), {}, inputs, RunBounds(60, 2**32, num_runs=3))
+    for result, expected in zip(results, (9 - X, -X[:1], -X, -X[:1]), strict=True):
         assert isinstance(result, Mapping)
         np.testing.assert_array_equal(result["y"], expected)
 
