@@ -78,7 +78,7 @@ def commands() -> list[Any]:
     for block in BLOCKS:
         run: list[str] = []
         for line in block.text.splitlines() if block.language == "sh" else ():
-            if not re.search(r"\.\.\.|--address|ORT_QNN|--ep ", line):
+            if not re.search(r"\.\.\.|--address|--tokens|ORT_QNN|--ep ", line):
                 parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
                 run += [part for part in parts if runnable.match(part) and "@" not in part]
         if run:

@@ -70,7 +70,7 @@ def missing_devices_error(
     return UnknownDeviceError(
         f"model {blob.name!r} was compiled for {', '.join(blob.devices)}; not available: "
         f"{', '.join(missing.values())}. Available devices: {', '.join(available)}. Replace a "
-        f"device with remap={{{old!r}: 'CPU'}} (--remap {old}=CPU), or pass device_name to "
+        f"device with remap={{{old!r}: 'CPU'}} (--remap {old}=CPU), or pass device_name (-d) to "
         "compile the model again.",
         device=missing[old],
         devices=tuple(missing.values()),

@@ -240,7 +240,10 @@ def render_subgraphs(
     compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
 ) -> Iterator[RenderableType]:
     """Yield a summary and a table of the subgraphs with their devices."""
-    rows = subgraph_rows(compiled, shapes)
-    nodes = count_text(sum(len(row["nodes"]) for row in rows), "node")
-    yield f"{compiled.plan.name}: {nodes} in {count_text(len(rows), 'subgraph')}"
-    yield subgraph_table(rows)
+    subgraphs = compiled.placements[0].partition.subgraphs
+    nodes = count_text(sum(len(s.node_names) for s in subgraphs), "node")
+    text = f"{compiled.plan.name}: {nodes} in {count_text(len(subgraphs), 'subgraph')}"
+    if len(compiled.placements) > 1:
+        text += f", {len(compiled.placements)} replicas"
+    yield text
+    yield subgraph_table(subgraph_rows(compiled, shapes))

@@ -33,6 +33,8 @@ from hetero.scheduler.types.device_names import resolve_name
 
 #: Seconds between two checks of a node while waiting for a result from its device.
 _WAIT_S: Final = 1.0
+#: Time limit for Ray to report why a process has ended, in seconds.
+_REASON_S: Final = 1.0
 #: Escape sequences for terminal colours.
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: An actor's exception for an allocation that fails, in the text of Ray's error.
@@ -250,6 +252,9 @@ class RayDevices:
         try:
             return answer(ref, where, device=descriptor.name)
         except exceptions.ActorUnavailableError as error:
+            if cause := self.cause_of_end(device):
+                self.forget(device.actor_id)
+                raise _device_lost_error(descriptor, cause) from error
             raise ClusterError(
                 f"{where} could not be reached: {why_lost(error)}. Try again.",
                 device=descriptor.name,
@@ -258,6 +263,16 @@ class RayDevices:
         except exceptions.RayActorError as error:
             self.forget(device.actor_id)
             raise _device_lost_error(descriptor, why_lost(error)) from error
+
+    def cause_of_end(self, device: DeviceHandle) -> str | None:
+        """Return why a device's process has ended; None if it has not, or Ray does not know."""
+        try:
+            ray.get(device.actor.ping.remote(), timeout=_REASON_S)
+        except exceptions.ActorDiedError as error:
+            return why_lost(error)
+        except exceptions.RayError:
+            pass
+        return None
 
     def close(self) -> None:
         """Stop every actor, except those of a pool."""

@@ -12,6 +12,7 @@ import ray
 from ray import exceptions
 
 from hetero.devices.errors import ClusterError
+from hetero.scheduler.ray.auto_address import find_cluster
 from hetero.scheduler.ray.devices import answer, why_lost
 from hetero.scheduler.ray.local_cluster import find_head, start_head, stop_head
 from hetero.scheduler.ray.pool import Pool, dissolve, find_pool, pool_actors
@@ -62,7 +63,7 @@ def bring_up(
     `plugins`: ``module:attr``, importable on each node.
     Raises ClusterError: the cluster has a different pool, or no Ray can be started or reached.
     """
-    existing_address = address or os.environ.get("RAY_ADDRESS") or find_head()
+    existing_address = _existing(address)
     try:
         address = existing_address or start_head()
         with _joined(address):
@@ -99,8 +100,14 @@ def take_down(address: str | None = None) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _existing(address: str | None) -> str | None:
+    """Return the address of a running cluster, as HOST:PORT; None if there is none."""
+    named = address or os.environ.get("RAY_ADDRESS")
+    return find_cluster() if named == "auto" else named or find_head()
+
+
 def _known(address: str | None) -> str:
-    resolved = address or os.environ.get("RAY_ADDRESS") or find_head()
+    resolved = _existing(address)
     if resolved is None:
         raise ClusterError(
             "no pool is up on this machine; `hetero pool up` starts one. That of a cluster is "

@@ -31,8 +31,8 @@ from hetero.scheduler.types.events import DeviceLost, DeviceRemoved, DeviceRetur
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
-#: Time limit for Ray to report why a process has ended, in seconds.
-_REASON_S: Final = 1.0
+#: Time limit for a device to report its stages, in seconds.
+_STAGES_S: Final = 1.0
 #: Seconds between two checks for overdue stages and for the nodes of lost devices.
 _LOOK_S: Final = 0.5
 #: Seconds that a client waits for the pool supervisor to restart a device. If the supervisor has
@@ -294,12 +294,7 @@ class DeviceSupervisor:
         """Handle the end of a device's process, with Ray's reason if its node responds."""
         cause = "its process has ended"
         if self._devices.discovery.responds(device.node_id):
-            try:
-                ray.get(device.actor.ping.remote(), timeout=_REASON_S)
-            except exceptions.ActorDiedError as error:
-                cause = why_lost(error)
-            except exceptions.RayError:
-                pass
+            cause = self._devices.cause_of_end(device) or cause
         self._end(device, cause)
 
     def _check(self) -> None:
@@ -351,7 +346,7 @@ class DeviceSupervisor:
         name = device.descriptor.name
         mine = [deployment.key for deployment in self._deployments if name in deployment.devices]
         try:
-            has_all = ray.get(device.actor.has_all.remote(mine), timeout=_REASON_S)
+            has_all = ray.get(device.actor.has_all.remote(mine), timeout=_STAGES_S)
         except exceptions.RayError:
             self._leases_ended[device.address] -= 1  # check again
             return

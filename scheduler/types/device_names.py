@@ -103,8 +103,8 @@ def resolve_name(name: str, available: Collection[str]) -> str:
         hint = f" Separate devices by commas: {name.replace(':', ',')}."
     elif ids and device_id.isdecimal():
         hint = (
-            f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "
-            f"--devices {plugin}=2."
+            f" The {plugin} devices are {', '.join(ids)}; for two on each machine, pass "
+            f"devices={{{plugin!r}: 2}} (--devices {plugin}=2)."
         )
     elif ids:
         hint = (

@@ -106,6 +106,13 @@ def test_one_item_is_singular(shell, model):
     assert "nodes in 3 subgraphs\n" in shell("compile", model, *SPLIT).out
 
 
+def test_nodes_of_replicas_count_once(shell, model):
+    first = shell("compile -d ORT", model).out.splitlines()[0]
+    assert "nodes in 1 subgraph" in first
+    result = shell("compile -d HETERO:ORT,CPU --replicas 2", model)
+    assert result.out.splitlines()[0] == f"{first}, 2 replicas"
+
+
 def test_query_and_inspect_show_inputs_and_outputs(shell, model):
     for result in (shell("query", model), shell("inspect", model, ray=True)):
         assert "input x: tensor(float) [N, 3]" in result.out

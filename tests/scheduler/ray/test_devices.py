@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from ray import exceptions
 
-from hetero.devices.errors import ClusterError, DeviceMemoryError
+from hetero.devices.errors import ClusterError, DeviceLostError, DeviceMemoryError
 from hetero.scheduler.ray import devices
-from hetero.scheduler.ray.devices import answer, why_lost
+from hetero.scheduler.ray.devices import DeviceHandle, RayDevices, answer, why_lost
+from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 
 #: Error of Ray 2.60 for an actor of a client with a token, on a cluster that was started without.
 CANCELLED = (
@@ -54,3 +57,38 @@ def test_memory_error_of_an_actor_is_typed(monkeypatch, last_line, cause, expect
     assert words in str(caught.value)
     assert caught.value.device == "X"
     assert type(caught.value) is expected_type
+
+
+@pytest.mark.parametrize(
+    ("second_error", "expected_type", "words"),
+    [
+        (
+            exceptions.ActorDiedError(),
+            DeviceLostError,
+            "gone",
+        ),
+        (exceptions.ActorUnavailableError("unreachable", None), ClusterError, "Try again"),
+        (exceptions.GetTimeoutError(), ClusterError, "Try again"),
+    ],
+)
+def test_unreachable_device_is_lost_if_its_process_has_ended(
+    monkeypatch, second_error, expected_type, words
+):
+    errors = iter([exceptions.ActorUnavailableError("unreachable", None), second_error])
+
+    def fail(*_: object, **__: object) -> None:
+        raise next(errors)
+
+    monkeypatch.setattr(devices.ray, "get", fail)
+    table = object.__new__(RayDevices)
+    table._load_timeout_s = 1.0
+    table._session = SimpleNamespace(wait=lambda *_: True)
+    forgotten: list[str] = []
+    monkeypatch.setattr(RayDevices, "forget", lambda _, actor_id: forgotten.append(actor_id))
+    ping = SimpleNamespace(remote=lambda: None)
+    actor = SimpleNamespace(ping=ping, _actor_id=b"\x01")
+    handle = DeviceHandle(DeviceDescriptor("X", "X", "0", "local"), "node", actor)
+    with pytest.raises(expected_type, match=words) as caught:
+        table.fetch(handle, None)
+    assert type(caught.value) is expected_type
+    assert forgotten == (["01"] if expected_type is DeviceLostError else [])

@@ -241,3 +241,15 @@ def test_folders_of_other_users_do_not_delay_the_start(tmp_path, monkeypatch):
         "het-file",
         "het-shared",
     }
+
+
+def test_pool_commands_resolve_the_address_auto(monkeypatch):
+    monkeypatch.setattr(pool_service, "find_cluster", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(pool_service, "find_head", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert pool_service._known("auto") == "10.0.0.1:6379"
+    assert pool_service._known("10.0.0.2:6379") == "10.0.0.2:6379"
+    with pytest.raises(local_cluster.ClusterError, match="no pool is up"):
+        pool_service._known(None)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert pool_service._known(None) == "10.0.0.1:6379"

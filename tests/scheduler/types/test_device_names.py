@@ -83,7 +83,9 @@ def test_unknown_name_error_lists_devices_and_nearest():
 
 
 def test_unknown_id_error_lists_ids_of_the_plugin():
-    with pytest.raises(UnknownDeviceError, match=r"ORT has ORT.0, ORT.1"):
+    with pytest.raises(
+        UnknownDeviceError, match=r"The ORT devices are ORT.0, ORT.1; .*--devices ORT=2"
+    ):
         resolve_name("ORT.7", AVAILABLE)
 
 
