@@ -39,7 +39,7 @@ from benchmarks.processes import Child, held
 from benchmarks.sessions import parsed
 from benchmarks.tables import print_rows
 from hetero.apps.serve.proto_file import proto_file
-from hetero.devices.plugin.heap import reuse_free_memory
+from hetero.devices.plugin.heap import release_free_memory, reuse_free_memory
 
 DEVICES = "HETERO:ORT,CPU"
 LARGE = 2_500_000
@@ -200,7 +200,10 @@ def echo_bytes(nbytes: int) -> None:
 
 
 def run_server(kind: str) -> None:
-    """Run a server until stdin closes; print its ports, and run direct calls on request."""
+    """Run a server until stdin closes; print its ports, and run direct calls on request.
+
+    The line ``release`` returns its freed memory to the system.
+    """
     if kind.isdigit():
         echo_bytes(int(kind))
     if kind == "echo":
@@ -227,6 +230,10 @@ def run_server(kind: str) -> None:
         with hetero.serve(compiled, 0, grpc_port=0, **options) as server:
             print(server.port, server.grpc_port, flush=True)
             for line in sys.stdin:
+                if line.strip() == "release":
+                    release_free_memory()
+                    print("released", flush=True)
+                    continue
                 model, array = compiled[line.strip()], inputs()[line.strip()][1]
                 took = []
                 end = time.perf_counter() + ROUND_S

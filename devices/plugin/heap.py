@@ -44,13 +44,13 @@ def reuse_free_memory() -> None:
     body of megabytes faults in its memory again, page by page.
 
     It keeps as much in each arena, and up to 8 threads a core have one of their own. Threads that
-    start after this call share two arenas, or more if there are more by then.
+    start after this call share those that exist by then, so a program calls this first.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, 2**26)
         mallopt(_M_MMAP_THRESHOLD, 2**25)
-        mallopt(_M_ARENA_MAX, 2)
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def map_large_blocks() -> None:

@@ -60,6 +60,7 @@ class Server:
             log_config=None,
             log_level="error",  # a warning for each malformed request would fill the log
             access_log=False,
+            proxy_headers=options.access_log,  # which shows the client
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),

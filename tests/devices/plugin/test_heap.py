@@ -116,4 +116,4 @@ def test_threads_share_freed_memory():
     )
     if default < 100:
         pytest.skip("the C library shares freed memory by itself")
-    assert shared < 70
+    assert shared < 40
