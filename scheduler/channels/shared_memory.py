@@ -202,9 +202,11 @@ class SlotPool:
         # The first free slot of a file: few slots are in use then, and those are in the caches.
         files = self._files.get(size, [])
         for _ in files:
-            if slot := next((slot for slot in files[0].slots if slot.is_free), None):
-                files[0].is_used = True
-                return slot
+            first = files[0]
+            for slot in first.slots:
+                if first.generations[slot.index] == slot.generation:  # it is free
+                    first.is_used = True
+                    return slot
             files.append(files.pop(0))  # search full files last
         count = max(1, min(_MAX_SLOTS, _FILE_NBYTES // size))
         nbytes = _PAGE + count * size

@@ -18,6 +18,16 @@ _set_handler: Final = signal._signal.signal  # type: ignore[attr-defined]  # not
 _get_handler: Final = signal._signal.getsignal  # type: ignore[attr-defined]  # not in typeshed
 
 
+class _Thread(threading.local):
+    """Facts about a thread, computed once: each request needs them."""
+
+    def __init__(self) -> None:
+        self.receives_signals = threading.current_thread() is threading.main_thread()
+
+
+_thread: Final = _Thread()
+
+
 class LateInterrupt:
     """Context manager that defers Ctrl-C to the end of its block.
 
@@ -33,8 +43,7 @@ class LateInterrupt:
         self.signal_arguments: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> LateInterrupt:
-        # Only the main thread receives signals.
-        if threading.get_ident() == threading.main_thread().ident:
+        if _thread.receives_signals:
             before = _get_handler(signal.SIGINT)
             if callable(before):
                 self._previous_handler = before
