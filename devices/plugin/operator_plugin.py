@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final
 
 import onnx
 
-from hetero.devices.errors import KernelError, PluginLoadError
+from hetero.devices.errors import ArgumentError, KernelError, PluginLoadError
+from hetero.devices.model.element_type import ELEMENT_TYPES, Type
 from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.plugin import Plugin
 from hetero.devices.plugin.program import ExecutedNode, Program, RunContext, Value
@@ -63,13 +64,16 @@ class OperatorPlugin(Plugin):
     domain: ClassVar[str] = ""
     #: The first opset that defines the operators as the functions compute them.
     since: ClassVar[int]
-    #: Supported element types of the data inputs and outputs, by name, such as ``float``. Inputs
+    #: Supported element types of the data inputs and outputs, by ONNX's, numpy's or OpenVINO's
+    #: names, such as ``float``, ``float32`` or ``f32``. Inputs
     #: and outputs whose definition allows one type only, such as a shape, or integers only, such as
     #: indices, are always supported.
     element_types: ClassVar[Collection[str]]
 
     def __init__(self) -> None:
         super().__init__()
+        for op_type in self.operators:
+            self._check_functions(op_type)
         unknown_names = [n for n in sorted(self.operators) if not onnx.defs.has(n, self.domain)]
         if not unknown_names:
             return
@@ -117,9 +121,26 @@ class OperatorPlugin(Plugin):
                 return Refusal("dtype", f"{self.name} supports {types}; {value!r} is {spec}")
         return None
 
+    def _check_functions(self, op_type: str) -> None:
+        """Check that each function of an operator has an opset and known element types."""
+        where = f"plugin {self.name}, operator {op_type}"
+        example = 'since = 7, element_types = ("float",)'
+        try:
+            functions = self._functions(op_type)
+        except ArgumentError as error:
+            raise PluginLoadError(f"{where}: element_types: {error}") from error
+        for function in functions:
+            if function.since is None or not function.element_types:
+                missing = "since" if function.since is None else "element_types"
+                raise PluginLoadError(
+                    f"{where}: expected `since` and `element_types` in the class, got no "
+                    f"`{missing}`; add them, such as {example}."
+                )
+
     def _functions(self, op_type: str) -> tuple[OperatorFunction, ...]:
         """Return an operator's functions in order of `since`, with the plugin's defaults."""
         entry = self.operators[op_type]
+        default_types: Collection[str] = getattr(self, "element_types", ())
         entries = entry if isinstance(entry, Sequence) else (entry,)
         functions = (e if isinstance(e, OperatorFunction) else OperatorFunction(e) for e in entries)
         return tuple(
@@ -127,8 +148,11 @@ class OperatorPlugin(Plugin):
                 (
                     replace(
                         f,
-                        since=self.since if f.since is None else f.since,
-                        element_types=f.element_types or self.element_types,
+                        since=getattr(self, "since", None) if f.since is None else f.since,
+                        element_types=[
+                            name if name in ELEMENT_TYPES else Type(name).value
+                            for name in f.element_types or default_types
+                        ],
                     )
                     for f in functions
                 ),

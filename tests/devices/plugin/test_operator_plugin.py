@@ -205,3 +205,39 @@ def test_element_types_apply_to_data_of_their_operator():
         assert refusals(plugin, graph) == {}, graph
     assert refusals(plugin, "(int32[2] x) => (int32[2] y) {y = Relu(x)}") == {"y": "dtype"}
     assert refusals(plugin, "(int64[2] x) => (bool[2] y) {y = Less(x, x)}") == {"y": "dtype"}
+
+
+@pytest.mark.parametrize("name", ["float", "float32", "f32", hetero.Type.f32])
+def test_element_types_have_any_usual_name(name):
+    class Named(OperatorPlugin):
+        name = "NAMED"
+        since = 7
+        operators: ClassVar = {"Tanh": np.tanh}
+
+    Named.element_types = (name,)
+    assert refusals(Named(), "(float[2] x) => (float[2] y) { y = Tanh(x) }") == {}
+    assert refusals(Named(), "(double[2] x) => (double[2] y) { y = Tanh(x) }") == {"y": "dtype"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "words"),
+    [
+        ({"element_types": ("float",)}, "plugin BARE, operator Tanh: .* got no `since`; add"),
+        ({"since": 7}, "got no `element_types`; add them, such as since = 7"),
+        ({"since": 7, "element_types": ("flot",)}, "element_types: .*'flot'"),
+    ],
+)
+def test_incomplete_table_is_refused_when_the_plugin_is_loaded(attributes, words):
+    plugin = type("Bare", (OperatorPlugin,), {"name": "BARE", "operators": {"Tanh": np.tanh}})
+    with pytest.raises(PluginLoadError, match=words):
+        type("Bare", (plugin,), attributes)()
+
+
+def test_opset_and_types_of_functions_suffice():
+    class Own(OperatorPlugin):
+        name = "OWN"
+        operators: ClassVar = {
+            "Tanh": OperatorFunction(np.tanh, since=7, element_types=("float32",))
+        }
+
+    assert refusals(Own(), "(float[2] x) => (float[2] y) { y = Tanh(x) }") == {}
