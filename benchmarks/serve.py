@@ -39,7 +39,8 @@ from benchmarks.processes import Child, held
 from benchmarks.sessions import parsed
 from benchmarks.tables import print_rows
 from hetero.apps.serve.proto_file import proto_file
-from hetero.devices.plugin.heap import release_free_memory, reuse_free_memory
+from hetero.apps.serve.server import prepare_process
+from hetero.devices.plugin.heap import release_free_memory
 
 DEVICES = "HETERO:ORT,CPU"
 LARGE = 2_500_000
@@ -219,7 +220,7 @@ def run_server(kind: str) -> None:
         print(listener.getsockname()[1], flush=True)
         uvicorn.Server(config).run([listener])
         return
-    reuse_free_memory()  # before devices start threads, as `hetero serve` does
+    prepare_process()
     with hetero.Core("inprocess") as core:
         compiled = {
             "plus": core.compile_model(plus_one("n"), DEVICES),

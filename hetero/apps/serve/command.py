@@ -14,7 +14,7 @@ import click
 
 import hetero
 from hetero.apps.serve.options import ServerOptions
-from hetero.apps.serve.server import Server, require_extra
+from hetero.apps.serve.server import Server, prepare_process, require_extra
 from hetero.apps.serve.worker_link import WorkerLink
 from hetero.cli.help_sections import SectionedCommand
 from hetero.cli.model_command import ModelCommand, cache_fields, is_blob
@@ -26,7 +26,6 @@ from hetero.devices.errors import ArgumentError
 from hetero.devices.file_reader import FileReader
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import published_folder
-from hetero.devices.plugin.heap import reuse_free_memory
 from hetero.terminal_tables import Columns, table
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ def serve(
     versions) and a folder for each version. Changes take effect within seconds.
     """
     require_extra()
-    reuse_free_memory()  # before the threads of devices have arenas of their own
+    prepare_process()
     options = ServerOptions(**listening, shared_port=worker_link is not None)
     if (options.tls_key is None) != (options.tls_certificate is None):
         raise click.UsageError("--tls-key and --tls-certificate need each other.")

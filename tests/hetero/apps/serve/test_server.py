@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import urllib.request
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -366,3 +367,12 @@ def test_folder_that_cannot_be_searched_is_logged_once(caplog):
     with Server(repository, ServerOptions(port=0, watch_s=0.01)):
         until(lambda: len(searches) > 3)
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_command_lets_the_event_loop_wait_less_for_other_threads(shell, monkeypatch, tmp_path):
+    intervals_s: list[float] = []
+    monkeypatch.setattr(sys, "setswitchinterval", intervals_s.append)
+    model = tmp_path / "plus.onnx"
+    model.write_bytes(plus_one().SerializeToString())
+    assert shell("serve --check -d CPU", model).code == 0
+    assert [interval_s < sys.getswitchinterval() for interval_s in intervals_s] == [True]
