@@ -29,15 +29,19 @@ KINDS: Final[tuple[Kind, ...]] = ("typical", "wide", "extreme")
 Integers = Literal["drawn", "typical", "ones"]
 #: Sizes of open dimensions to try, until the reference runs with two of them. A tuple gives the
 #: first symbols different sizes, so that exchanged axes show; equal sizes suit related symbols.
+#: Small batches of large images suit networks with many pools.
 _SIZES: Final[tuple[tuple[int, ...], ...]] = (
     (3, 5, 7, 4, 6),
     (2,),
     (1,),
     (4,),
     (8,),
+    (2, 32),
     (16,),
+    (2, 64),
     (32,),
     (64,),
+    (1, 224),
     (224,),
 )
 #: Sizes to try second, if those above are accepted: a batch of one, with other dimensions equal.
@@ -90,11 +94,13 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     if not has_open_dimensions(model):
         return _SIZES[:1]
 
-    def is_small(sizes: tuple[int, ...]) -> bool:
-        shapes = _closed_shapes(model.inputs, sizes).values()
-        return sum(math.prod(shape) for shape in shapes) <= _MAX_ELEMENTS
-
-    return (_SIZES[0], *filter(is_small, _SIZES[1:]))
+    #: Shapes of the inputs -> the first sizes that give them.
+    options: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
+    for sizes in _SIZES:
+        shapes = tuple(_closed_shapes(model.inputs, sizes).values())
+        if not options or sum(map(math.prod, shapes)) <= _MAX_ELEMENTS:
+            options.setdefault(shapes, sizes)
+    return tuple(options.values())
 
 
 def sum_options(model: Model) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -217,17 +223,22 @@ def _clip(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
 
 
 def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return shapes without open dimensions; a symbol has one size in all ports."""
-    numbers = _symbol_numbers(ports)
+    """Return shapes without open dimensions; a symbol has one size in all ports.
 
-    def close(dimension: int | str | None) -> int:
+    A dimension without a symbol has the first size if it is the first one, perhaps the batch, and
+    else the last size.
+    """
+    numbers = _symbol_numbers(ports)
+    last = len(sizes) - 1
+
+    def close(axis: int, dimension: int | str | None) -> int:
         if isinstance(dimension, int):
             return dimension
-        number = numbers[dimension] if dimension else 0
-        return sizes[min(number, len(sizes) - 1)]
+        number = numbers[dimension] if dimension else axis
+        return sizes[last if number and not dimension else min(number, last)]
 
     return {
-        port.name: tuple(map(close, port.shape))
+        port.name: tuple(itertools.starmap(close, enumerate(port.shape)))
         for port in ports
         if port.is_tensor and port.shape is not None
     }

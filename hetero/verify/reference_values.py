@@ -7,7 +7,7 @@ together, and their distributions are the model's own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -49,6 +49,7 @@ class ReferenceValues:
     `supported`: names of the nodes that the reference supports.
     `num_draws`: number of sets of inputs.
     `large_sizes`: sizes of open dimensions of one more set of inputs; empty for none.
+    `is_suitable`: whether inputs of some sizes of open dimensions can have defined results in time.
     """
 
     def __init__(
@@ -58,16 +59,18 @@ class ReferenceValues:
         supported: frozenset[str],
         num_draws: int,
         large_sizes: tuple[int, ...] = (),
+        is_suitable: Callable[[tuple[int, ...]], bool] = lambda sizes: True,
     ) -> None:
         self._model = model
         self._reference = reference
         self._num_draws = num_draws
         self._large_sizes = large_sizes
+        self._is_suitable = is_suitable
         self._computable = _computable_positions(model, supported)
         #: Draws whose values so far are computed; None before the first call.
         self._draws: list[Draw] | None = None
         #: Why there are no draws; empty if there are.
-        self.problem = ""
+        self.problem = "no sizes of its open dimensions suit its windows within VERIFY_SECONDS"
 
     def compute(self, names: Iterable[str]) -> None:
         """Compute the values of `names` for all draws, where the reference can."""
@@ -109,7 +112,9 @@ class ReferenceValues:
         num_sizes = min(_NUM_SIZES if has_open_dimensions(model) else 1, self._num_draws)
         try:
             first_sizes, *other_sizes = size_options(model)
-            draws = self._accepted_draws(kinds, first_sizes, wanted)
+            draws: list[Draw] = []
+            if not has_open_dimensions(model) or self._is_suitable(first_sizes):
+                draws = self._accepted_draws(kinds, first_sizes, wanted)
             if draws:
                 other_sizes.insert(0, SECOND_SIZES)
             for sizes, more_sizes in () if draws else sum_options(model):
@@ -137,6 +142,8 @@ class ReferenceValues:
         self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
     ) -> list[Draw]:
         """Generate inputs of kinds, the first one alone: draws of large sizes take seconds."""
+        if not self._is_suitable(sizes):
+            return []
         draws = self._accepted_draws(kinds[:1], sizes, wanted)
         if draws and kinds[1:]:
             draws += self._accepted_draws(kinds[1:], sizes, wanted)

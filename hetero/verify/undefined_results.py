@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -79,14 +79,41 @@ def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> st
 
 def _window(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
     """Windows larger than the padded data: runtimes round the number of windows to 0 or 1."""
-    data, attributes = inputs[0], node.attributes
-    if not isinstance(data, np.ndarray) or attributes.get("auto_pad", "NOTSET") != "NOTSET":
+    data = inputs[0]
+    if not isinstance(data, np.ndarray):
         return None
-    sizes = np.array(data.shape[2:])
-    kernel = np.array(attributes.get("kernel_shape") or inputs[1].shape[2:])
+    weights = inputs[1] if len(inputs) > 1 else None
+    is_large = _is_large_window(node, data.shape, None if weights is None else weights.shape)
+    return "a window larger than the data" if is_large else None
+
+
+def _is_large_window(
+    node: Node, data_shape: Sequence[int], weights_shape: Sequence[int] | None
+) -> bool:
+    attributes = node.attributes
+    if attributes.get("auto_pad", "NOTSET") != "NOTSET":
+        return False
+    sizes = np.array(data_shape[2:])
+    kernel = np.array(attributes.get("kernel_shape") or (weights_shape or ())[2:])
     pads = np.array(attributes.get("pads") or [0] * 2 * sizes.size).reshape(2, -1).sum(axis=0)
     extents = (kernel - 1) * np.array(attributes.get("dilations") or [1] * sizes.size) + 1
-    return "a window larger than the data" if np.any(extents > sizes + pads) else None
+    return bool(np.any(extents > sizes + pads))
+
+
+def has_large_window(model: Model) -> bool:
+    """Return whether a pool or a convolution has a window larger than its data.
+
+    Windows count whose data have an inferred static shape.
+    """
+    for node in model.nodes:
+        if node.domain or _CHECKS.get(node.op_type) is not _window:
+            continue
+        specs = [model.spec(name) for name in node.inputs[:2]]
+        if all(spec.is_static for spec in specs):
+            data, *weights = (tuple(n for n in s.shape or () if isinstance(n, int)) for s in specs)
+            if _is_large_window(node, data, weights[0] if weights else None):
+                return True
+    return False
 
 
 def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:

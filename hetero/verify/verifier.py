@@ -40,6 +40,7 @@ from hetero.verify.live_samples import Exclude, LiveCounts, LiveSampler
 from hetero.verify.part_check import CheckResult, PartCheck, PartDraw
 from hetero.verify.reference_values import ReferenceValues, only_shapes
 from hetero.verify.tolerance import unit_of
+from hetero.verify.undefined_results import has_large_window
 from hetero.verify.verdict import (
     REFERENCE,
     PartVerdict,
@@ -167,6 +168,8 @@ class Session:
     seconds: float = 0.0
     _verdicts: dict[tuple[str, str], PartVerdict] = field(default_factory=dict)
     _values: dict[str, ReferenceValues] = field(default_factory=dict)
+    #: Sizes of open dimensions -> seconds of a run on the reference, and whether windows fit.
+    _predictions: dict[tuple[int, ...], tuple[float, bool]] = field(default_factory=dict)
     #: Values at the boundaries of the parts to check, by model.
     _boundaries: Mapping[Model, Sequence[str]] = field(default_factory=dict)
 
@@ -460,7 +463,7 @@ class Session:
             supported = frozenset(plugin.query_model(source, self._reference_config).devices)
             large_sizes = self._large_sizes if num_draws == len(KINDS) else ()
             self._values[key] = ReferenceValues(
-                source, self._reference, supported, num_draws, large_sizes
+                source, self._reference, supported, num_draws, large_sizes, self._is_suitable
             )
         return self._values[key]
 
@@ -486,16 +489,29 @@ class Session:
         if not has_open_dimensions(self.model):
             return ()
         limit_s = self.request.hetero_config["VERIFY_SECONDS"] * _LARGE_SHARE
-        return next((sizes for sizes in LARGE_SIZES if 0 < self._estimate(sizes) <= limit_s), ())
+        options = ((sizes, *self._prediction(sizes)) for sizes in LARGE_SIZES)
+        return next((z for z, run_s, fits in options if fits and 0 < run_s <= limit_s), ())
+
+    def _is_suitable(self, sizes: tuple[int, ...]) -> bool:
+        """Return whether windows fit into inputs of some sizes, and a run keeps the time limit."""
+        run_s, fits = self._prediction(sizes)
+        return fits and run_s <= self.request.hetero_config["VERIFY_SECONDS"]
 
     def _estimate(self, sizes: tuple[int, ...]) -> float:
         """Return the estimated seconds of one run on the reference; 0 if they are not known."""
-        try:
-            draw = draw_inputs(self.model, "typical", sizes)
-            model = with_input_shapes(self.model, only_shapes(draw.inputs))
-        except HeteroError:
-            return 0.0
-        return sum(DEFAULT_SPEED(count_work(model, node)) for node in model.nodes)
+        return self._prediction(sizes)[0]
+
+    def _prediction(self, sizes: tuple[int, ...]) -> tuple[float, bool]:
+        """Return the estimated seconds of a run, and whether all windows fit into their data."""
+        if sizes not in self._predictions:
+            try:
+                draw = draw_inputs(self.model, "typical", sizes)
+                model = with_input_shapes(self.model, only_shapes(draw.inputs))
+                run_s = sum(DEFAULT_SPEED(count_work(model, node)) for node in model.nodes)
+                self._predictions[sizes] = run_s, not has_large_window(model)
+            except HeteroError:
+                self._predictions[sizes] = 0.0, True
+        return self._predictions[sizes]
 
     @property
     def _bounds(self) -> RunBounds:

@@ -34,6 +34,17 @@ def test_a_symbol_has_one_size_and_different_symbols_differ():
     assert inputs["rows"].shape == (rows,)
 
 
+def test_first_dimension_without_a_symbol_has_the_first_size():
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[?, 3, ?, ?] x, float[?, N] z) => (float[a,b,c,d] y) {y = Neg(x)}"""
+        )
+    )
+    inputs = draw_inputs(source, "typical", (2, 32)).inputs
+    assert (inputs["x"].shape, inputs["z"].shape) == ((2, 3, 32, 32), (2, 2))
+
+
 def test_sizes_whose_inputs_take_gigabytes_are_left_out():
     head = '<ir_version: 8, opset_import: ["": 17]> image'
     image, batch = (

@@ -58,6 +58,31 @@ def test_further_sizes_are_a_batch_of_one_and_large_sizes():
         assert [(d.kind, d.inputs["x"].shape) for d in values.part_draws(model)] == expected
 
 
+def test_unsuitable_sizes_are_not_run():
+    model = read_model(
+        parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[n] y) {y = Relu(x)}'
+        )
+    )
+    sizes: list[int] = []
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        sizes.extend(draw["x"].size for draw in inputs)
+        return [{"y": draw["x"]} for draw in inputs]
+
+    for is_suitable, expected in (
+        (lambda sizes: sizes[0] > 4, [8, 8, 8, 16]),
+        (lambda sizes: False, []),
+    ):
+        sizes.clear()
+        values = ReferenceValues(
+            model, run, frozenset(model.node_names), len(KINDS), is_suitable=is_suitable
+        )
+        values.part_draws(model)
+        assert sizes == expected
+        assert bool(values.problem) == (not expected)
+
+
 def test_sizes_may_be_sums_of_other_sizes():
     model = read_model(
         parse_model(

@@ -7,7 +7,7 @@ import pytest
 from onnx.parser import parse_model
 
 from hetero.devices.model.reader import read_model
-from hetero.verify.undefined_results import undefined_reason
+from hetero.verify.undefined_results import has_large_window, undefined_reason
 
 SMALLEST = np.iinfo(np.int32).min
 
@@ -111,3 +111,26 @@ def test_window_larger_than_the_data_is_undefined(length, is_defined):
     values = {"x": np.zeros((1, 1, length), np.float32)}
     values["y"] = np.zeros((1, 1, 1), np.float32)
     assert (undefined_reason(model, values) is None) == is_defined
+
+
+@pytest.mark.parametrize(
+    ("node", "size", "is_large"),
+    [
+        ("MaxPool<kernel_shape = [3, 3]>(x)", 3, False),
+        ("MaxPool<kernel_shape = [3, 3]>(x)", 2, True),
+        ("MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x)", 2, False),
+        ('MaxPool<kernel_shape = [3, 3], auto_pad = "SAME_UPPER">(x)', 2, False),
+        ("Conv(x, w)", 3, False),
+        ("Conv(x, w)", 2, True),
+        ("Conv<dilations = [2, 2]>(x, w)", 4, True),
+        ("Relu(x)", 1, False),
+    ],
+)
+def test_windows_larger_than_the_data_are_found_by_shapes(node, size, is_large):
+    model = read_model(
+        parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[1,1,{size},{size}] x, float[1,1,3,3] w) => (float[a,b,c,d] y) {{y = {node}}}"""
+        )
+    )
+    assert has_large_window(model) == is_large

@@ -406,6 +406,20 @@ def test_number_of_iterations_is_small(core):
         assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
 
 
+def test_images_are_as_large_as_the_windows(core):
+    """Smaller images would leave the result of the second pool undefined."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        image (float[?, 3, ?, ?] x) => (float[a, b, c, d] y) {
+            p = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+            y = AveragePool<kernel_shape = [7, 7]>(p)
+        }"""
+    )
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S}
+    with core.compile_model(model, "HETERO:VENDOR,CPU", config) as compiled:
+        assert [verdict.status for verdict in compiled.verification.verdicts] == ["agrees"]
+
+
 def test_model_beyond_the_bound_is_not_verified(core):
     config = {"VERIFY": "YES", "VERIFY_SECONDS": 1e-9}
     with core.compile_model(small(), "HETERO:VENDOR,CPU", config) as compiled:
