@@ -376,15 +376,16 @@ class Invariants:
                     self._break(f"{device.address} sends to {sends}, not to {opened.sends}")
 
     def check_shares(self, model: Model, calls: Sequence[Call]) -> None:
-        """Check that consecutive requests are distributed over routes by their shares."""
+        """Check that consecutive requests are distributed over routes by their measured shares."""
         routes = [
             model.records[c.request_id].route
             for c in calls
             if c.model is model and c.request_id in model.records
         ]
-        total = sum(route.share for route in model.routes)
-        for number, route in enumerate(model.routes):
-            expected = len(routes) * route.share / total
+        states = model.runner.machine._routes.states[: len(model.routes)]
+        total = sum(state.share for state in states)
+        for number, state in enumerate(states):
+            expected = len(routes) * state.share / total
             if not model.batching and abs(routes.count(number) - expected) > 2.0:
                 self._break(f"way {number} took {routes.count(number)} of {len(routes)} requests")
 
