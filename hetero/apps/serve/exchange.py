@@ -195,7 +195,10 @@ class Exchange:
         self._parts, self.has_events = [last], False
 
     async def send(self) -> None:
-        """Send the response, or the rest of it, unless the client has disconnected."""
+        """Send the response, or the rest of it, unless the client has disconnected.
+
+        Returns once little of a large response is left in memory.
+        """
         parts, self._parts = self._parts, ()
         if self.is_disconnected:
             return
@@ -203,6 +206,8 @@ class Exchange:
             parts = ()
         elif self.sent_nbytes <= ONE_WRITE_NBYTES:
             parts = [b"".join(parts)]
+        else:
+            parts = [*parts, b""]  # the end is sent after the client has read most of the rest
         *first, last = parts or [b""]
         await self._send_head()
         for part in first:

@@ -160,8 +160,9 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         with self._service.bodies.reserve() as reservation:
             reservation.add(len(data))
             response = await self._infer(await self._parse(data), len(data), context)
-        nbytes = sum(map(len, response.raw_output_contents))
-        await context.write(await self._service.run_codec(nbytes, response.SerializeToString))
+            nbytes = response.ByteSize()
+            self._service.reserve_response(reservation, nbytes)
+            await context.write(await self._service.run_codec(nbytes, response.SerializeToString))
 
     async def _infer_stream(self, context: Context) -> None:
         """Answer one request after the other; an error is an answer, and the stream continues."""

@@ -21,6 +21,9 @@ from hetero.apps.serve.rest_messages import dump_json, parse_number
 
 #: Bytes of a request's head, of its trailers, and of anything else between two parser events.
 MAX_HEAD_NBYTES: Final = 65536
+#: Bytes of a request's path and query, and headers of a request; as many as nginx and Apache take.
+MAX_URL_NBYTES: Final = 8192
+MAX_HEADERS: Final = 100
 #: Bytes that are parsed at once.
 SLICE_NBYTES: Final = 16384
 #: Bytes of a body that wait for the application before the connection stops reading: as many as
@@ -220,6 +223,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._num_chunks = self._body_nbytes = self._discarded_nbytes = 0
         self.num_expected = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Append a part of the URL."""
+        super().on_url(url)
+        if len(self.url) > MAX_URL_NBYTES:
+            self.refuse(414, f"the URL has more than {MAX_URL_NBYTES} bytes.")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Append a header."""
+        if len(self.headers) < MAX_HEADERS:
+            super().on_header(name, value)
+        elif self._is_in_head:  # trailers are ignored
+            self.refuse(431, f"the head has more than {MAX_HEADERS} headers.")
+            raise ValueError("too many headers")  # ends the parser
 
     def on_headers_complete(self) -> None:
         """Begin to read the body; trailers do not become headers."""

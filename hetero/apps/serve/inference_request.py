@@ -125,9 +125,11 @@ def check_document(document: RequestDocument) -> None:
             "state as inputs.",
             501,
         )
-    names = [tensor.name for tensor in document.inputs]
-    if len(set(names)) != len(names):
-        raise protocol_error(f"an input is repeated; got {', '.join(map(repr, names))}.")
+    names = set[str]()
+    for tensor in document.inputs:
+        if tensor.name in names:
+            raise protocol_error(f"input {tensor.name!r} is repeated.")
+        names.add(tensor.name)
     for output in document.outputs or ():
         if output.parameters is not None and output.parameters.classification:
             raise protocol_error(

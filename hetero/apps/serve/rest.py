@@ -29,7 +29,7 @@ from hetero.apps.serve.service import LARGE_NBYTES, Service
 from hetero.apps.serve.sites import SiteRules
 from hetero.apps.serve.statistics import metrics_text
 from hetero.apps.serve.tensors import Raw
-from hetero.devices.errors import HeteroError
+from hetero.devices.errors import HeteroError, OverloadedError
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,11 @@ class RestApplication:
             except Exception as error:
                 _respond_error(exchange, error)
             exchange.body = b""
-        await exchange.send()
+            try:
+                self._service.reserve_response(reservation, exchange.sent_nbytes)
+            except OverloadedError as error:
+                _respond_error(exchange, error)
+            await exchange.send()
         if options.access_log:
             exchange.log()
 

@@ -21,6 +21,10 @@ _PACKED_NBYTES: Final = 2**16
 _PART_NBYTES: Final = 2**18
 #: zlib's fastest level: tensors hardly shrink.
 _LEVEL: Final = 1
+#: Braces in a request's JSON, and bytes that are searched for them at once: a parser of many small
+#: objects holds Python's lock for seconds.
+_MAX_BRACES: Final = 2**16
+_SEARCHED_NBYTES: Final = 2**18
 _DOCUMENT: Final = msgspec.json.Decoder(RequestDocument)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -119,6 +123,7 @@ class RestMessage:
                 413,
             )
         view = memoryview(body)
+        _check_braces(view[:length])
         self.document: RequestDocument = parse_json(view[:length], _DOCUMENT)
         self._raw = view[length:]
 
@@ -144,6 +149,21 @@ class RestMessage:
         """Raise ProtocolError if raw bytes are left."""
         if self._raw:
             raise protocol_error(f"{len(self._raw)} bytes after the JSON belong to no input.")
+
+
+def _check_braces(data: memoryview) -> None:
+    """Raise ProtocolError if JSON may have too many objects."""
+    if len(data) <= _MAX_BRACES:
+        return
+    count = 0
+    for start in range(0, len(data), _SEARCHED_NBYTES):
+        count += bytes(data[start : start + _SEARCHED_NBYTES]).count(b"{")
+        if count > _MAX_BRACES:
+            raise protocol_error(
+                f"the JSON has more than {_MAX_BRACES} braces: send texts as raw bytes "
+                "(binary_data_size).",
+                413,
+            )
 
 
 def write_response(

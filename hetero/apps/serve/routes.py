@@ -169,7 +169,7 @@ def openapi(routes: Sequence[Route], models: Sequence[str]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for route in routes:
         names = [part[1:-1] for part in route.path.split("/") if part[:1] == "{"]
-        statuses = {401, 403, 431, *route.statuses}
+        statuses = {401, 403, 414, 431, *route.statuses}
         if names:
             statuses |= {404, 501, 503}
         if "sharedmemory" in route.path:

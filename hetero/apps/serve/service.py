@@ -69,6 +69,10 @@ class Reservation:
         self._budget.change(nbytes)
         self._nbytes += nbytes
 
+    def change_to(self, nbytes: int) -> None:
+        """Reserve this many bytes instead; OverloadedError if the budget has no room for them."""
+        self.add(nbytes - self._nbytes)
+
     def __enter__(self) -> Reservation:
         return self
 
@@ -99,6 +103,13 @@ class Service:
         if nbytes < LARGE_NBYTES:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._codec, function)
+
+    def reserve_response(self, reservation: Reservation, nbytes: int) -> None:
+        """Reserve room for a response instead of its request, until the client has read it.
+
+        One that is larger than any request counts as such a request, so that it has room at all.
+        """
+        reservation.change_to(min(nbytes, self.options.body_nbytes))
 
     def close(self) -> None:
         """End the threads."""

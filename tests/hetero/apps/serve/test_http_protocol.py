@@ -286,3 +286,17 @@ def test_response_without_body_is_complete(server, method):
         for _ in range(2):
             client.sendall(method + b" /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(("count", "status"), [(90, b"200"), (200, b"431"), (10_000, b"431")])
+def test_many_headers_are_refused(server, count, status):
+    head = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n%s\r\n"
+    assert status_of(server, head % (b"a:b\r\n" * count)) == status
+    assert_serves(server)
+
+
+@pytest.mark.parametrize(("count", "status"), [(8000, b"200"), (9000, b"414"), (60_000, b"414")])
+def test_long_url_is_refused(server, count, status):
+    head = b"GET /v2/health/live?%s HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    assert status_of(server, head % (b"a" * count)) == status
+    assert_serves(server)
