@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: Bytes of a body of raw numbers that a copy takes less time for than waking a thread.
 _MAX_RAW_NBYTES: Final = 2**20
+#: Bytes of a body that is no inference: it is parsed on the event loop.
+_MAX_CALL_NBYTES: Final = 2**18
 #: Envoy's header: milliseconds until the proxy in front of this server gives up.
 _TIMEOUT_MS: Final = b"x-envoy-expected-rq-timeout-ms"
 #: Status -> headers of its responses.
@@ -202,6 +204,8 @@ class RestApplication:
         """Return the handler of a call; `shape` turns gRPC's document into REST's."""
 
         async def answer(exchange: Exchange, names: Names) -> None:
+            if len(exchange.body) > _MAX_CALL_NBYTES:
+                raise protocol_error(f"the body has more than {_MAX_CALL_NBYTES} bytes.", 413)
             is_empty = exchange.method != "POST" or not bytes(exchange.body).strip()
             fields = {**({} if is_empty else parse_json(exchange.body)), **names}
             document = await self._service.answer(name, fields)

@@ -423,3 +423,10 @@ def test_repeated_input_is_named_once(server):
     response = ask(server, INFER, {"inputs": [x] * 1000})
     assert response.status == 400
     assert response.json["error"] == "input 'x' is repeated."
+
+
+@pytest.mark.parametrize("path", ["repository/index", "systemsharedmemory/region/r/register"])
+def test_large_body_of_a_call_is_refused(server, path):
+    body = b'{"ready":[' + b",".join([b"[]"] * 10**5) + b"]}"
+    with good_client(server):
+        assert ask(server, f"/v2/{path}", body).status == 413
