@@ -298,7 +298,7 @@ class DeviceSupervisor:
         self._end(device, cause)
 
     def _check(self) -> None:
-        """Check for removed devices that are listed again, overdue stages, and ended leases."""
+        """Check for devices that are available again, overdue stages, and ended leases."""
         removed_names = {
             name for deployment in self._deployments for name in deployment.device_states.excluded
         }
@@ -321,6 +321,11 @@ class DeviceSupervisor:
             elif num_leases_ended > self._leases_ended.setdefault(address, num_leases_ended):
                 self._leases_ended[address] = num_leases_ended
                 self._check_stages(device)
+            # A device that failed to open its stages missed no heartbeat, so none reports its
+            # return; and a client of a pool does not restart it.
+            is_suspected = self._liveness.state(device.descriptor.name) is see.DeviceState.SUSPECTED
+            if is_suspected and not (self._keeps or self._channel.is_suspected(address)):
+                self._run_handler(partial(self._liveness.observe_answer, time.monotonic(), address))
 
     @property
     def _is_news(self) -> bool:

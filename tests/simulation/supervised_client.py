@@ -265,6 +265,13 @@ class SupervisedClient(SimulatedClient):
         else:
             deployment.device_states.mark_open_failed(device.name)
             self.observe(self._liveness.observe_silence, device.address, 0.0)
+            if not self._restarts_devices:
+                self.process.do(_CHECK_INTERVAL_S, 0.0, self._report_answer, device.address)
+
+    def _report_answer(self, address: str) -> None:
+        """Report that a suspected device answers: no heartbeat will, if none was missed."""
+        if address not in self._silent_addresses:
+            self.observe(self._liveness.observe_answer, address)
 
     def _report_returned_if_live(
         self, deployment: SupervisedDeployment, order: DeviceReturned

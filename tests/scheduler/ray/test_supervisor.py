@@ -137,6 +137,22 @@ def test_device_that_ended_a_lease_reloads_stages(
     supervisor.close()
 
 
+def test_pool_device_returns_after_it_failed_to_open():
+    supervisor = _supervisor(of_pool=True, keeps=False)
+    supervisor._devices.pool_table = None
+    (deployment,) = supervisor._deployments
+    channel: Any = SimpleNamespace(
+        watch=lambda address: None,
+        status_of=lambda address: {},
+        is_suspected=lambda address: False,
+    )
+    supervisor.serve(channel)
+    supervisor.watch(_device("a1"))
+    supervisor._note(supervisor._liveness.observe_silence, "a1", 0.0)
+    wait_for(lambda: deployment.events == ["DeviceLost", "DeviceReturned"])
+    supervisor.close()
+
+
 def test_client_of_pool_kills_no_process(monkeypatch):
     killed: list[Any] = []
     monkeypatch.setattr("hetero.scheduler.ray.supervisor.ray.kill", killed.append)
