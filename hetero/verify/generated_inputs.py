@@ -46,6 +46,8 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
 )
 #: Sizes to try second, if those above are accepted: a batch of one, with other dimensions equal.
 SECOND_SIZES: Final = (1, 2)
+#: Elements of a tensor that surely has both bounds of its integers.
+_LEAST_MIXED: Final = 8
 #: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels.
 LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65,), (33,), (17,))
 #: Sums of symbols are tried for models with at most this many symbols.
@@ -210,7 +212,8 @@ def _draw_integers(
     if kind == "extreme":
         options = np.array([low, high, *(v for v in (0, 1) if low <= v <= high)], value.dtype)
         drawn = np.asarray(options[rng.integers(0, len(options), value.shape)])
-        return _spread(options[:2], drawn, rng)
+        # In a small tensor, the sum of both bounds would hide the overflow of others.
+        return _spread(options[:2], drawn, rng) if drawn.size >= _LEAST_MIXED else drawn
     if not is_proven or high - low > 2**32:
         low, high = max(low, -_SMALL), min(high, _SMALL)
     return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)

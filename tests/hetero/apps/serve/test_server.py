@@ -375,4 +375,5 @@ def test_command_lets_the_event_loop_wait_less_for_other_threads(shell, monkeypa
     model = tmp_path / "plus.onnx"
     model.write_bytes(plus_one().SerializeToString())
     assert shell("serve --check -d CPU", model).code == 0
-    assert [interval_s < sys.getswitchinterval() for interval_s in intervals_s] == [True]
+    (interval_s,) = intervals_s
+    assert interval_s < 0.005  # Python's default: an earlier test may have changed the present one
