@@ -44,8 +44,6 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
     (1, 224),
     (224,),
 )
-#: Sizes to try second, if those above are accepted: a batch of one, with other dimensions equal.
-SECOND_SIZES: Final = (1, 2)
 #: Elements of a tensor that surely has both bounds of its integers.
 _LEAST_MIXED: Final = 8
 #: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels.

@@ -20,7 +20,6 @@ from hetero.devices.plugin.program import Value
 from hetero.scheduler.types.isolation import RunFailure
 from hetero.verify.generated_inputs import (
     KINDS,
-    SECOND_SIZES,
     Draw,
     Integers,
     Kind,
@@ -115,8 +114,6 @@ class ReferenceValues:
             draws: list[Draw] = []
             if not has_open_dimensions(model) or self._is_suitable(first_sizes):
                 draws = self._accepted_draws(kinds, first_sizes, wanted)
-            if draws:
-                other_sizes.insert(0, SECOND_SIZES)
             for sizes, more_sizes in () if draws else sum_options(model):
                 if draws := self._draws_of_doubtful_sizes(kinds, sizes, wanted):
                     other_sizes.insert(0, more_sizes)

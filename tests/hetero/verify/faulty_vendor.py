@@ -170,7 +170,6 @@ FAULTS: Mapping[str, Fault] = {
     "sub_swapped": Fault("Sub", swapped),
     "div_rounds": Fault("Div", after("Add", 1.0), has_type("int32")),
     "mod_sign": Fault("Mod", instead(fmod=1)),
-    "tanh_of_one_row": Fault("Tanh", of_rows("Equal", 1)),
     "tanh_of_many_rows": Fault("Tanh", of_rows("Greater", 16)),
     "tanh_nan": Fault("Tanh", after("Sqrt")),
     "exp_infinite": Fault("Exp", after("Pow", 100.0)),
