@@ -113,8 +113,8 @@ def test_generation_recomputes_only_the_lost_stage(core, compiled, log, device):
     assert generation.tokens == expected_tokens
     assert set(log.sizes) == {1}  # no other stage read the prompt again
     # One run for the prompt and one for each token except the last. Another run had started and
-    # may have ended. Some are repeated if the layer moves to a third device meanwhile.
-    assert KILLED_AT <= len(log.devices) < COUNT
+    # may have ended.
+    assert len(log.devices) in (KILLED_AT, KILLED_AT + 1)
     assert len(set(log.devices)) == 1
     del generation
     await_freed(core)
