@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
@@ -35,9 +36,10 @@ PROMPT, COUNT, KILLED_AT = list(range(20)), 16, 8
 
 
 class RecomputationLog:
-    """Records the devices of recomputed stage runs, and the number of tokens of each step."""
+    """Records the recomputed stages, their devices, and the number of tokens of each step."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.stages: list[int] = []
         self.devices: list[str] = []
         self.sizes: list[int] = []
         run_stage, feeds = StateRecomputer._run_stage, StepInputs.feeds
@@ -51,6 +53,7 @@ class RecomputationLog:
             is_wanted: Any,
         ) -> Any:
             outputs = run_stage(restorer, number, inputs, keep, target, is_wanted)
+            self.stages.append(number)
             self.devices.append(target.placement.stages[number].device)
             return outputs
 
@@ -112,9 +115,12 @@ def test_generation_recomputes_only_the_lost_stage(core, compiled, log, device):
     list(generation)
     assert generation.tokens == expected_tokens
     assert set(log.sizes) == {1}  # no other stage read the prompt again
-    # One run for the prompt and one for each token except the last. Another run had started and
-    # may have ended.
-    assert len(log.devices) in (KILLED_AT, KILLED_AT + 1)
+    num_layer_runs, *other_runs = sorted(Counter(log.stages).values(), reverse=True)
+    # The layer runs once for the prompt and once for each token except the last. Another run had
+    # started and may have ended.
+    assert num_layer_runs in (KILLED_AT, KILLED_AT + 1)
+    # The step after that reads its token from CPU.2, so the last token may be lost with its cache.
+    assert other_runs in ([[], [1]] if device == "CPU.2" else [[]])
     assert len(set(log.devices)) == 1
     del generation
     await_freed(core)
