@@ -106,6 +106,12 @@ class DeviceLoop:
         return self._machine.num_streams
 
     @property
+    def num_waiting(self) -> int:
+        """Number of tasks that wait for inputs or for a stream."""
+        with self._lock:
+            return self._machine.num_tasks - self._machine.num_running
+
+    @property
     def num_clients(self) -> int:
         """Number of clients that have stages on the device."""
         with self._lock:

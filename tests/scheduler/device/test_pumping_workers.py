@@ -28,6 +28,8 @@ class Script:
         self._ended = threading.Event()
         self._woken = threading.Event()
         self.workers = PumpingWorkers("script")
+        #: The loop of the tasks: the number of tasks that wait for a stream.
+        self.loop: Any = SimpleNamespace(run=self.run, num_waiting=0)
 
     def play(self) -> str:
         self.workers.serve(self)  # type: ignore[arg-type]  # of a channel it only receives
@@ -50,8 +52,7 @@ class Script:
                 return 0
             self._came = self._batches.pop(0)
         task: Any = self._came.pop(0)
-        loop: Any = SimpleNamespace(run=self.run)
-        self.workers.start(loop, task)
+        self.workers.start(self.loop, task)
         return 1
 
     def wake(self) -> None:
@@ -130,7 +131,7 @@ def test_streams_added_during_long_tasks_remain():
 
     workers._keep = keep  # type: ignore[method-assign]
     for _ in range(20):
-        workers._note(0.01)
+        workers._note(LONG_S, script.loop)
     asking.join(LONG_S)
     assert workers.count == 5  # one receives while four run
     script._woken.set()
@@ -138,13 +139,16 @@ def test_streams_added_during_long_tasks_remain():
 
 
 def test_run_time_of_tasks_is_a_moving_average():
-    workers = Script().workers
+    script = Script()
+    workers = script.workers
     for seconds in (0.0008, 0.0, 0.0004):
-        workers._note(seconds)
+        workers._note(seconds, script.loop)
     assert workers._ewma_s == pytest.approx(0.0008 / 8 * (7 / 8) ** 2 + 0.0004 / 8)
 
 
-def test_tasks_near_the_long_limit_start_few_threads(monkeypatch):
+@pytest.fixture
+def started(monkeypatch):
+    """Names of the threads that workers have started; none of them runs."""
     names: list[str] = []
 
     def start(work: object, name: str) -> threading.Thread:
@@ -152,8 +156,50 @@ def test_tasks_near_the_long_limit_start_few_threads(monkeypatch):
         return threading.current_thread()
 
     monkeypatch.setattr("hetero.scheduler.device.workers.start_thread", start)
-    workers = Script().workers
+    return names
+
+
+@pytest.mark.parametrize(("mean_s", "num_waiting"), [(0.01, 0), (0.001, 1)])
+def test_tasks_near_a_limit_start_few_threads(started, mean_s, num_waiting):
+    script = Script()
+    script.workers._channel = script  # type: ignore[assignment]  # it only receives
+    script.loop.num_waiting = num_waiting
     random = Random(1)
     for _ in range(3000):
-        workers._note(random.expovariate(1 / 0.001))
-    assert 1 <= len(names) <= 30  # crossings of 1 ms and 0.5 ms in turn
+        script.workers._note(random.expovariate(1 / mean_s), script.loop)
+    assert 1 <= len(started) <= 30  # crossings of the limit and of its half in turn
+
+
+def test_thread_receives_during_shorter_tasks_while_several_wait(started):
+    script = Script()
+    workers = script.workers
+    workers.serve(script)  # type: ignore[arg-type]  # of a channel it only receives
+    workers._ewma_s = 0.003
+    for _ in range(100):
+        workers._note(0.003, script.loop)
+    assert workers.count == 1
+    script.loop.num_waiting = 1
+    workers._note(0.003, script.loop)
+    assert workers.count == 2
+    script.loop.num_waiting = 0
+    for _ in range(63):
+        workers._note(0.003, script.loop)
+    assert workers.count == 2  # as several may wait again soon
+    workers._note(0.003, script.loop)
+    assert workers.count == 1
+    assert len(started) == 2
+
+
+def test_all_arrived_tasks_are_received_after_a_task():
+    script = Script("abc", "d")
+    script.workers._ewma_s = 0.003
+    received: list[int] = []
+
+    def run(task: str) -> None:
+        script.done.append(task)
+        received.append(len(script._came))
+        script.workers._ewma_s = 0.003  # it takes no time in this test
+
+    script.loop.run = run
+    assert script.play() == "abcd"
+    assert received == [2, 0, 0, 0]
