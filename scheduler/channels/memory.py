@@ -67,7 +67,7 @@ def read_only(value: Any) -> Any:
         for name, item in value.items():
             if type(item) is np.ndarray and item.flags.writeable:  # the most frequent case
                 item = item.view()
-                item.flags.writeable = False
+                item.setflags(write=False)  # faster than `flags.writeable`
             elif not hasattr(item, "nbytes"):
                 item = read_only(item)
             items[name] = item

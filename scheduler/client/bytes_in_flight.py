@@ -49,13 +49,13 @@ class BytesInFlight:
 
     def end_direct(self, run: DirectRun) -> None:
         """Subtract a direct run."""
-        callbacks: list[Callable[[], None]] = []
         with self._lock:
             self.nbytes -= run.nbytes
             self.num_running -= 1
             run.is_counted = False
-            if self._waiting:
-                callbacks, self._waiting = self._waiting, callbacks
+            if not self._waiting:
+                return
+            callbacks, self._waiting = self._waiting, []
         for call in callbacks:
             call()
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -65,8 +64,6 @@ _TINY_S: Final = 0.0002
 _STEADY: Final = 8
 #: Creates a named tuple without Python's call overhead: each request needs several.
 _new: Final[Callable[..., Any]] = tuple.__new__
-_STARTED_S: Final = attrgetter("started_s")
-_ENDED_S: Final = attrgetter("ended_s")
 
 
 class Deployment(ABC):
@@ -580,11 +577,11 @@ class Deployment(ABC):
             self._restorer.remember(request, route, self._addresses, inputs, stage_outputs, runs)
         if self._clock_offset_s:
             runs = tuple([self._by_our_clock(run) for run in runs])
+        took_s = 0.0
+        for run in runs:
+            took_s += run.ended_s - run.started_s
         nbytes = plain_nbytes(inputs)
-        self._learn(
-            sum(map(_ENDED_S, runs)) - sum(map(_STARTED_S, runs)),
-            nbytes_of(inputs) if nbytes is None else nbytes,
-        )
+        self._learn(took_s, nbytes_of(inputs) if nbytes is None else nbytes)
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in stage_outputs:

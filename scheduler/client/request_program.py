@@ -166,7 +166,7 @@ class RequestProgram:
                     output = outputs[position]
                     if type(output) is np.ndarray:  # the usual case, without a call
                         output = output.view()
-                        output.flags.writeable = False
+                        output.setflags(write=False)  # faster than `flags.writeable`
                         values[number] = output
                     else:
                         values[number] = read_only(output)

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from operator import is_
 from typing import Any, Final
 
 from hetero.devices.errors import HeteroError, InferenceError
@@ -232,7 +231,9 @@ class DeviceLoop:
             with self._lock:
                 instructions = self._machine.end(due, failure)
             # The next tasks start first: the device must not wait while the outputs are sent.
-            self._execute(sorted(instructions, key=partial(is_, due)))
+            if len(instructions) > 1 and instructions[0] is due:
+                instructions.append(instructions.pop(0))
+            self._execute(instructions)
         except BaseException as error:  # Ctrl-C
             self._active_runs.pop(thread, None)
             self.give_up(due.task, error)

@@ -86,6 +86,23 @@ def test_each_new_shape_and_type_is_checked(monkeypatch, returns_new_memory):
         compiled({"x": x})
 
 
+def test_each_output_is_checked(monkeypatch):
+    model = read_model(
+        parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> g (float[3] x) => (float[3] y, float[3] z) '
+            "{y = Relu(x) z = Neg(x)}"
+        )
+    )
+    monkeypatch.setattr(FixedOutputsPlugin, "returns_new_memory", True)
+    compiled, x = FixedOutputsPlugin().compile_model(model), np.zeros(3, np.float32)
+    monkeypatch.setattr(FixedOutputsPlugin, "outputs", (x + 1, x + 2))
+    results = compiled({"x": x})
+    assert [results["y"].tolist(), results["z"].tolist()] == [[1, 1, 1], [2, 2, 2]]
+    monkeypatch.setattr(FixedOutputsPlugin, "outputs", (x + 1, np.zeros(4, np.float32)))
+    with pytest.raises(InferenceError, match=r"output 'z' .*got float32\[4\]"):
+        compiled({"x": x})
+
+
 def test_missing_output_raises(run_with_outputs):
     with pytest.raises(InferenceError, match=r"expected 2 outputs of model 'g' .* got 1"):
         run_with_outputs(np.zeros((2, 3), np.float32))
