@@ -52,6 +52,10 @@ _CODES: Final = {dtype: code for code, dtype in enumerate(_DTYPES) if dtype.isbu
 _MAX_INPUTS: Final = 64
 #: Alignment of tensors, which suffices for every element type.
 _ALIGNMENT: Final = 16
+#: Sizes of a tensor's head by rank.
+_HEAD_NBYTES: Final = tuple(_TENSOR.size + shape.size for shape in _SHAPES)
+#: Maximum number of heads in each cache; most models have few shapes.
+_MAX_CACHED: Final = 4096
 
 #: Stores the contents of a flat array of bytes; returns their place, or None to decline.
 Put = Callable[[np.ndarray], Place | None]
@@ -80,6 +84,33 @@ class LaneHead(NamedTuple):
     route: int
     input_mask: int
     start: int
+
+
+class _PackedHead(NamedTuple):
+    """Heads of a tensor, within a message and in shared memory.
+
+    `nbytes`: size of its contents.
+    `padding`: bytes after them within a message.
+    """
+
+    within: bytes
+    stored: bytes
+    nbytes: int
+    padding: bytes
+
+
+class _TensorHead(NamedTuple):
+    """Contents of a tensor's head."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_stored: bool
+    nbytes: int
+
+
+#: Heads of recent tensors, which messages repeat: by (element type, shape), and by packed head.
+_packed_heads: Final[dict[tuple[np.dtype[Any], tuple[int, ...]], _PackedHead]] = {}
+_tensor_heads: Final[dict[bytes, _TensorHead]] = {}
 
 
 def lane_key(deployment: str) -> int:
@@ -117,26 +148,26 @@ def pack_message(
     kind, _, _, deployment, request_id, attempt, stage, route, mask, _ = head
     try:
         for value in tensors:
-            if type(value) is not np.ndarray:
+            if type(value) is not np.ndarray or not value.flags.c_contiguous:
                 return None
-            code, size, shape = _CODES.get(value.dtype), value.nbytes, value.shape
-            rank = len(shape)
-            if code is None or rank >= len(_SHAPES) or not value.flags.c_contiguous:
+            key = (value.dtype, value.shape)
+            tensor_head = _packed_heads.get(key) or _pack_head(*key)
+            if tensor_head is None:
                 return None
+            within, stored, size, padding = tensor_head
             if nbytes + size > MAX_NBYTES:
                 place = put(value.reshape(-1).view(np.uint8)) if put is not None else None
                 if place is None:
                     return None
                 owner, *numbers = place
-                parts.append(_TENSOR.pack(code, rank, True, size) + _SHAPES[rank].pack(*shape))
-                parts.append(_PLACE.pack(owner.encode(), *numbers))
+                parts.append(stored + _PLACE.pack(owner.encode(), *numbers))
                 continue
             nbytes += size
-            parts.append(_TENSOR.pack(code, rank, False, size) + _SHAPES[rank].pack(*shape))
+            parts.append(within)
             if size:
                 parts.append(value.data)
-            if size % _ALIGNMENT:
-                parts.append(bytes(-size % _ALIGNMENT))
+            if padding:
+                parts.append(padding)
         packed = _HEAD.pack(
             MAGIC,
             kind,
@@ -153,6 +184,42 @@ def pack_message(
         return None
     parts[0] = packed + timings
     return parts
+
+
+def _pack_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> _PackedHead | None:
+    """Return the heads of tensors; None if they do not fit into a packed message.
+
+    Raises struct.error: a number exceeds its field.
+    """
+    code, rank = _CODES.get(dtype), len(shape)
+    if code is None or rank >= len(_SHAPES):
+        return None
+    size = math.prod(shape) * dtype.itemsize
+    within, stored = (_TENSOR.pack(code, rank, place, size) for place in (False, True))
+    packed_shape = _SHAPES[rank].pack(*shape)
+    head = _PackedHead(
+        within + packed_shape, stored + packed_shape, size, bytes(-size % _ALIGNMENT)
+    )
+    if len(_packed_heads) >= _MAX_CACHED:
+        _packed_heads.clear()
+    _packed_heads[dtype, shape] = head
+    return head
+
+
+def _read_tensor_head(packed: bytes) -> _TensorHead:
+    """Return the contents of a tensor's head.
+
+    Raises BlobError, struct.error, LookupError: it is damaged.
+    """
+    code, rank, is_stored, nbytes = _TENSOR.unpack_from(packed)
+    shape = _SHAPES[rank].unpack_from(packed, _TENSOR.size)
+    dtype = _DTYPES[code]
+    if math.prod(shape) * dtype.itemsize != nbytes:
+        raise BlobError(f"packed message with {nbytes} bytes for {dtype}{list(shape)}.")
+    if len(_tensor_heads) >= _MAX_CACHED:
+        _tensor_heads.clear()
+    head = _tensor_heads[packed] = _TensorHead(shape, dtype, is_stored, nbytes)
+    return head
 
 
 def pack_timing(timing: StageTiming) -> bytes:
@@ -221,13 +288,10 @@ def read_tensors(data: bytes, head: LaneHead, get: Get | None = None) -> list[np
     tensors = []
     try:
         for _ in range(head.num_tensors):
-            code, rank, is_stored, nbytes = _TENSOR.unpack_from(data, at)
-            packed_shape = _SHAPES[rank]
-            shape = packed_shape.unpack_from(data, at + _TENSOR.size)
-            at += _TENSOR.size + packed_shape.size
-            dtype = _DTYPES[code]
-            if math.prod(shape) * dtype.itemsize != nbytes:
-                raise BlobError(f"packed message with {nbytes} bytes for {dtype}{list(shape)}.")
+            packed = data[at : at + _HEAD_NBYTES[data[at + 1]]]
+            tensor_head = _tensor_heads.get(packed) or _read_tensor_head(packed)
+            shape, dtype, is_stored, nbytes = tensor_head
+            at += len(packed)
             if is_stored:
                 if get is None:
                     raise BlobError("packed message with a tensor in unknown shared memory.")

@@ -187,3 +187,15 @@ def test_invalid_timings_are_rejected():
         lane.read_timings(packed, DEVICES)
     with pytest.raises(BlobError, match="timings"):
         lane.read_timings(lane.pack_timing(TIMINGS[0]) * (lane.MAX_TIMINGS + 2))
+
+
+def test_caches_of_heads_are_bounded(monkeypatch):
+    monkeypatch.setattr(lane, "_MAX_CACHED", 4)
+    monkeypatch.setattr(lane, "_packed_heads", {})
+    monkeypatch.setattr(lane, "_tensor_heads", {})
+    for length in range(20):
+        data = message([np.arange(length, dtype=np.float32)])
+        (read,) = lane.read_tensors(data, lane.read_head(data, 32))
+        np.testing.assert_array_equal(read, np.arange(length))
+        assert 1 <= len(lane._packed_heads) <= 4
+        assert 1 <= len(lane._tensor_heads) <= 4
