@@ -205,7 +205,7 @@ class DirectChannel:
         Returns: 1 if a message was delivered, otherwise 0.
         """
         if self._closed or not self._execution_lock.acquire(
-            timeout=-1 if timeout_s is None else timeout_s
+            True, -1 if timeout_s is None else timeout_s
         ):
             return 0
         try:

@@ -145,7 +145,9 @@ class Peer:
                 parts = pack_message(head, timings, tensors, self._fill_slot)
                 if parts is None:
                     return False
-                if not self._slots and self._peers.corking_thread == threading.get_ident():
+                corking_thread = self._peers.corking_thread
+                is_corked = corking_thread and corking_thread == threading.get_ident()
+                if is_corked and not self._slots:
                     self._cork(b"".join(parts))
                 else:
                     link = self._link or self._connect()

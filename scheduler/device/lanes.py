@@ -202,25 +202,24 @@ class DeviceLanes:
         Raises SlotError: a tensor in shared memory is lost.
         """
         head = read_head(data, start)
-        lane = self._lanes.get((head.deployment, head.stage))
-        if lane is None or head.kind != TO_STAGE:
+        kind, num_tensors, num_timings, key, request_id, number, stage, route, mask, _ = head
+        lane = self._lanes.get((key, stage))
+        if lane is None or kind != TO_STAGE:
             release_tensors(data, head, self._channel.stored_tensor)
             self._reject(head)
             return
         description = lane.description
         try:
             inputs = read_tensors(data, head, self._channel.stored_tensor)
-            if head.num_timings > MAX_TIMINGS:
+            if num_timings > MAX_TIMINGS:
                 raise BlobError(
-                    f"packed message with {head.num_timings} timings; expected at most "
-                    f"{MAX_TIMINGS}."
+                    f"packed message with {num_timings} timings; expected at most {MAX_TIMINGS}."
                 )
-            num_inputs = head.input_mask.bit_count()
-            if head.num_tensors != num_inputs or head.input_mask & ~lane.mask:
+            if num_tensors != mask.bit_count() or mask & ~lane.mask:
                 raise BlobError(
-                    f"packed message with {head.num_tensors} tensors and the input mask "
-                    f"{head.input_mask:#b} for stage {head.stage}; expected one tensor for each "
-                    f"bit, and inputs below {len(description.inputs)}."
+                    f"packed message with {num_tensors} tensors and the input mask {mask:#b} for "
+                    f"stage {stage}; expected one tensor for each bit, and inputs below "
+                    f"{len(description.inputs)}."
                 )
         except SlotError:  # the message is lost
             raise
@@ -229,8 +228,8 @@ class DeviceLanes:
             return
         timings = slice_timings(data, head)
         task = LaneTask(lane, head, inputs, timings, self._now_s())
-        if lane.is_plain and head.input_mask == lane.mask and head.route in lane.consumers:
-            attempt = (head.request_id, head.attempt)
+        if lane.is_plain and mask == lane.mask and route in lane.consumers:
+            attempt = (request_id, number)
             with self._lock:
                 if self._machine.is_obsolete(lane.stage, attempt):
                     return
@@ -238,7 +237,7 @@ class DeviceLanes:
             if is_started:
                 self._start(task)
                 return
-        names = masked_names(description.inputs, head.input_mask)
+        names = masked_names(description.inputs, mask)
         tensors = dict(zip(names, inputs, strict=True))
         self._receive(Values(task.task, tensors, read_timings(timings)))
 

@@ -111,6 +111,8 @@ class BaseWorkers(ABC):
                 thread.join(timeout=_JOIN_S)
 
     def _live(self) -> None:
+        with self._lock:  # until `_keep` has registered this thread
+            pass
         self._run_tasks()
         with self._lock:
             del self._threads[threading.get_ident()]
@@ -333,17 +335,16 @@ class PumpingWorkers(BaseWorkers):
     def _run_all(self, most: int) -> int:
         """Run the queued tasks, and up to `most` that arrive meanwhile; return their number."""
         num_run = 0
-        while True:
+        while self._jobs or (num_run < most and self._pump(0)):
             try:
                 job = self._jobs.popleft()
-            except IndexError:
-                if num_run < most and self._pump(0):
-                    continue
-                return num_run
+            except IndexError:  # another thread has taken it, or the message was no task
+                continue
             started_s = time.monotonic()
             _run(job)
             self._note(time.monotonic() - started_s, job[0])
             num_run += 1
+        return num_run
 
     def _note(self, took_s: float, loop: DeviceLoop) -> None:
         self._ewma_s += (took_s - self._ewma_s) / 8
@@ -369,10 +370,11 @@ class PumpingWorkers(BaseWorkers):
         """Wait for a task; return False if this thread has to end."""
         with self._execution_lock:
             while not self._jobs:
-                with self._lock:
-                    if self._num_to_end:
-                        self._num_to_end -= 1
-                        return False
+                if self._num_to_end:
+                    with self._lock:
+                        if self._num_to_end:
+                            self._num_to_end -= 1
+                            return False
                 self._pump(_LOOK_S)
         return True
 
