@@ -159,7 +159,7 @@ class SlotPool:
                 return None
             slot.generation += 1
             slot.reader, slot.channel = reader, channel
-        np.copyto(slot.data[: contents.nbytes], contents)
+        slot.data[: contents.nbytes] = contents
         return slot
 
     def take_back(self, slots: Iterable[tuple[Slot, int]]) -> None:

@@ -109,26 +109,27 @@ class ClientLanes:
         self._on_result(result)
 
     def _read(self, data: bytes, head: LaneHead) -> PartialResult:
+        kind, _, _, _, request_id, attempt, stage, *_ = head
         tensors = read_tensors(data, head, self._channel.stored_tensor)
         stages, devices, results = self._outputs
         if stages is not self._stages():  # the first message, or the placement has changed
             devices, results = self._read_stages()
-        if head.kind != TO_CLIENT or head.stage >= len(results):
+        if kind != TO_CLIENT or stage >= len(results):
             raise BlobError(
-                f"packed message of kind {head.kind} from stage {head.stage}; expected kind "
-                f"{TO_CLIENT} and a stage below {len(results)}."
+                f"packed message of kind {kind} from stage {stage}; expected kind {TO_CLIENT} and "
+                f"a stage below {len(results)}."
             )
         timings = read_timings(slice_timings(data, head), devices)
         outputs: Mapping[str, Value] = {}
         if tensors:
-            names = results[head.stage]
+            names = results[stage]
             if len(names) != len(tensors):
                 raise BlobError(
-                    f"packed message with {len(tensors)} tensors from stage {head.stage}; "
-                    f"expected {len(names)} outputs of the model."
+                    f"packed message with {len(tensors)} tensors from stage {stage}; expected "
+                    f"{len(names)} outputs of the model."
                 )
             outputs = dict(zip(names, tensors, strict=True))
-        fields = (head.request_id, head.attempt, outputs, timings)
+        fields = (request_id, attempt, outputs, timings)
         result: PartialResult = _new(PartialResult, fields)
         return result
 

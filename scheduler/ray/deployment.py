@@ -138,7 +138,7 @@ class RayDeployment(Deployment):
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that read them, and start receiving the result."""
         super().start(request, inputs)
-        if self._may_help(request):
+        if request.inline and self._may_help(request):
             self._receiver.receive_until(partial(self._runner.has_ended, request))
         else:
             self._receiver.expect()
