@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from hetero.devices.model.integer_ranges import Range, by_operator
-from hetero.devices.model.model import Model
+from hetero.devices.model.model import Model, Node
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.measure.sample_inputs import declared_shapes, declared_values, sample_value
@@ -46,16 +46,31 @@ _SIZES: Final[tuple[tuple[int, ...], ...]] = (
 )
 #: Elements of a tensor that surely has both bounds of its integers.
 _LEAST_MIXED: Final = 8
-#: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels.
-LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65,), (33,), (17,))
+#: Sizes of a batch of eight whose further dimensions fall. Kernels have other code for multiples of
+#: 4 or 8, and for more rows than columns.
+FALLING_SIZES: Final = (8, 4, 2)
+#: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels. One
+#: open dimension has the last size.
+_LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65, 1031), (65, 257), (65,), (33,), (17,))
 #: Sums of symbols are tried for models with at most this many symbols.
 _MAX_SUMMED_SYMBOLS: Final = 5
 #: Limit of all inputs together: four open dimensions of size 64 fit, of size 224 take 10 GB.
 _MAX_ELEMENTS: Final = 2**26
+#: The same for large sizes: random numbers for a million elements take 30 ms.
+_MAX_LARGE_ELEMENTS: Final = 2**20
 #: Floats that expose wrong treatment of signs, halves and zeros.
 _SPECIAL_FLOATS: Final = (0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.0, -3.0)
 _EXTREME_FLOATS: Final = (0.0, -0.0, 1e-6, -1e-6, 1e-3, 1.0, -1.0, 20.0, -20.0, 100.0, -100.0)
-#: Bound of indices, of sizes, and of integers whose range is only that of their type.
+#: Integers next to the largest ones that single and double precision hold exactly.
+_INEXACT_INTEGERS: Final = (2**24 + 1, 2**53 + 1)
+#: Strings of several lengths, cases and alphabets, and numbers.
+_STRINGS: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "wide": ("", "a", "A", "ab", "b a", "\u00e9", "\u03a9"),
+    "extreme": ("0", "-1", "1.5", "7", "1e3"),
+}
+#: Least number of rows in a tensor with a row of zeros, as padding gives.
+_LEAST_ROWS: Final = 3
+#: Bound of computed indices, of sizes, and of integers whose range is only that of their type.
 _SMALL: Final = 8
 #: Operators -> the inputs that determine the number of iterations or the size of an output.
 _SIZE_INPUTS: Final = by_operator(
@@ -72,6 +87,14 @@ _SIZE_INPUTS: Final = by_operator(
 _INDEXING: Final = frozenset(
     {"Gather", "GatherElements", "GatherND", "Scatter", "ScatterElements", "ScatterND"}
 )
+_QUANTIZED_TABLE: Final = "GatherBlockQuantized"
+_INDEXING_ONE_AXIS: Final = frozenset(
+    {"Gather", "GatherElements", "Scatter", "ScatterElements", _QUANTIZED_TABLE}
+)
+#: Operators whose result has the elements of their first input.
+_SAME_ELEMENTS: Final = frozenset(
+    {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+)
 
 
 @dataclass(frozen=True)
@@ -82,11 +105,18 @@ class Draw:
     #: Sizes of the open dimensions; the last repeats.
     sizes: tuple[int, ...]
     inputs: Mapping[str, Value] = field(repr=False)
+    #: Whether they are one more set, of other sizes.
+    is_further: bool = False
 
 
 def has_open_dimensions(model: Model) -> bool:
     """Return whether an input of the model has an open dimension."""
     return any(port.is_tensor and not port.is_static for port in model.inputs)
+
+
+def only_shapes(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensor inputs."""
+    return {name: value.shape for name, value in inputs.items() if isinstance(value, np.ndarray)}
 
 
 def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
@@ -98,9 +128,21 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     options: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
     for sizes in _SIZES:
         shapes = tuple(_closed_shapes(model.inputs, sizes).values())
-        if not options or sum(map(math.prod, shapes)) <= _MAX_ELEMENTS:
+        if not options or count_elements(model, sizes) <= _MAX_ELEMENTS:
             options.setdefault(shapes, sizes)
     return tuple(options.values())
+
+
+def count_elements(model: Model, sizes: Sequence[int]) -> int:
+    """Return the elements of all inputs with some sizes of open dimensions."""
+    return sum(map(math.prod, _closed_shapes(model.inputs, sizes).values()))
+
+
+def large_size_options(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Return large sizes of open dimensions to try, in order."""
+    has_one_symbol = len(_symbol_numbers(model.inputs)) == 1
+    options = (sizes[-1:] if has_one_symbol else sizes for sizes in _LARGE_SIZES)
+    return tuple(s for s in options if count_elements(model, s) <= _MAX_LARGE_ELEMENTS)
 
 
 def sum_options(model: Model) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -132,7 +174,8 @@ def draw_inputs(
     """Generate inputs of a kind; equal arguments give equal inputs.
 
     `integers`: integers of the kind, or typical ones for every kind, because others may be invalid
-        indices, or ones, which are valid in masks too.
+        indices, or ones, which are valid in masks too, except for indices that the graph does not
+        compute, which are of the kind.
     Typical shapes and values in the model's metadata take precedence over other typical ones.
 
     Raises TensorTypeError: an input is not a tensor of a known type.
@@ -148,17 +191,22 @@ def draw_inputs(
 
     def draw(port: TensorSpec) -> Value:
         is_integer = port.dtype is not None and port.dtype.kind in "iu"
-        # Extreme floats would make a Range of a hundred million elements.
-        is_typical = integers != "drawn" if is_integer else port.name in limits
-        port_kind = "typical" if is_typical else kind
         proven_range = model.integer_ranges.get(port.name)
+        is_index = False
         if is_integer and port.name in limits:
-            low, high = proven_range or (0, _SMALL)
-            proven_range = max(low, 0), min(high, limits[port.name])
+            least, most = limits[port.name]
+            is_index = least < 0
+            info = np.iinfo(port.dtype)
+            low, high = proven_range or (info.min, info.max)
+            has_negatives = kind == "extreme" and integers == "drawn"
+            proven_range = max(low, least if has_negatives else 0), min(high, most)
+        # With equal tokens, an attention would give equal results for any weights.
+        is_one = is_integer and integers == "ones" and not is_index
+        # Extreme floats would make a Range of a hundred million elements.
+        is_typical = is_one or integers == "typical" if is_integer else port.name in limits
+        port_kind = "typical" if is_typical else kind
         value = draw_value(port, port_kind, rng, shapes.get(port.name), proven_range)
-        if is_integer and integers == "ones":
-            return _clip(np.ones_like(value), proven_range)
-        return value
+        return _clip(np.ones_like(value), proven_range) if is_one else value
 
     values = {
         port.name: declared[port.name] if port.name in declared else draw(port)
@@ -177,12 +225,18 @@ def draw_value(
     """Generate a value for a port; integers stay within their proven range."""
     value: np.ndarray = sample_value(port, rng, shape)
     dtype = value.dtype
-    if kind == "typical" or not (is_float(value) or dtype.kind in "iu"):
+    if kind == "typical":
         return _clip(value, proven_range)
+    if dtype.hasobject:
+        return np.asarray(rng.choice(np.array(_STRINGS[kind], object), value.shape), object)
+    if not (is_float(value) or dtype.kind in "iu"):
+        return value
     if dtype.kind in "iu":
         return _draw_integers(value, kind, rng, proven_range)
     if kind == "extreme":
         floats = _spread(_EXTREME_FLOATS, rng.choice(_EXTREME_FLOATS, value.shape), rng)
+        if floats.ndim > 1 and floats.size >= _LEAST_ROWS * max(1, floats.shape[-1]):
+            floats[(0,) * (floats.ndim - 1)] = 0.0
     else:
         floats = rng.standard_normal(value.shape) * np.exp(1.5 * rng.standard_normal(value.shape))
         is_special = rng.random(value.shape) < 0.2
@@ -208,10 +262,13 @@ def _draw_integers(
     low, high = proven_range or (info.min, info.max)
     is_proven = (low, high) != (info.min, info.max)
     if kind == "extreme":
-        options = np.array([low, high, *(v for v in (0, 1) if low <= v <= high)], value.dtype)
+        is_mixed = value.size >= _LEAST_MIXED
+        more = (-1, *_INEXACT_INTEGERS) if is_mixed or is_proven else ()
+        others = (v for v in (0, 1, *more) if low <= v <= high)
+        options = np.array([low, high, *others], value.dtype)
         drawn = np.asarray(options[rng.integers(0, len(options), value.shape)])
         # In a small tensor, the sum of both bounds would hide the overflow of others.
-        return _spread(options[:2], drawn, rng) if drawn.size >= _LEAST_MIXED else drawn
+        return _spread(options, drawn, rng) if is_mixed else drawn
     if not is_proven or high - low > 2**32:
         low, high = max(low, -_SMALL), min(high, _SMALL)
     return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)
@@ -251,24 +308,43 @@ def _symbol_numbers(ports: Sequence[TensorSpec]) -> dict[str, int]:
     return {symbol: number for number, symbol in enumerate(dict.fromkeys(symbols))}
 
 
-def _limits(model: Model) -> dict[str, int]:
-    """Return the largest values of sizes, numbers of iterations and indices.
+def _limits(model: Model) -> dict[str, Range]:
+    """Return the ranges of sizes, numbers of iterations and indices.
 
-    All values that they are computed from have the same limit.
+    All values that they are computed from have the same range, but are small. Indices that the
+    graph does not compute may be any of their axis, also negative ones, which count from its end.
     """
-    limits: dict[str, int] = {}
+    limits: dict[str, Range] = {}
     for node in model.nodes:
-        pending: dict[str, int] = {}
-        if node.op_type in _INDEXING and not node.domain:
-            sizes = [n for n in model.spec(node.inputs[0]).shape or () if isinstance(n, int)]
-            pending[node.inputs[1]] = max(0, min([_SMALL, *sizes]) - 1)
+        pending: dict[str, Range] = {}
+        if (node.op_type in _INDEXING and not node.domain) or node.op_type == _QUANTIZED_TABLE:
+            pending[node.inputs[1]] = _index_range(node, model)
         for position in _SIZE_INPUTS.get(node.op_type, ()) if not node.domain else ():
             if position < len(node.inputs):
-                pending[node.inputs[position]] = _SMALL
+                pending[node.inputs[position]] = 0, _SMALL
         while pending:
-            name, limit = pending.popitem()
-            if name and limit < limits.get(name, _SMALL + 1):
-                limits[name] = limit
-                producer = model.producer(name)
-                pending |= dict.fromkeys(producer.reads if producer is not None else (), limit)
+            name, (low, high) = pending.popitem()
+            old_low, old_high = limits.get(name, (low, high + 1))
+            if not name or (low <= old_low and high >= old_high):
+                continue
+            low, high = limits[name] = max(low, old_low), min(high, old_high)
+            producer = model.producer(name)
+            if producer is None:
+                continue
+            if producer.op_type in _SAME_ELEMENTS:
+                pending[producer.inputs[0]] = low, high
+            else:
+                pending |= dict.fromkeys(producer.reads, (0, min(high, _SMALL)))
     return limits
+
+
+def _index_range(node: Node, model: Model) -> Range:
+    """Return the indices that are valid for the first input of an operator."""
+    shape = model.spec(node.inputs[0]).shape or ()
+    sizes = [n for n in shape if isinstance(n, int)]
+    axis = node.attributes.get("axis", node.attributes.get("gather_axis", 0))
+    if node.op_type in _INDEXING_ONE_AXIS and -len(shape) <= axis < len(shape):
+        size = shape[axis]
+        if isinstance(size, int) and size:
+            return 1 - size, size - 1
+    return 0, max(0, min([_SMALL, *sizes]) - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from hetero.scheduler.types.isolation import RunFailure, RunResult
 from hetero.verify.bisection import Prefixes, first_failure
 from hetero.verify.difference import Difference
 from hetero.verify.generated_inputs import Kind
-from hetero.verify.tolerance import beyond_noise, is_rounding
+from hetero.verify.tolerance import beyond_noise, rounded_values
 from hetero.verify.undefined_results import undefined_reason
 from hetero.verify.verdict import Evidence
 
@@ -44,6 +45,8 @@ class PartDraw:
     kind: Kind | Literal["request"]
     inputs: Mapping[str, Value] = field(repr=False)
     expected: Mapping[str, Value] | None = field(default=None, repr=False)
+    #: Whether they are one more set, of other sizes.
+    is_further: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,16 @@ class PartCheck:
             assert isinstance(failure, RunFailure)
             return CheckResult(not_verified=f"the reference fails: {failure.reason}")
         actual = self.vendor(self.part, [inputs[i] for i in valid])
-        works = any(not isinstance(result, RunFailure) for result in actual)
+        works = any(
+            not (isinstance(result, RunFailure) or self.draws[i].is_further)
+            for i, result in zip(itertools.cycle(valid), actual, strict=False)
+        )
         undefined: dict[int, str] = {}
         for i, result in zip(itertools.cycle(valid), actual, strict=False):
             if isinstance(result, RunFailure) and result.kind not in _WRONG_KINDS:
                 return CheckResult(not_verified=result.reason)
             if isinstance(result, RunFailure) and result.kind == "error" and works:
-                continue  # the reference may accept inputs that are invalid
+                continue  # the reference may accept invalid inputs, but not of all first sizes
             if not self.difference(self.part, expected[i], {}, result):
                 continue
             if self.is_noise(inputs[i], expected[i], result):
@@ -105,6 +111,10 @@ class PartCheck:
         if len(undefined) == len(valid):
             return CheckResult(not_verified=undefined[valid[0]])
         return CheckResult()
+
+    @cached_property
+    def _rounded_values(self) -> frozenset[str]:
+        return rounded_values(self.part)
 
     def _reference_results(self) -> list[RunResult]:
         """Return the reference's outputs."""
@@ -119,9 +129,10 @@ class PartCheck:
         A value next to the boundary of two steps may change in one run with noise and not in
         another, so a part that rounds has several.
         """
+        rounds = any(port.name in self._rounded_values for port in self.part.outputs)
         return any(
             not self.difference(self.part, expected, shaken, actual)
-            for count in ((1, _NUM_SHAKEN) if is_rounding(self.part) else (1,))
+            for count in ((1, _NUM_SHAKEN) if rounds else (1,))
             for shaken in self.shaken_reference(self.part, [inputs] * count)
         )
 
@@ -136,7 +147,6 @@ class PartCheck:
         if isinstance(actual, RunFailure):
             return actual.reason if actual.kind in _WRONG_KINDS else None
         assert not isinstance(expected, RunFailure)
-        rounds = is_rounding(self.part)
         for port in model.outputs:
             found = beyond_noise(
                 port.name,
@@ -144,7 +154,7 @@ class PartCheck:
                 None if isinstance(shaken, RunFailure) else shaken.get(port.name),
                 actual[port.name],
                 unit=self.unit,
-                rounds=rounds,
+                rounds=port.name in self._rounded_values,
             )
             if found:
                 return found[0]
@@ -216,10 +226,10 @@ class PartCheck:
             actual = search.run(self.vendor, sub)
             if isinstance(actual, RunFailure):
                 return f"{name} gives a third result"
-            pairs = ((result[p.name], actual[p.name]) for p in sub.outputs)
-            rounds = is_rounding(sub)
+            rounded = rounded_values(sub)
             is_same = not any(
-                beyond_noise("", a, None, b, unit=self.unit, rounds=rounds) for a, b in pairs
+                beyond_noise("", result[v], None, actual[v], unit=self.unit, rounds=v in rounded)
+                for v in (port.name for port in sub.outputs)
             )
             return f"{name} agrees with it" if is_same else f"{name} gives a third result"
         return ""

@@ -16,7 +16,6 @@ import numpy as np
 from hetero.devices.errors import TensorError
 from hetero.devices.model.attributes import is_random
 from hetero.devices.model.model import Model
-from hetero.devices.plugin.program import Value
 from hetero.scheduler.types.isolation import RunFailure
 from hetero.verify.generated_inputs import (
     KINDS,
@@ -47,7 +46,8 @@ class ReferenceValues:
 
     `supported`: names of the nodes that the reference supports.
     `num_draws`: number of sets of inputs.
-    `large_sizes`: sizes of open dimensions of one more set of inputs; empty for none.
+    `further_sizes`: sizes of open dimensions, each of one more set of inputs; a batch of one has
+        another. None for no more sets.
     `is_suitable`: whether inputs of some sizes of open dimensions can have defined results in time.
     """
 
@@ -57,13 +57,13 @@ class ReferenceValues:
         reference: Run,
         supported: frozenset[str],
         num_draws: int,
-        large_sizes: tuple[int, ...] = (),
+        further_sizes: Sequence[tuple[int, ...]] | None = None,
         is_suitable: Callable[[tuple[int, ...]], bool] = lambda sizes: True,
     ) -> None:
         self._model = model
         self._reference = reference
         self._num_draws = num_draws
-        self._large_sizes = large_sizes
+        self._further_sizes = further_sizes
         self._is_suitable = is_suitable
         self._computable = _computable_positions(model, supported)
         #: Draws whose values so far are computed; None before the first call.
@@ -102,7 +102,7 @@ class ReferenceValues:
             else draw_value(port, draw.kind, rng, None, part.integer_ranges.get(port.name))
             for port in part.inputs
         }
-        return PartDraw(draw.kind, inputs, expected)
+        return PartDraw(draw.kind, inputs, expected, is_further=draw.is_further)
 
     def _first_draws(self, wanted: list[str]) -> list[Draw]:
         """Generate inputs that the reference accepts, in several sizes if dimensions are open."""
@@ -113,7 +113,7 @@ class ReferenceValues:
             first_sizes, *other_sizes = size_options(model)
             draws: list[Draw] = []
             if not has_open_dimensions(model) or self._is_suitable(first_sizes):
-                draws = self._accepted_draws(kinds, first_sizes, wanted)
+                draws = self._accepted_draws([(kind, first_sizes) for kind in kinds], wanted)
             for sizes, more_sizes in () if draws else sum_options(model):
                 if draws := self._draws_of_doubtful_sizes(kinds, sizes, wanted):
                     other_sizes.insert(0, more_sizes)
@@ -126,8 +126,8 @@ class ReferenceValues:
                 if more := self._draws_of_doubtful_sizes(more_kinds, sizes, wanted):
                     draws += more
                     num_sizes -= 1
-            if draws and self._large_sizes:
-                draws += self._accepted_draws(_FURTHER_KINDS, self._large_sizes, wanted)
+            if draws and has_open_dimensions(model) and self._further_sizes is not None:
+                draws += self._further_draws(draws, self._further_sizes, wanted)
         except TensorError as error:
             self.problem = str(error)
             return []
@@ -135,30 +135,61 @@ class ReferenceValues:
             self.problem = ""
         return draws
 
+    def _further_draws(
+        self,
+        draws: Sequence[Draw],
+        further_sizes: Sequence[tuple[int, ...]],
+        wanted: list[str],
+    ) -> list[Draw]:
+        """Generate inputs of a batch of one and of further sizes, all in one run.
+
+        If the draws have equal sizes, so have these; but one of size one may be repeated.
+        """
+        first, *others = draws[0].sizes
+        if others:
+            options = [(1, *others), *further_sizes]
+        else:
+            options = [(1, first), (1,), *(sizes[:1] for sizes in further_sizes)]
+        known = {self._shapes(draw) for draw in draws}
+        choices = [
+            choice
+            for choice in itertools.product(_FURTHER_KINDS, options)
+            if self._shapes(draw_inputs(self._model, *choice)) not in known
+        ]
+        found = self._accepted_draws(choices, wanted) if choices else []
+        return [replace(draw, is_further=True) for draw in found]
+
+    def _shapes(self, draw: Draw) -> tuple[tuple[int, ...], ...]:
+        return tuple(np.shape(draw.inputs[port.name]) for port in self._model.inputs)
+
     def _draws_of_doubtful_sizes(
         self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
     ) -> list[Draw]:
         """Generate inputs of kinds, the first one alone: draws of large sizes take seconds."""
         if not self._is_suitable(sizes):
             return []
-        draws = self._accepted_draws(kinds[:1], sizes, wanted)
-        if draws and kinds[1:]:
-            draws += self._accepted_draws(kinds[1:], sizes, wanted)
+        first, *others = ((kind, sizes) for kind in kinds)
+        draws = self._accepted_draws([first], wanted)
+        if draws and others:
+            draws += self._accepted_draws(others, wanted)
         return draws
 
     def _accepted_draws(
-        self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
+        self, choices: Sequence[tuple[Kind, tuple[int, ...]]], wanted: list[str]
     ) -> list[Draw]:
-        """Generate inputs of kinds; if the reference rejects them, with valid integers."""
+        """Generate inputs; if the reference rejects those of a kind, with valid integers."""
         model = self._model
-        accepted = self._with_values([draw_inputs(model, k, sizes) for k in kinds], wanted)
+        accepted = self._with_values([draw_inputs(model, *choice) for choice in choices], wanted)
         if not any(p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs):
             return accepted
         for integers in _VALID_INTEGERS:
-            tried = {draw.kind for draw in accepted}
-            rejected = [kind for kind in kinds if kind in integers and kind not in tried]
-            if rejected:
-                draws = [draw_inputs(model, k, sizes, integers=integers[k]) for k in rejected]
+            tried = {(draw.kind, draw.sizes) for draw in accepted}
+            draws = [
+                draw_inputs(model, kind, sizes, integers=integers[kind])
+                for kind, sizes in choices
+                if kind in integers and (kind, sizes) not in tried
+            ]
+            if draws:
                 accepted += self._with_values(draws, wanted)
         return accepted
 
@@ -214,8 +245,3 @@ def _ancestors(model: Model, values: Iterable[str]) -> list[int]:
                 model.producers[v] for v in model.nodes[position].reads if v in model.producers
             ]
     return sorted(members)
-
-
-def only_shapes(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensor inputs."""
-    return {name: value.shape for name, value in inputs.items() if isinstance(value, np.ndarray)}

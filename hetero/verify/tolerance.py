@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from hetero.devices.model.model import Model
+from hetero.devices.model.model import Model, Node
 from hetero.devices.plugin.program import Value
 from hetero.verify.difference import RTOL, Difference, differences_of
 from hetero.verify.float_values import is_float
@@ -24,14 +24,18 @@ _UNITS_OF_ONE: Final = 4
 _NOISE_FACTOR: Final = 16
 #: Relative tolerance in units in the last place, for types coarser than float32.
 _UNITS: Final = 16
+#: Values of at least this magnitude may be a filling, such as -1e4 or -1e9 under a mask, if ...
+_LEAST_FILLING: Final = 1e4
+#: ... they are equal up to this, relative to the value, and ...
+_FILLING_SPREAD: Final = 1e-6
+#: ... all others are smaller by this factor.
+_FILLING_FACTOR: Final = 100
 #: Fraction of the integers that may differ by one if floats were rounded to them: a vendor may
 #: round a tie, or a value next to one, to the other side.
 _TIED_FRACTION: Final = 0.02
 #: Operators that round floats to integers or to steps.
 _ROUNDING_OPERATORS: Final = frozenset(
     {
-        "Cast",
-        "CastLike",
         "Ceil",
         "ConvInteger",
         "DequantizeLinear",
@@ -45,6 +49,9 @@ _ROUNDING_OPERATORS: Final = frozenset(
         "Round",
     }
 )
+#: Operators that round floats if the result has another type than these.
+_CASTS: Final = frozenset({"Cast", "CastLike"})
+_WIDE_FLOATS: Final = frozenset({"double", "float", "float16", "bfloat16"})
 #: Unit in the last place of single precision, relative to the value.
 _SINGLE_UNIT: Final = 2.0**-23
 #: Unit in the last place of coarser types, relative to the value.
@@ -71,12 +78,21 @@ def unit_of(model: Model, precision_hint: str = "") -> float:
     return max(_COARSE_UNITS.get(name, _SINGLE_UNIT) for name in types)
 
 
-def is_rounding(model: Model) -> bool:
-    """Return whether a node of the model rounds floats to integers or to steps."""
-    return any(
-        node.op_type in _ROUNDING_OPERATORS or node.op_type.startswith("QLinear")
-        for node in model.nodes
-    )
+def rounded_values(model: Model) -> frozenset[str]:
+    """Return the values that depend on floats rounded to integers or to steps."""
+    rounded: set[str] = set()
+    for node in model.nodes:
+        if _is_rounding(node, model) or not rounded.isdisjoint(node.reads):
+            rounded.update(node.writes)
+    return frozenset(rounded)
+
+
+def _is_rounding(node: Node, model: Model) -> bool:
+    if node.op_type in _CASTS:
+        source, target = (model.spec(v[0]).element_type for v in (node.inputs, node.outputs))
+        is_exact = "int" in source or source == "bool" or target in _WIDE_FLOATS
+        return not is_exact
+    return node.op_type in _ROUNDING_OPERATORS or node.op_type.startswith("QLinear")
 
 
 def beyond_noise(
@@ -96,12 +112,15 @@ def beyond_noise(
     atol, rtol = 0.0, 0.0
     if is_float(expected) and is_float(actual) and expected.shape == actual.shape:
         wide = expected.astype(np.float64)
-        is_finite = np.isfinite(wide)
-        scale = float(np.abs(wide[is_finite]).max(initial=0.0))
-        noise = _largest_element(np.abs(noisy.astype(np.float64)[is_finite] - wide[is_finite]))
+        # Results that are not finite, and all that follows from them, are the model's business.
+        is_finite = np.isfinite(wide) & np.isfinite(noisy.astype(np.float64))
+        magnitudes = np.abs(wide[is_finite])
+        is_computed = ~_is_filling(magnitudes)
+        scale = float(magnitudes[is_computed].max(initial=0.0))
+        changes = np.abs(noisy.astype(np.float64)[is_finite] - wide[is_finite])
+        noise = float(changes[is_computed].max(initial=0.0))
         rtol = max(RTOL, _UNITS * unit)
         atol = max(_SCALE_TOLERANCE, unit) * scale + _NOISE_FACTOR * noise + _UNITS_OF_ONE * unit
-        # Results that are not finite, and all that follows from them, are the model's business.
         if not is_finite.all():
             actual = np.where(is_finite, actual, expected).astype(actual.dtype)
     elif expected.dtype.kind in "iu":
@@ -109,6 +128,17 @@ def beyond_noise(
         atol = min(_NOISE_FACTOR * noise, 2.0**62)
     found = [d for d in differences_of(name, expected, actual, rtol, atol) if not d.agrees]
     return tuple(d for d in found if not _is_tie(d, expected, noisy, rounds))
+
+
+def _is_filling(magnitudes: np.ndarray) -> np.ndarray:
+    """Return which values are a constant far beyond all others, which has no rounding errors."""
+    largest = magnitudes.max(initial=0.0)
+    is_filling = np.asarray(magnitudes >= largest * (1 - _FILLING_SPREAD))
+    is_far = largest >= max(
+        _LEAST_FILLING, _FILLING_FACTOR * magnitudes[~is_filling].max(initial=0.0)
+    )
+    is_repeated = 1 < np.count_nonzero(is_filling) < magnitudes.size
+    return is_filling if is_far and is_repeated else np.zeros_like(is_filling)
 
 
 def _is_tie(difference: Difference, expected: np.ndarray, noisy: np.ndarray, rounds: bool) -> bool:

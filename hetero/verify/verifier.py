@@ -6,6 +6,7 @@ model again. Verdicts are stored, so each part is checked once per device, drive
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,15 +31,18 @@ from hetero.scheduler.device.isolated_run import run_isolated, start_worker
 from hetero.scheduler.executor import Executor
 from hetero.scheduler.types.isolation import RunBounds, RunFailure, RunResult
 from hetero.verify.generated_inputs import (
+    FALLING_SIZES,
     KINDS,
-    LARGE_SIZES,
+    count_elements,
     draw_inputs,
     has_open_dimensions,
+    large_size_options,
+    only_shapes,
     size_options,
 )
 from hetero.verify.live_samples import Exclude, LiveCounts, LiveSampler
 from hetero.verify.part_check import CheckResult, PartCheck, PartDraw
-from hetero.verify.reference_values import ReferenceValues, only_shapes
+from hetero.verify.reference_values import ReferenceValues
 from hetero.verify.tolerance import unit_of
 from hetero.verify.undefined_results import has_large_window
 from hetero.verify.verdict import (
@@ -63,8 +67,8 @@ _MAX_WEIGHT_NBYTES: Final = 2**30
 #: estimate, because the estimate is rough.
 _CALL_S: Final = 60.0
 _CALL_PER_ESTIMATE: Final = 20.0
-#: Share of the time limit that a run with large inputs may take.
-_LARGE_SHARE: Final = 0.05
+#: Share of the time limit that a run with inputs of further sizes may take.
+_FURTHER_SHARE: Final = 0.05
 #: Runs of a vendor's part with each set of inputs: onnxruntime-ggml 0.2.0 ends the process in one
 #: of the first runs, but not always in the first.
 _NUM_RUNS: Final = 12
@@ -461,9 +465,9 @@ class Session:
         if key not in self._values:
             plugin = _reference_class()()
             supported = frozenset(plugin.query_model(source, self._reference_config).devices)
-            large_sizes = self._large_sizes if num_draws == len(KINDS) else ()
+            further_sizes = self._further_sizes if num_draws == len(KINDS) else None
             self._values[key] = ReferenceValues(
-                source, self._reference, supported, num_draws, large_sizes, self._is_suitable
+                source, self._reference, supported, num_draws, further_sizes, self._is_suitable
             )
         return self._values[key]
 
@@ -484,13 +488,24 @@ class Session:
         return self._estimate(size_options(self.model)[0])
 
     @cached_property
-    def _large_sizes(self) -> tuple[int, ...]:
-        """The largest sizes of open dimensions with which a run takes little of the time limit."""
-        if not has_open_dimensions(self.model):
+    def _further_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """More sizes of open dimensions that take little time: falling, and the largest ones."""
+        model = self.model
+        if not has_open_dimensions(model):
             return ()
-        limit_s = self.request.hetero_config["VERIFY_SECONDS"] * _LARGE_SHARE
-        options = ((sizes, *self._prediction(sizes)) for sizes in LARGE_SIZES)
-        return next((z for z, run_s, fits in options if fits and 0 < run_s <= limit_s), ())
+        limit_s = self.request.hetero_config["VERIFY_SECONDS"] * _FURTHER_SHARE
+        num_elements = count_elements(model, size_options(model)[0])
+
+        def is_quick(sizes: tuple[int, ...]) -> bool:
+            # The time grows at least as the number of elements does; a prediction takes longer.
+            least_s = self._estimate_s * count_elements(model, sizes) / max(1, num_elements)
+            if least_s > limit_s:
+                return False
+            run_s, fits = self._prediction(sizes)
+            return fits and 0 < run_s <= limit_s
+
+        large_sizes = filter(is_quick, large_size_options(model))
+        return (*filter(is_quick, [FALLING_SIZES]), *itertools.islice(large_sizes, 1))
 
     def _is_suitable(self, sizes: tuple[int, ...]) -> bool:
         """Return whether windows fit into inputs of some sizes, and a run keeps the time limit."""

@@ -107,8 +107,71 @@ def test_indices_and_sizes_are_small_for_every_kind():
     )
     for kind in KINDS:
         inputs = draw_inputs(source, kind, (4,)).inputs
-        assert 0 <= inputs["ids"].min() <= inputs["ids"].max() < 3
+        assert -5 < inputs["ids"].min() <= inputs["ids"].max() < 5
         assert 0 <= inputs["n"].min() <= inputs["n"].max() <= 8
+
+
+def test_indices_reach_both_ends_of_a_large_table():
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (int32[2, 6] ids, int64[6] n, int64[12] mask, float[70000, 2] x)
+                => (float[a,b,c] y, float[a,b] z, int64[c] m) {
+                rows = Cast<to = 7>(ids) y = Gather(x, rows) one = Constant<value_int = 1>()
+                next = Add(n, one) z = Gather(x, next) m = Neg(mask)
+            }"""
+        )
+    )
+    extreme, wide = (draw_inputs(source, kind, (4,)).inputs for kind in ("extreme", "wide"))
+    assert {-69_999, 69_999, -1} <= set(extreme["ids"].reshape(-1).tolist())
+    assert 2**16 - 70_000 < 0 <= wide["ids"].min()
+    assert wide["ids"].max() > 2**15
+    # Indices that the graph computes may be wrong if they are large.
+    assert 0 <= extreme["n"].min() <= extreme["n"].max() <= 8
+    ones = draw_inputs(source, "wide", (4,), integers="ones").inputs
+    np.testing.assert_array_equal(ones["mask"], 1)
+    assert len(set(ones["ids"].reshape(-1).tolist())) > 1
+
+
+def test_extreme_integers_are_not_exact_as_floats():
+    inputs = draw_inputs(
+        read_model(
+            parse_model(
+                """<ir_version: 8, opset_import: ["": 17]>
+                g (int64[9] x, int32[9] z) => (int64[9] y, int32[9] w) {y = Neg(x) w = Neg(z)}"""
+            )
+        ),
+        "extreme",
+        (3,),
+    ).inputs
+    assert any(int(np.float64(x)) != x for x in inputs["x"][np.abs(inputs["x"]) < 2**62].tolist())
+    assert any(int(np.float32(z)) != z for z in inputs["z"][np.abs(inputs["z"]) < 2**30].tolist())
+
+
+def test_extreme_floats_have_a_row_of_zeros():
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[n, 8] x) => (float[n, 8] y) {y = Neg(x)}"""
+        )
+    )
+    many, one = (draw_inputs(source, "extreme", (size,)).inputs["x"] for size in (3, 1))
+    assert not many[0].any()
+    assert many[1:].any(axis=1).all()
+    assert one.any()
+
+
+def test_texts_have_several_alphabets_lengths_and_numbers():
+    source = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (string[40] s) => (string[40] y) {y = Identity(s)}"""
+        )
+    )
+    wide, extreme = (draw_inputs(source, k, (3,)).inputs["s"] for k in ("wide", "extreme"))
+    assert {len(text) for text in wide} > {0, 1}
+    assert not all(text.isascii() for text in wide)
+    assert all(np.isfinite(float(text)) for text in extreme)
 
 
 def test_floats_that_determine_a_size_are_typical_for_every_kind():

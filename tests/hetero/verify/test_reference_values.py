@@ -38,7 +38,7 @@ def test_sizes_that_the_reference_rejects_are_tried_once():
     ]
 
 
-def test_further_sizes_are_equal_and_large():
+def test_further_sizes_include_a_batch_of_one():
     model = read_model(
         parse_model(
             """<ir_version: 8, opset_import: ["": 17]>
@@ -49,13 +49,42 @@ def test_further_sizes_are_equal_and_large():
     def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
         return [{"y": draw["x"]} for draw in inputs]
 
-    for large_sizes in ((), (33,)):
+    for further_sizes in (None, (), ((8, 4, 2), (33,))):
         values = ReferenceValues(
-            model, run, frozenset(model.node_names), len(KINDS), large_sizes=large_sizes
+            model, run, frozenset(model.node_names), len(KINDS), further_sizes=further_sizes
         )
         expected = [*((kind, (3, 5, 7)) for kind in KINDS), ("wide", (2, 2, 2))]
-        expected += [("wide", (33, 33, 33))] if large_sizes else []
-        assert [(d.kind, d.inputs["x"].shape) for d in values.part_draws(model)] == expected
+        if further_sizes is not None:
+            expected += [("wide", (1, 5, 7))]
+        if further_sizes:
+            expected += [("wide", (8, 4, 2)), ("wide", (33, 33, 33))]
+        draws = values.part_draws(model)
+        assert [(d.kind, d.inputs["x"].shape) for d in draws] == expected
+        assert [d.is_further for d in draws] == [i > 3 for i in range(len(draws))]
+
+
+def test_further_sizes_are_equal_if_others_are_rejected():
+    """But a dimension of size one is repeated along the other."""
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[n, 4] x, float[m, 4] z) => (float[k, 4] y) {y = Add(x, z)}"""
+        )
+    )
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [
+            {"y": draw["x"]}
+            if len(draw["x"]) in (1, len(draw["z"]))
+            else RunFailure("error", "wrong size")
+            for draw in inputs
+        ]
+
+    values = ReferenceValues(
+        model, run, frozenset(model.node_names), len(KINDS), further_sizes=((8, 4, 2),)
+    )
+    rows = [(len(d.inputs["x"]), len(d.inputs["z"])) for d in values.part_draws(model)]
+    assert rows == [(2, 2)] * 3 + [(1, 1), (1, 2), (8, 8)]
 
 
 def test_unsuitable_sizes_are_not_run():

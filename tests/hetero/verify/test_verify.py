@@ -16,7 +16,7 @@ import hetero
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
 from hetero.devices.plugin.program import Value
-from hetero.scheduler.types.isolation import RunResult
+from hetero.scheduler.types.isolation import RunFailure, RunResult
 from hetero.verify.part_check import PartCheck, PartDraw
 from hetero.verify.verdict import refusals_of
 from tests.hetero.verify.faulty_vendor import (
@@ -27,6 +27,7 @@ from tests.hetero.verify.faulty_vendor import (
     SecondVendor,
     small,
 )
+from tests.hetero.verify.wrong_kernels import KERNELS, WrongVendor
 from tests.support.core_fixtures import core_fixture
 from tests.support.stateful_decoders import grouped
 
@@ -128,7 +129,7 @@ def request() -> dict[str, np.ndarray]:
     }
 
 
-core = core_fixture("module", plugins=[FaultyVendor, SecondVendor, AgreeingVendor])
+core = core_fixture("module", plugins=[FaultyVendor, SecondVendor, AgreeingVendor, WrongVendor])
 
 
 #: A Core without verdicts of other tests, which may have had no third device.
@@ -174,6 +175,21 @@ def nodes_of(op_type: str) -> list[str]:
 #: Limit that no check reaches on a busy machine, in seconds.
 PATIENCE_S = 120.0
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_wrong_for_some_values_is_refused(core, kernel):
+    wrong = KERNELS[kernel]
+    model = wrong.model()
+    config = {"VERIFY": "YES", "VERIFY_SECONDS": PATIENCE_S, "KERNEL": kernel}
+    with core.compile_model(model, "HETERO:WRONG,CPU", config) as compiled:
+        (refusal,) = [v for v in compiled.verification.verdicts if v.status == "refused"]
+        assert wrong.op_type in refusal.evidence[0].op_types
+        affinity = dict(compiled.affinity)
+        assert {affinity[n] for e in refusal.evidence for n in e.nodes} == {"CPU"}
+    with core.compile_model(model, "HETERO:WRONG,CPU", {**config, "KERNEL": ""}) as compiled:
+        assert {v.status for v in compiled.verification.verdicts} == {"agrees"}
 
 
 def test_right_device_agrees(core):
@@ -358,6 +374,31 @@ def test_noise_of_a_rounding_part_is_measured_in_several_runs():
     check = PartCheck(model, [PartDraw("typical", {"x": x})], run, shaken, run, 2.0**-23)
     assert check.is_noise({"x": x}, {"y": expected}, {"y": other})
     assert not check.is_noise({"x": x}, {"y": expected}, {"y": other + np.float32(99)})
+
+
+@pytest.mark.parametrize("is_further", [True, False])
+def test_failures_count_unless_first_draws_run(is_further):
+    """A batch of one hides that others fail."""
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            one (float[N] x) => (float[N] y) { y = Abs(x) }"""
+        )
+    )
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [{"x": row["x"], "y": row["x"]} for row in inputs]
+
+    def vendor(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        failure = RunFailure("error", "more than one row")
+        return [failure if row["x"].size > 1 else {"y": row["x"]} for row in inputs]
+
+    draws = [
+        PartDraw("typical", {"x": np.ones(3, np.float32)}),
+        PartDraw("wide", {"x": np.ones(1, np.float32)}, is_further=is_further),
+    ]
+    check = PartCheck(model, draws, run, run, vendor, 2.0**-23)
+    assert [e.error for e in check.run().evidence] == ["more than one row"] * is_further
 
 
 def test_failure_of_the_first_runs_only_has_evidence():
