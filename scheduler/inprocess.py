@@ -107,6 +107,11 @@ class InProcessDeployment(Deployment):
         """The devices that the deployment is planned without."""
         return self._excluded_devices
 
+    @property
+    def runs_in_caller(self) -> bool:
+        """Whether the thread of a caller that waits runs the stages."""
+        return self._program is not None and self._is_quick
+
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages one after the other."""
         stages = self.placement.stages
@@ -186,7 +191,12 @@ class InProcessDeployment(Deployment):
             for stage in placement.stages
         ]
         self._program = RequestProgram(
-            placement, stages, self._runner, resume=self._resume, learn=self._learn
+            placement,
+            stages,
+            self._runner,
+            self._deployments.memory,
+            resume=self._resume,
+            learn=self._learn,
         )
         self._sends_directly = True
 
@@ -211,7 +221,12 @@ class InProcessDeployment(Deployment):
         is_plain = (
             request is INLINE_REQUEST
             or request is QUICK_REQUEST
-            or (request.timeout_s is None and request.is_plain)
+            or not (
+                request.timeout_s is not None
+                or request.profile
+                or request.priority
+                or request.resident_copies
+            )
         )
         if not is_plain or not self._runner.home_process.is_current:
             return -1

@@ -244,7 +244,9 @@ class RequestStateMachine:
         resident, restore_s = self.tensors.resident_outputs, 0.0
         if self.states.variables:
             resident, restore_s = resident + self.states.outputs, self.restore_s
-        copies = tuple(name for name in self.feedback.values() if name not in resident)
+        # A caller that waits cannot call `start_next`, which alone reads copies.
+        feedback = () if inline else self.feedback.values()
+        copies = tuple(name for name in feedback if name not in resident)
         return Request(
             timeout_s,
             waits=waits,

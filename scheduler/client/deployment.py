@@ -185,6 +185,11 @@ class Deployment(ABC):
         raise DeviceError(f"{self.key} cannot be planned without device {device}.")
 
     @property
+    def runs_in_caller(self) -> bool:
+        """Whether the thread of a caller that waits runs the stages."""
+        return False
+
+    @property
     def excluded_devices(self) -> frozenset[str]:
         """The devices that the deployment is planned without."""
         return frozenset()

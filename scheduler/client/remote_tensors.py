@@ -349,6 +349,11 @@ class RemoteMemory:
         self._free(garbage)
         return others or None
 
+    def free_released(self) -> None:
+        """Free unreferenced bundles at once."""
+        if self._released_bundles:
+            self._free(self._take_garbage())
+
     def close(self) -> None:
         """Close the channel; calls that wait raise ClusterError."""
         with self._lock:

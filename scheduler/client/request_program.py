@@ -15,13 +15,17 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from hetero.devices.plugin.program import Value
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
-from hetero.devices.request.response import StageTiming
+from hetero.devices.request.response import ResidentOutputs, StageTiming
 from hetero.scheduler.channels.memory import read_only
+from hetero.scheduler.client.device_tensors import DeviceBundle, kept_specs
 from hetero.scheduler.client.direct_run import DirectRun
+from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.client.request_runner import RequestRunner, Submission
 from hetero.scheduler.types import events
+from hetero.scheduler.types.messages import Task
 from hetero.scheduler.types.placement import Placement
 
 #: Creates a tuple without Python's call overhead.
@@ -31,8 +35,23 @@ _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 class Stage(Protocol):
     """Stage that the calling thread can run; see `hetero.scheduler.device.direct_stage`."""
 
-    def outputs_left(self, route: int) -> frozenset[str]:
-        """Return the outputs that stay in the device's memory on a route."""
+    @property
+    def address(self) -> str:
+        """Address of its device."""
+
+    def outputs_left(self, route: int, resident: tuple[str, ...] = ()) -> frozenset[str]:
+        """Return the outputs that stay in the device's memory on a route.
+
+        `resident`: outputs that a request declares resident.
+        """
+
+    def find_resident(self, key: str) -> Mapping[str, Value] | None:
+        """Return a bundle of resident tensors; None if the device does not have it."""
+
+    def keep_outputs(
+        self, attempt: Request, outputs: Mapping[str, Value]
+    ) -> tuple[ResidentOutputs, ...]:
+        """Store the outputs that a request declares resident; return them, grouped by shape."""
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: Any
@@ -75,6 +94,7 @@ class RequestProgram:
     """Compiled routes of a deployment.
 
     `stages`: the stages of the placement, by number.
+    `memory`: the client's references to resident tensors.
     `resume`: sends the inputs of an adopted attempt to its remaining stages.
     `learn`: records a request's total stage time in seconds and its input bytes.
     """
@@ -84,6 +104,7 @@ class RequestProgram:
         placement: Placement,
         stages: Sequence[Stage],
         runner: RequestRunner,
+        memory: RemoteMemory,
         *,
         resume: Callable[[Resumption], None],
         learn: Callable[[float, int], None],
@@ -92,6 +113,7 @@ class RequestProgram:
         self._machine, self._lock = runner.machine, runner.lock
         self._resume = resume
         self._learn = learn
+        self._memory = memory
         plan = placement.plan
         numbers: dict[str, int] = {}
         for name in (spec.name for spec in plan.inputs):
@@ -100,6 +122,19 @@ class RequestProgram:
         for name in (name for stage in placement.stages for name in stage.outputs):
             numbers.setdefault(name, len(numbers))
         self._names = tuple(numbers)
+        self._placement = placement
+        self._stages = stages
+        #: A stage of each device, and the device that reads an input, if no other device does.
+        self._stage_on = {placed.device: stages[placed.index] for placed in placement.stages}
+        self._readers: dict[str, str] = {}
+        for name, _ in self._inputs:
+            devices = {placed.device for placed in placement.stages if name in placed.inputs}
+            if len(devices) == 1:
+                self._readers[name] = devices.pop()
+        #: Whether requests may have resident tensors; with several routes, these decide the route.
+        self._has_one_route = len(placement.routes) == 1
+        #: Steps of requests with resident outputs, by these outputs.
+        self._resident_steps: dict[tuple[str, ...], tuple[Step, ...]] = {}
 
         def step(number: int, route: int) -> Step:
             stage = placement.stages[number]
@@ -136,8 +171,21 @@ class RequestProgram:
         """
         values: list[Value] = [None] * len(self._names)
         nbytes = 0
+        bundle: DeviceBundle | None = None
+        stored: Mapping[str, Value] = {}
         for name, number in self._inputs:
             value = inputs.get(name)
+            if type(value) is ResidentTensor:
+                if value.bundle is not bundle:
+                    bundle = value.bundle
+                    stored = self._stored(bundle)
+                if self._readers.get(name) != bundle.device or value.name not in stored:
+                    return None
+                value = stored[value.name]
+                if type(value) is np.ndarray:
+                    value = read_only(value)
+                values[number] = value
+                continue
             if type(value) is not np.ndarray or value.dtype.hasobject:
                 return None
             nbytes += value.nbytes
@@ -146,6 +194,12 @@ class RequestProgram:
             values[number] = view
         if nbytes > max_nbytes or len(inputs) != len(self._inputs):
             return None
+        resident = request.resident_outputs
+        if request.has_resident_tensors or bundle is not None:
+            if not self._has_one_route:
+                return None
+            request = request._replace(restore_s=0.0)  # lost with this process, if at all
+            self._memory.free_released()
         runner = self._runner
         run = DirectRun(request, nbytes, runner.now_s())
         timings: list[StageTiming] = []
@@ -155,23 +209,24 @@ class RequestProgram:
                 if not self._machine.begin_direct(run, runner.ids):
                     return None
             made_nbytes, took_s = 0, 0.0
-            for _, stage, read_numbers, forwarded, produced, resident_names in self._steps[
-                run.route
-            ]:
-                result = stage.run([*map(values.__getitem__, read_numbers)], resident_names, run)
+            steps = self._steps_with(resident) if resident else self._steps[run.route]
+            for number, stage, read_numbers, forwarded, produced, left in steps:
+                result = stage.run([*map(values.__getitem__, read_numbers)], left, run)
                 if result is None:
                     return self._adopt(run, inputs, values, results, timings)
                 outputs, timing = result
-                for position, number in forwarded:
+                for position, read_number in forwarded:
                     output = outputs[position]
                     if type(output) is np.ndarray:  # the usual case, without a call
                         output = output.view()
                         output.setflags(write=False)  # faster than `flags.writeable`
-                        values[number] = output
+                        values[read_number] = output
                     else:
-                        values[number] = read_only(output)
+                        values[read_number] = read_only(output)
                 for name, position in produced:
                     results[name] = outputs[position]
+                if resident:
+                    timing = self._keep_outputs(run, number, outputs, timing, results)
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
                 took_s += timing.ended_s - timing.started_s
@@ -200,6 +255,45 @@ class RequestProgram:
         return _completed(
             CompletedSubmission, (results, tuple(timings), run.request_id, runner.story)
         )
+
+    def _stored(self, bundle: DeviceBundle) -> Mapping[str, Value]:
+        """Return the tensors of a bundle; none if they are not in this process yet."""
+        stage = self._stage_on.get(bundle.device)
+        if stage is None or bundle.memory is not self._memory:
+            return {}
+        return stage.find_resident(bundle.key) or {}
+
+    def _steps_with(self, resident: tuple[str, ...]) -> tuple[Step, ...]:
+        """Return the steps of the only route for requests with these resident outputs."""
+        steps = self._resident_steps.get(resident)
+        if steps is None:
+            steps = self._resident_steps[resident] = tuple(
+                step._replace(left=step.stage.outputs_left(0, resident)) for step in self._steps[0]
+            )
+        return steps
+
+    def _keep_outputs(
+        self,
+        run: DirectRun,
+        number: int,
+        outputs: Sequence[Value],
+        timing: StageTiming,
+        results: dict[str, Value],
+    ) -> StageTiming:
+        """Store the resident outputs of a stage, put references to them into the results.
+
+        Returns the timing with their description.
+        """
+        task = Task(self._runner.attempt_of(run), number)
+        stage, placed = self._stages[number], self._placement.stages[number]
+        by_name = dict(zip(placed.outputs, outputs, strict=True))
+        resident = stage.keep_outputs(task.request, by_name)
+        if not resident:
+            return timing
+        timing = timing._replace(resident=resident)
+        specs = kept_specs(placed.outputs, timing)
+        results.update(self._memory.outputs(placed.device, stage.address, task, specs))
+        return timing
 
     def _adopt(
         self,

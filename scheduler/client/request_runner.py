@@ -251,7 +251,7 @@ class RequestRunner:
             if not self.machine.begin_direct(run, self.ids):
                 return None
             call.request_id = run.request_id
-            call.attempt = run.request.for_attempt(self._deployment, run.request_id, 1, run.route)
+            call.attempt = self.attempt_of(run)
             self._calls[run.request_id] = call
             deadline_s = self.machine.limits.deadline_s(run.begun_s, None)
             if deadline_s < self._timer.due_s:
@@ -294,6 +294,10 @@ class RequestRunner:
             self.handle(events.TimePassed(now_s))  # admits waiting requests
         return True
 
+    def attempt_of(self, run: DirectRun) -> Request:
+        """Return the record of the only attempt of a direct run."""
+        return run.request.for_attempt(self._deployment, run.request_id, 1, run.route)
+
     def adopt(
         self,
         run: DirectRun,
@@ -305,7 +309,7 @@ class RequestRunner:
         request_id = run.request_id
         call = self._calls[request_id] = Submission(self, request_id, inputs, run.request)
         call.is_granted = True
-        call.attempt = run.request.for_attempt(self._deployment, request_id, 1, run.route)
+        call.attempt = self.attempt_of(run)
         if not run.is_counted:
             self._in_flight.begin_direct(run)
         self.handle(events.Adopted(self.now_s(), request_id, outputs, stage_runs))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.request.request import Request
-from hetero.devices.request.response import StageTiming
+from hetero.devices.request.response import ResidentOutputs, StageTiming
 from hetero.scheduler.device.host import DeviceHost
+from hetero.scheduler.device.resident_tensors import ResidentTensors
 from hetero.scheduler.device.task_queue import DeviceMachine, DirectTask, OpenStage
 from hetero.scheduler.types.events import DeviceInstruction, Send
+from hetero.scheduler.types.messages import Task
 
 
 class DirectStage:
@@ -21,6 +23,7 @@ class DirectStage:
     `lock`: guards the machine.
     `follow`: executes the machine's instructions.
     `address`: the address of the device.
+    `resident`: the tensors that the device stores between requests.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class DirectStage:
         host: DeviceHost,
         follow: Callable[[Sequence[DeviceInstruction]], None],
         address: str,
+        resident: ResidentTensors,
     ) -> None:
         self._deployment = deployment
         self._stage = stage
@@ -40,16 +44,34 @@ class DirectStage:
         self._machine = machine
         self._host = host
         self._follow = follow
-        self._address = address
+        self.address = address
+        self._resident = resident
 
-    def outputs_left(self, route: int) -> frozenset[str]:
-        """Return the outputs that stay in the device's memory on a route."""
+    def outputs_left(self, route: int, resident: tuple[str, ...] = ()) -> frozenset[str]:
+        """Return the outputs that stay in the device's memory on a route.
+
+        `resident`: outputs that a request declares resident.
+        """
         description = self._stage.description
         if not self._host.leaves_outputs:
             return frozenset()
         return left_outputs(
-            self._address, description.sends.get(route, ()), description.outputs, ()
+            self.address, description.sends.get(route, ()), description.outputs, resident
         )
+
+    def find_resident(self, key: str) -> Mapping[str, Value] | None:
+        """Return a bundle of resident tensors; None if the device does not have it."""
+        return self._resident.find(self._stage.description.client, key)
+
+    def keep_outputs(
+        self, attempt: Request, outputs: Mapping[str, Value]
+    ) -> tuple[ResidentOutputs, ...]:
+        """Store the outputs that a request declares resident; return them, grouped by shape.
+
+        Raises DeviceMemoryError: the device is out of memory.
+        """
+        task = Task(attempt, self._number)
+        return self._resident.keep_outputs(self._stage.description.client, task, outputs)
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: DirectTask

@@ -259,6 +259,7 @@ class DeviceLoop:
             self.host,
             self._execute,
             self.address,
+            self._kept,
         )
 
     def close(self) -> None:

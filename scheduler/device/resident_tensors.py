@@ -122,6 +122,11 @@ class ResidentTensors:
             (kind, shape, tuple(positions)) for (kind, shape), positions in positions_of.items()
         )
 
+    def find(self, client: str, key: str) -> Mapping[str, Value] | None:
+        """Return a client's bundle; None if it has none under the key."""
+        bundle = self._bundles.get(key)
+        return None if bundle is None or not self._is_of(client, bundle) else bundle.tensors
+
     def keep_sent(self, client: str, task: Task, transfers: Mapping[str, Value]) -> None:
         """Store the tensors that a run sends to other devices, for recomputation, if they fit."""
         key = sent_key(*task)

@@ -60,7 +60,15 @@ def batcher_of(compiled: CompiledModel) -> Batcher:
             length = _cache_length(compiled, layout)
             admission = _cache_admission(compiled, length)
             max_chunk = longest_chunk(compiled, decoder, length)
-            batcher = Batcher(decoder, layout, max(1, lanes), admission, max_chunk)
+            target = compiled.target
+            batcher = Batcher(
+                decoder,
+                layout,
+                max(1, lanes),
+                admission,
+                max_chunk,
+                lambda: target.deployment.runs_in_caller,
+            )
             _batchers[compiled] = batcher
         return batcher
 

@@ -25,11 +25,13 @@ from hetero.devices.errors import (
     RequestCancelledError,
     UnsupportedOperationError,
 )
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits, create_executor
 from hetero.scheduler.client import deployment as deployment_module
 from hetero.scheduler.client.request_runner import Submission
+from hetero.scheduler.device.resident_tensors import ResidentTensors
 from hetero.scheduler.executor import Deployment
 from hetero.scheduler.inprocess import InProcessDeployment
 from hetero.scheduler.types.placement import share
@@ -241,8 +243,15 @@ def gate(monkeypatch):
 
 
 @pytest.mark.parametrize("busy", ["TOY.0", "TOY.1", "TOY.2"])
-def test_request_at_a_busy_device_is_adopted(executor, busy, monkeypatch):
+@pytest.mark.parametrize("is_resident", [False, True], ids=["plain", "resident"])
+def test_request_at_a_busy_device_is_adopted(executor, busy, is_resident, monkeypatch):
     deployment = warm(executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))))
+    request, x = WAITS, X
+    if is_resident:
+        source = warm(executor.deploy(*chain("TOY.0", name="source")))
+        stays = Request(inline=True, resident_outputs=("t0",))
+        x = source.submit({"x": X - 1}, stays).future.result(PATIENCE_S).outputs["t0"]
+        request = Request(inline=True, resident_outputs=("y",))
     other = executor.deploy(*chain(busy, name="meet_other_"))
     run_started, gate_opened = threading.Event(), threading.Event()
     run = ToyProgram.run
@@ -256,14 +265,15 @@ def test_request_at_a_busy_device_is_adopted(executor, busy, monkeypatch):
     monkeypatch.setattr(ToyProgram, "run", held)
     first = other.submit({"x": X})
     assert run_started.wait(PATIENCE_S)
-    submission = deployment.submit({"x": X}, WAITS)
+    submission = deployment.submit({"x": x}, request)
     assert isinstance(submission, Submission)
     assert not submission.future.done()
     assert [line.event for line in submission.story()][1:] == ["started"]
     assert deployment._runner.counts() == (0, 1)
     gate_opened.set()
     answer = submission.future.result(PATIENCE_S)
-    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
+    y: Any = answer.outputs["y"]
+    np.testing.assert_array_equal(y.tensor.to_host() if is_resident else y, 2 - 4 * X)
     assert [run.stage for run in answer.stage_timings] == [0, 1, 2, 3]
     assert first.future.result(PATIENCE_S)
     assert [line.event for line in submission.story()][1:] == ["started", "answered"]
@@ -431,6 +441,76 @@ def test_ctrl_c_during_a_submission_leaves_nothing_reserved(executor, number_of_
         assert deployment.submit({"x": X}, request_).future.result(PATIENCE_S), number
     assert number > 50
     assert submission.future.result(PATIENCE_S)
+
+
+def kept_nbytes(executor: InProcessExecutor) -> int:
+    """Return the bytes of resident tensors on all devices."""
+    return sum(loop._kept.nbytes for loop in executor._loops.values())
+
+
+def test_resident_tensors_pass_from_run_to_run(executor):
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    request = Request(inline=True, restore_s=2.0, resident_outputs=("t0",))
+    state: Any = X
+    for number in range(1, 4):
+        submission = deployment.submit({"x": state}, request)
+        assert isinstance(submission, CompletedSubmission)
+        state = submission.outputs["t0"]
+        assert type(state) is ResidentTensor
+        assert submission.stage_timings[0].resident == (("float", X.shape, (0,)),)
+        np.testing.assert_array_equal(state.tensor.to_host(), X + number)
+    del submission
+    plain = deployment.submit({"x": state}, WAITS)
+    assert isinstance(plain, CompletedSubmission)
+    np.testing.assert_array_equal(plain.outputs["t0"], X + 4)
+    assert kept_nbytes(executor) == X.nbytes  # earlier states are free
+    assert held_nothing(executor, deployment)
+
+
+def test_resident_tensor_of_another_device_is_submitted(executor):
+    first = warm(executor.deploy(*chain("TOY.0")))
+    second = warm(executor.deploy(*chain("TOY.1", "TOY.0")))
+    request = Request(inline=True, resident_outputs=("t0",))
+    state = first.submit({"x": X}, request).future.result(PATIENCE_S).outputs["t0"]
+    submission = second.submit({"x": state}, WAITS)
+    assert isinstance(submission, Submission)
+    np.testing.assert_array_equal(submission.future.result(PATIENCE_S).outputs["t1"], X + 3)
+
+
+def test_device_without_memory_for_a_resident_output_fails_the_request(executor, monkeypatch):
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+
+    def keep(*arguments: object) -> None:
+        raise DeviceMemoryError("full", device="TOY.0")
+
+    monkeypatch.setattr(ResidentTensors, "keep", keep)
+    submission = deployment.submit({"x": X}, Request(inline=True, resident_outputs=("t0",)))
+    with pytest.raises(DeviceMemoryError, match="full"):
+        submission.future.result(PATIENCE_S)
+    assert held_nothing(executor, deployment)
+    assert kept_nbytes(executor) == 0
+
+
+def test_ctrl_c_during_a_run_with_states_frees_them(executor):
+    deployment = warm(executor.deploy(*chain("TOY.0", "TOY.1")))
+    request = Request(inline=True, resident_outputs=("t1",))
+    state = deployment.submit({"x": X}, request).future.result(PATIENCE_S).outputs["t1"]
+    assert not isinstance(deployment.submit({"x": X}, request), Submission)
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(interrupted_after(number))
+        try:
+            deployment.submit({"x": X}, request)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        assert held_nothing(executor, deployment), number
+        executor._deployments.memory.free_released()
+        assert kept_nbytes(executor) == X.nbytes, number
+    assert number > 80
+    np.testing.assert_array_equal(state.tensor.to_host(), X + 2)
 
 
 def test_ctrl_c_after_a_run_starts_waiting_tasks(executor, monkeypatch):

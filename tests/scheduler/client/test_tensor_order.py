@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.devices.model.tensor_spec import TensorSpec
+from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.scheduler.client.request_program import RequestProgram
@@ -120,9 +121,24 @@ def test_direct_run_keeps_names_of_tensors(plan, data):
         deployment.placement,
         stages,
         deployment._runner,
+        deployment._deployments.memory,
         resume=partial(InProcessDeployment._resume, deployment),
         learn=lambda took_s, nbytes: None,
     )
     submission = program.run(deployed.inputs, Request(inline=True))
     assert isinstance(submission, CompletedSubmission) == (busy is None)
     deployed.check(submission)
+    # Resident outputs stay on their devices; the client has references.
+    resident = tuple(data.draw(st.sets(st.sampled_from(plan.output_names))))
+    kept = program.run(deployed.inputs, Request(inline=True, resident_outputs=resident))
+    assert isinstance(kept, CompletedSubmission) == (busy is None)
+    deployed.simulator.run()
+    outputs = dict(kept.future.result(0).outputs)
+    assert {name for name in outputs if type(outputs[name]) is ResidentTensor} == set(resident)
+    for name in resident:
+        bundle, key = outputs[name]
+        loop = deployed.cluster.devices[bundle.device].loop
+        stored = loop._kept.find(deployment._channel.address, bundle.key)
+        outputs[name] = stored[key]
+        np.testing.assert_array_equal(outputs[name], deployed.expected[name], err_msg=name)
+        assert outputs[name].shape == bundle.tensor(key).shape
