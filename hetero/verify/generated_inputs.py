@@ -20,6 +20,7 @@ from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
 from hetero.measure.sample_inputs import declared_shapes, declared_values, sample_value
 from hetero.verify.float_values import is_float
+from hetero.verify.tolerance import rounded_values
 
 #: ``typical``: normal floats, integers 0 and 1. ``wide``: floats of several magnitudes with zeros,
 #: ones and halves, small integers of both signs. ``extreme``: large, tiny and zero floats, and the
@@ -51,7 +52,9 @@ _LEAST_MIXED: Final = 8
 FALLING_SIZES: Final = (8, 4, 2)
 #: Large sizes, in the order to try them: longer than the blocks and vectors of most kernels. One
 #: open dimension has the last size.
-_LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65, 1031), (65, 257), (65,), (33,), (17,))
+_LARGE_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65,), (33,), (17,))
+#: Larger ones, to try before. If floats are rounded, some of so many are next to a tie.
+_LARGEST_SIZES: Final[tuple[tuple[int, ...], ...]] = ((65, 1031), (65, 257))
 #: Sums of symbols are tried for models with at most this many symbols.
 _MAX_SUMMED_SYMBOLS: Final = 5
 #: Limit of all inputs together: four open dimensions of size 64 fit, of size 224 take 10 GB.
@@ -141,7 +144,8 @@ def count_elements(model: Model, sizes: Sequence[int]) -> int:
 def large_size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     """Return large sizes of open dimensions to try, in order."""
     has_one_symbol = len(_symbol_numbers(model.inputs)) == 1
-    options = (sizes[-1:] if has_one_symbol else sizes for sizes in _LARGE_SIZES)
+    all_sizes = _LARGE_SIZES if rounded_values(model) else _LARGEST_SIZES + _LARGE_SIZES
+    options = (sizes[-1:] if has_one_symbol else sizes for sizes in all_sizes)
     return tuple(s for s in options if count_elements(model, s) <= _MAX_LARGE_ELEMENTS)
 
 

@@ -8,7 +8,7 @@ from onnx.parser import parse_model
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.verify.generated_inputs import KINDS, draw_inputs, size_options
+from hetero.verify.generated_inputs import KINDS, draw_inputs, large_size_options, size_options
 
 
 def model() -> Model:
@@ -54,6 +54,27 @@ def test_sizes_whose_inputs_take_gigabytes_are_left_out():
     assert [sizes for sizes in size_options(image) if len(sizes) == 1][-1] == (64,)
     assert size_options(batch)[-1] == (224,)
     assert size_options(image)[0] == size_options(batch)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "operator", "expected"),
+    [
+        ("n", "Neg(x)", (1031,)),
+        ("n, m", "Neg(x)", (65, 1031)),
+        ("n, m, 8, 8", "Neg(x)", (65,)),
+        ("n, 3, 224, 224", "Neg(x)", None),
+        ("n", "Round(x)", (65,)),
+    ],
+)
+def test_large_sizes_suit_the_inputs_and_rounding(shape, operator, expected):
+    """A vendor rounds some of many values to the other side."""
+    source = read_model(
+        parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17]>
+            g (float[{shape}] x) => (float[{shape}] y) {{y = {operator}}}"""
+        )
+    )
+    assert next(iter(large_size_options(source)), None) == expected
 
 
 def test_typical_integers_are_valid_indices_for_every_kind():
