@@ -79,18 +79,19 @@ def check_shared_sizes(
 class OutputType:
     """Reliable type of an output.
 
+    `dimensions`: those of the type's shape; None if it has none.
     `accepted_shape`: the last shape that fits the type, so that equal ones need no check; None if
         the type has no shape.
     """
 
-    __slots__ = ("accepted_shape", "dtype", "spec")
+    __slots__ = ("accepted_shape", "dimensions", "dtype", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
         self.dtype = spec.dtype
-        self.accepted_shape: tuple[Any, ...] | None = None
-        if spec.shape is not None:
-            self.accepted_shape = tuple(spec.shape)  # of an open shape: equal to no value's
+        self.dimensions = None if spec.shape is None else tuple(spec.shape)
+        # An open shape equals no value's.
+        self.accepted_shape: tuple[Any, ...] | None = self.dimensions
 
 
 def output_types(specs: Sequence[TensorSpec]) -> tuple[OutputType, ...]:
@@ -139,6 +140,7 @@ def check_outputs(
         elif isinstance(value, list):
             _add_owners(value, owners)
     results: list[Value] = []
+    accepted: tuple[Any, Any] | None = None
     for value, expected in zip(outputs, types, strict=True):
         dtype, shape, port = expected.dtype, expected.accepted_shape, expected.spec
         if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
@@ -163,8 +165,10 @@ def check_outputs(
             results.append(value)
             continue
         if is_remote(type(value)) and value.dtype == dtype:  # a state on its device
-            if value.shape != shape and not port.accepts(value.shape):
-                raise _mismatch(value, port, model, device)
+            if value.shape != shape and accepted != (expected.dimensions, value.shape):
+                if not port.accepts(value.shape):
+                    raise _mismatch(value, port, model, device)
+                accepted = expected.dimensions, value.shape  # states often share both
             results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value

@@ -46,9 +46,9 @@ class RequestTensors:
         self._user_inputs: dict[str, Tensor | list[Any]] = {}
         #: Input name -> the last value that a run got as an argument, without a tensor yet.
         self._last_inputs: dict[str, Value] = {}
-        #: Name, dtype and shape of each input in the last run, if the run got all inputs as arrays,
-        #: and none of them is optional.
-        self._last_layouts: tuple[tuple[str, np.dtype, tuple[int, ...]], ...] = ()
+        #: Port, name, dtype and shape of each input in the last run, if the run got all inputs as
+        #: arrays, and none of them is optional.
+        self._last_layouts: tuple[tuple[TensorSpec, str, np.dtype, tuple[int, ...]], ...] = ()
         #: Output name -> its tensor after the first access.
         self._output_tensors: dict[str, Tensor] = {}
         #: Output name -> value of the last run without a tensor yet, and whether the tensor must
@@ -175,19 +175,19 @@ class RequestTensors:
         """
         layouts = self._last_layouts
         if layouts and not self._user_inputs:
-            # Inputs with the dtypes and shapes of the last run need no other checks.
+            # Inputs with the dtypes of the last run need no other checks than of a new shape.
             feeds = inputs
             if type(inputs) is np.ndarray and len(layouts) == 1:
-                feeds = {layouts[0][0]: inputs}
+                feeds = {layouts[0][1]: inputs}
             if type(feeds) is dict and len(feeds) == len(layouts):
                 values = {}
-                for name, dtype, shape in layouts:
+                for port, name, dtype, shape in layouts:
                     value = feeds.get(name)
                     if (
                         type(value) is not np.ndarray
                         or value.dtype is not dtype
-                        or value.shape != shape
                         or not value.flags.c_contiguous
+                        or (value.shape != shape and not port.accepts(value.shape))
                     ):
                         break
                     values[name] = value.copy() if copy else value
@@ -235,7 +235,10 @@ class RequestTensors:
             and feeds.keys() == values.keys()
             and all(map(_is_plain_array, values.values()))
         ):
-            self._last_layouts = tuple((n, v.dtype, v.shape) for n, v in values.items())
+            self._last_layouts = tuple(
+                (port, port.name, array.dtype, array.shape)
+                for port, array in zip(ports, values.values(), strict=True)
+            )
         return values
 
     def store(self, outputs: Mapping[str, Value], *, copy: bool) -> dict[str, Value]:
