@@ -35,7 +35,7 @@ from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunCon
 from hetero.devices.plugin.properties import Config
 
 #: The format of exported payloads.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-5"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-6"
 #: Profiling stops after this many measured runs, or after this time if two runs are done.
 _PROFILED_RUNS: Final = 5
 _PROFILE_TIME_S: Final = 0.5
@@ -48,9 +48,11 @@ _SPIN_US: Final = "1000"
 _MAX_COPIED_NBYTES: Final = 2**16
 #: The suffix of a node's name after ONNX Runtime changes its layout.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
-#: Name of an optimisation that is wrong before version 1.32: it joins Pad with the pool that reads
-#: it. A MaxPool then takes zeros for values, ceil_mode is lost, and wide padding is an error.
-_WRONG_OPTIMISATION: Final = "Pad_Fusion" if VERSION < (1, 32) else ""
+#: Optimisations that change results -> the version that repairs them; None if none does. The first
+#: drops one of two successive roundings to steps of different sizes. The second joins Pad with the
+#: pool that reads it: a MaxPool then takes zeros for values, ceil_mode is lost, and wide padding is
+#: an error.
+_WRONG_OPTIMISATIONS: Final = {"DoubleQDQPairsRemover": None, "Pad_Fusion": (1, 32)}
 _SEVERITY: Final = {
     "LOG_NONE": 4,
     "LOG_ERROR": 3,
@@ -222,9 +224,10 @@ class OrtProgram(Program):
         options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         # A MatMul of dequantised weights computes in float32; by default its input becomes int8.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        if _WRONG_OPTIMISATION:
-            key = "optimization.disable_specified_optimizers"
-            options.add_session_config_entry(key, _WRONG_OPTIMISATION)
+        names = [n for n, end in _WRONG_OPTIMISATIONS.items() if end is None or end > VERSION]
+        options.add_session_config_entry(
+            "optimization.disable_specified_optimizers", ";".join(names)
+        )
         if self._config["ORT_MAPPED_WEIGHTS"] or (
             self._config["ORT_ARENA_NBYTES"] and self._packs_weights_in_arena()
         ):

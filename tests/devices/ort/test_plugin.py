@@ -397,6 +397,18 @@ def test_pool_of_padded_values_is_not_joined_with_the_padding(pool):
     np.testing.assert_allclose(PLUGIN.compile_model(model)({"x": x})["y"], expected, rtol=1e-5)
 
 
+def test_values_are_rounded_to_both_of_two_steps():
+    """A value between two steps of 0.03 is rounded to a step of 0.1 first."""
+    model = parsed(
+        """(float[8] x) => (float[8] y) <float s = {0.1}, int8 z = {0}, float t = {0.03}>
+        {a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z)
+        c = QuantizeLinear(b, t, z) y = DequantizeLinear(c, t, z)}"""
+    )
+    x = np.linspace(-1, 1, 8, dtype=np.float32)
+    (expected,) = onnxruntime_session(model.to_bytes(), as_written=True).run(None, {"x": x})
+    np.testing.assert_allclose(PLUGIN.compile_model(model)({"x": x})["y"], expected, rtol=1e-5)
+
+
 #: Prints the growth of the private address space at each step of a session's life, in MiB. It runs
 #: in a process of its own, because other tests may change how the C library frees memory.
 ARENA_PROGRAM = """
