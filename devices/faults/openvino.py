@@ -24,6 +24,7 @@ from hetero.devices.faults.openvino_conditions import (
     is_same_padded,
     is_zero_constant,
     last_window_may_start_in_padding,
+    may_reduce_no_elements,
     permutes_input_of_convolution,
     reads_table_dequantised_along_other_axis,
     reduces_middle_axis_of_dequantised_values,
@@ -93,8 +94,10 @@ FAULTS: Final = FaultTable(
         Fault(
             "ReduceMax ReduceMin",
             "without elements it returns the extreme float instead of an infinity",
-            lambda v: 0 in (v.input_shape(0) or ()),
-            proof=Proof("(float[0] x) => (float y) {y = ReduceMax<keepdims = 0>(x)}"),
+            may_reduce_no_elements,
+            proof=Proof(
+                "(float[n] x) => (float y) {y = ReduceMax<keepdims = 0>(x)}", sizes={"n": 0}
+            ),
         ),
         Fault(
             "ReduceMax ReduceMin GlobalMaxPool",

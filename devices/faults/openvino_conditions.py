@@ -91,6 +91,19 @@ def has_constant_inputs(view: NodeView) -> bool:
     return view.model.request_dependent.isdisjoint(view.node.reads)
 
 
+def may_reduce_no_elements(view: NodeView) -> bool:
+    """Return whether a reduction of floats reduces an axis that has, or may have, no elements."""
+    shape = view.input_shape(0)
+    if view.element_type(view.input_name(0)) not in FLOATS:
+        return False
+    if shape is None:
+        return True
+    constant = view.model.constants.get(view.input_name(1))
+    axes = view.attribute("axes", ()) if constant is None else constant.array.ravel().tolist()
+    sizes = [shape[axis] for axis in axes] if axes else shape
+    return any(not isinstance(size, int) or size == 0 for size in sizes)
+
+
 def reduced_axes_of_three(view: NodeView) -> list[int]:
     """Return the axes that a reduction of three axes reduces."""
     constant = view.model.constants.get(view.input_name(1))

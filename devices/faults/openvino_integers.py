@@ -84,8 +84,8 @@ _INDEX_INPUTS: Final = by_operator(
         "OneHot": {0, 1},
         "CenterCropPad CumSum Expand Gather GatherElements GatherND Reshape Scatter "
         "ScatterElements ScatterND Split Squeeze Tile Trilu Unsqueeze ReverseSequence ReduceSum "
-        "ReduceMean ReduceL1 ReduceL2 ReduceProd ReduceLogSum ReduceLogSumExp ReduceSumSquare "
-        "NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss AffineGrid": {1},
+        "ReduceMax ReduceMin ReduceMean ReduceL1 ReduceL2 ReduceProd ReduceLogSum ReduceLogSumExp "
+        "ReduceSumSquare NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss AffineGrid": {1},
         "Col2Im": {1, 2},
         "Pad": {1, 3},
         "Slice": {1, 2, 3, 4},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from hetero.devices.faults.fault import Proof
 from hetero.devices.faults.openvino import FAULTS
 from tests.support.comparison import assert_close
 from tests.support.core_fixtures import core_fixture
@@ -39,6 +41,20 @@ def test_proof_is_refused_and_runs_on_another_device(core, index):
     expected = _expected_outputs(model, inputs)
     results = core.compile_model(model, "HETERO:OV,ORT,CPU")(inputs)
     assert_close(list(results.to_tuple()), list(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_reduction_is_supported_if_only_other_axes_are_open(core):
+    """A reduction of an axis that always has elements is right, also without results."""
+    graph = Proof(
+        """(float[a,4] x) => (float[a] y) <int64[1] axes = {-1}>
+        {y = ReduceMax<keepdims = 0>(x, axes)}""",
+        opset=18,
+    )
+    with core.compile_model(graph.model(), "HETERO:OV,CPU") as compiled:
+        assert compiled.get_property("EXECUTION_DEVICES") == ["OV.CPU"]
+        assert compiled({"x": np.zeros((0, 4), np.float32)})[0].shape == (0,)
+        rows = np.array([[1, 5, 2, 3], [-2, -1, -4, -8]], np.float32)
+        assert compiled({"x": rows})[0].tolist() == [5, -1]
 
 
 def _expected_outputs(model, inputs):
