@@ -36,6 +36,19 @@ class RequestStates:
         #: Distinct shapes of the variables' inputs, and each variable's index among them.
         self._shapes = shapes
         self._shape_index = {v.name: shapes.index(v.input.shape) for v in variables}
+        #: By distinct shape: axes of a fixed size, and axes whose size is that of an input's axis.
+        self._fixed_axes = tuple(
+            tuple((axis, size) for axis, size in enumerate(shape or ()) if isinstance(size, int))
+            for shape in shapes
+        )
+        self._symbolic_axes = tuple(
+            tuple(
+                (axis, *self._symbols[size])
+                for axis, size in enumerate(shape or ())
+                if isinstance(size, str) and size in self._symbols
+            )
+            for shape in shapes
+        )
         self._values: dict[str, Value] = {}
         #: Distinct pairs of a shape index and the shape of a current value.
         self._value_shapes: set[tuple[int, tuple[int, ...]]] = set()
@@ -47,13 +60,24 @@ class RequestStates:
 
         Raises TensorShapeError if a value does not fit the inputs.
         """
-        sizes = [[self._size(size, inputs) for size in shape or ()] for shape in self._shapes]
-        is_complete = len(self._values) == len(self.variables)
-        if is_complete and all(_matches(sizes[i], shape) for i, shape in self._value_shapes):
+        if len(self._values) == len(self.variables) and self._fit(inputs):
             return self._values
+        sizes = [[self._size(size, inputs) for size in shape or ()] for shape in self._shapes]
         return {
             v.name: self._value(v.input, sizes[self._shape_index[v.name]]) for v in self.variables
         }
+
+    def _fit(self, inputs: Mapping[str, Value]) -> bool:
+        """Return whether the shapes of all values fit a run with `inputs`; without calls."""
+        for index, shape in self._value_shapes:
+            rank = len(shape)
+            for axis, size in self._fixed_axes[index]:
+                if axis < rank and shape[axis] != size:
+                    return False
+            for axis, name, input_axis in self._symbolic_axes[index]:
+                if axis < rank and shape[axis] != inputs[name].shape[input_axis]:
+                    return False
+        return True
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
         """Store the next values from the outputs of a successful run."""
