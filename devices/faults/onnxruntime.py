@@ -29,6 +29,7 @@ NOTES: Final = by_operator(
         "Clip": "a limit of NaN is ignored",
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
         "GRU RNN": "NaN and infinities may not propagate in a first step without initial state",
+        "LSTM": "NaN does not propagate if there are biases",
         "DFT STFT": "NaN and infinities propagate to every frequency",
         "LRN": "NaN and infinities propagate to all later channels",
         "Resize": "NaN does not propagate to samples that weight it with 0",

@@ -28,6 +28,11 @@ GRAPHS = {
     {y = ScatterElements<reduction = "min">(x, i, u)}""": ([[0, 1], [0, 1], [NAN, 6]], "OV"),
     """(float[1,1,1] x, float[1,1,1] w, float[1,1,1] r) => (float[1,1,1,1] y)
     {y = RNN<hidden_size = 1>(x, w, r)}""": ([[[[1]]], [[[1]]], [[[INFINITY]]]], "ORT"),
+    """(float[1,1,1] x, float[1,4,1] w, float[1,4,1] r, float[1,8] b) => (float[1,1,1,1] y)
+    {y = LSTM<hidden_size = 1>(x, w, r, b)}""": (
+        [[[[1]]], [[[NAN], [1], [1], [1]]], [[[1], [1], [1], [1]]], [[0] * 8]],
+        "ORT",
+    ),
     "(float[1,4,1,1] x) => (float[1,4,1,1] y) {y = LRN<size = 1>(x)}": (
         [[[[[NAN]], [[1]], [[2]], [[3]]]]],
         "ORT",
