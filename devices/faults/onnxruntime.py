@@ -30,6 +30,7 @@ NOTES: Final = by_operator(
         "DynamicQuantizeLinear": "NaN and infinities, which have no scale, give other values",
         "GRU RNN": "NaN and infinities may not propagate in a first step without initial state",
         "LSTM": "NaN does not propagate if there are biases",
+        "LayerNormalization": "the mean of infinite elements is NaN",
         "DFT STFT": "NaN and infinities propagate to every frequency",
         "LRN": "NaN and infinities propagate to all later channels",
         "Resize": "NaN does not propagate to samples that weight it with 0",

@@ -33,6 +33,8 @@ GRAPHS = {
         [[[[1]]], [[[NAN], [1], [1], [1]]], [[[1], [1], [1], [1]]], [[0] * 8]],
         "ORT",
     ),
+    """(float[1,2] x, float[2] s) => (float[1,1] m)
+    {y, m = LayerNormalization(x, s)}""": ([[[-INFINITY, 1]], [1, 1]], "ORT"),
     "(float[1,4,1,1] x) => (float[1,4,1,1] y) {y = LRN<size = 1>(x)}": (
         [[[[[NAN]], [[1]], [[2]], [[3]]]]],
         "ORT",
