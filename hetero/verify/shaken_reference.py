@@ -26,6 +26,9 @@ UNIT: Final = "ROUNDING_UNIT"
 _NUM_SIGNS: Final = 65521
 #: Operators whose rounding error is relative to their largest result: each sums all of a signal.
 _SPECTRA: Final = frozenset({"DFT", "STFT"})
+#: Steps of a quantised range. Devices may compute a step as a fraction of the range, as OpenVINO's
+#: FakeQuantize does, so its rounding error is relative to the range.
+_NUM_STEPS: Final = 256
 #: Values of `accuracy_level` with which a MatMulNBits may convert its input to float16, bfloat16 or
 #: 8 bits, and a quarter of the largest error of this, relative to the largest element of a block:
 #: the tolerance is a multiple of the noise.
@@ -71,10 +74,20 @@ class Shaker:
 
     def move_by_largest(self, value: np.ndarray) -> np.ndarray:
         """Return values, each moved by a unit in the last place of the largest one."""
+        return self.move_by_unit_of(_largest_magnitude(value), value)
+
+    def move_by_unit_of(self, magnitude: float, value: np.ndarray) -> np.ndarray:
+        """Return values, each moved by a unit in the last place of a magnitude."""
+        start = int(self._rng.integers(_NUM_SIGNS))
         wide = np.asarray(value, np.float64)
-        largest = np.abs(wide[np.isfinite(wide)]).max(initial=0.0)
-        signs = np.resize(self._factors - 1, wide.shape)
-        return np.asarray(wide + signs * largest).astype(value.dtype)
+        units = np.resize(np.roll(self._factors - 1, start), wide.shape)
+        return np.asarray(wide + units * magnitude).astype(value.dtype)
+
+
+def _largest_magnitude(value: np.ndarray) -> float:
+    """Return the largest magnitude of finite values; 0 if there are none."""
+    wide = np.asarray(value, np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 
 
 class _ShakenBackend(ArrayBackend):
@@ -94,7 +107,11 @@ class _ShakenBackend(ArrayBackend):
 
         def call_shaken(*arguments: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either
-                arguments = (shaker(arguments[0], exact_step=0), *arguments[1:])
+                x, scale, *others = arguments
+                x = shaker(x, exact_step=0)
+                if is_float(x):
+                    x = shaker.move_by_unit_of(_NUM_STEPS * _largest_magnitude(scale), x)
+                arguments = (x, scale, *others)
             if accuracy is not None:
                 a = shaker.move_in_blocks(arguments[0], keywords["block_size"], accuracy)
                 arguments = (a, *arguments[1:])

@@ -51,6 +51,20 @@ def test_ties_of_quantisation_round_to_either_side():
     assert {y[3] for y in results} == {4}
 
 
+def test_values_near_a_tie_of_quantisation_round_to_either_side():
+    """A device may compute a step as a fraction of the range of 256 steps."""
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        near (float[3] x) => (int8[3] y) <float s = {1}, int8 z = {0}> {
+            y = QuantizeLinear(x, s, z)
+        }"""
+    )
+    x = np.array([20.50001, 20.501, 21], np.float32)
+    compiled = ShakenReference().compile_model(model, {UNIT: 2.0**-23})
+    results = [tuple(compiled({"x": x})["y"].tolist()) for _ in range(16)]
+    assert set(results) == {(20, 21, 21), (21, 21, 21)}
+
+
 def test_ties_among_the_inputs_are_rounded_exactly():
     """A half that a kernel computes may be rounded to either side."""
     model = parse_model(
