@@ -429,6 +429,36 @@ def test_failure_of_the_first_runs_only_has_evidence():
     assert evidence.difference.values == (-1.0, 0.0)
 
 
+def test_difference_that_another_run_with_noise_explains_is_no_fault():
+    """Noise of the first run of the whole part changes nothing; in the search it changes y."""
+    model = read_model(
+        parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            two (float[4] x) => (float[4] y) { a = Abs(x) y = Neg(a) }"""
+        )
+    )
+    x = np.ones(4, np.float32)
+    values = {"x": x, "a": x, "y": -x}
+
+    def run(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [{port.name: values[port.name] for port in part.outputs} for _ in inputs]
+
+    def shaken(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        is_search = len(part.outputs) > 1
+        return [{**row, "y": row["y"] + np.float32(is_search)} for row in run(part, inputs)]
+
+    def vendor(part: Model, inputs: Sequence[Mapping[str, Value]]) -> list[RunResult]:
+        return [
+            {name: value + (name == "y") for name, value in row.items()}
+            for row in run(part, inputs)
+        ]
+
+    check = PartCheck(model, [PartDraw("typical", {"x": x})], run, shaken, vendor, 2.0**-23)
+    result = check.run()
+    assert not result.evidence
+    assert result.not_verified == "rounding noise changes the results as much"
+
+
 def test_number_of_iterations_is_small(core):
     """A loop of as many iterations as the largest integer would exhaust the bounds of the check."""
     model = parse_model(
