@@ -13,6 +13,14 @@ from hetero.scheduler.device.workers import _LOOK_S, PumpingWorkers
 from tests.scheduler.endpoints import LONG_S
 
 
+@pytest.fixture(autouse=True)
+def tasks_take_no_time(monkeypatch):
+    """Stop the clock, as a busy machine may interrupt any task for milliseconds."""
+    monkeypatch.setattr(
+        "hetero.scheduler.device.workers.time", SimpleNamespace(monotonic=lambda: 0.0)
+    )
+
+
 class Script:
     """Channel that delivers tasks in batches, and loop that runs them and records the order.
 
