@@ -105,7 +105,7 @@ class _ShakenBackend(ArrayBackend):
         if kernel.op_type in _SPECTRA:
             return lambda *arguments: shaker.move_by_largest(plain(*arguments))
 
-        def call_shaken(*arguments: Any) -> Any:
+        def call_shaken(*arguments: Any, **bodies: Any) -> Any:
             if quantises:  # a value halfway between two steps may round to either
                 x, scale, *others = arguments
                 x = shaker(x, exact_step=0)
@@ -115,7 +115,7 @@ class _ShakenBackend(ArrayBackend):
             if accuracy is not None:
                 a = shaker.move_in_blocks(arguments[0], keywords["block_size"], accuracy)
                 arguments = (a, *arguments[1:])
-            result = plain(*arguments)
+            result = plain(*arguments, **bodies)
             return tuple(map(shaker, result)) if isinstance(result, tuple) else shaker(result)
 
         return call_shaken

@@ -36,6 +36,23 @@ def test_shaken_reference_tells_equal_channels_apart():
     np.testing.assert_allclose(shaken, plain, rtol=1e-5)
 
 
+def test_bodies_of_control_flow_are_shaken():
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        choice (bool b, float[64] x) => (float[64] y) {
+            y = If(b) <
+                then_branch = then () => (float[64] z) { z = Exp(x) },
+                else_branch = other () => (float[64] z) { z = Neg(x) }
+            >
+        }"""
+    )
+    inputs = {"b": np.array(True), "x": np.linspace(0.1, 1, 64, dtype=np.float32)}
+    plain = CPUPlugin().compile_model(model)(inputs)["y"]
+    shaken = ShakenReference().compile_model(model, {UNIT: 2.0**-23})(inputs)["y"]
+    assert not np.array_equal(shaken, plain)
+    np.testing.assert_allclose(shaken, plain, rtol=1e-6)
+
+
 def test_ties_of_quantisation_round_to_either_side():
     model = parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
