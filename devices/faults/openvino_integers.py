@@ -79,7 +79,7 @@ _EXACTNESS: Final = by_operator(
 )
 #: Inputs that are indices, axes or sizes, which are small in any type, or whose shape alone counts.
 #: The axes of ReduceMax and ReduceMin are left out: OpenVINO turns the infinities of masked rows
-#: into the largest float, which the functions of attention in opset 23 do not expect.
+#: into the largest float, and ONNX's function for Attention in opset 23 then returns NaN.
 _INDEX_INPUTS: Final = by_operator(
     {
         "ConstantOfShape Shape Size": {0},
