@@ -130,7 +130,7 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     #: Shapes of the inputs -> the first sizes that give them.
     options: dict[tuple[tuple[int, ...], ...], tuple[int, ...]] = {}
     for sizes in _SIZES:
-        shapes = tuple(_closed_shapes(model.inputs, sizes).values())
+        shapes = tuple(_closed_shapes(model, sizes).values())
         if not options or count_elements(model, sizes) <= _MAX_ELEMENTS:
             options.setdefault(shapes, sizes)
     return tuple(options.values())
@@ -138,12 +138,12 @@ def size_options(model: Model) -> tuple[tuple[int, ...], ...]:
 
 def count_elements(model: Model, sizes: Sequence[int]) -> int:
     """Return the elements of all inputs with some sizes of open dimensions."""
-    return sum(map(math.prod, _closed_shapes(model.inputs, sizes).values()))
+    return sum(map(math.prod, _closed_shapes(model, sizes).values()))
 
 
 def large_size_options(model: Model) -> tuple[tuple[int, ...], ...]:
     """Return large sizes of open dimensions to try, in order."""
-    has_one_symbol = len(_symbol_numbers(model.inputs)) == 1
+    has_one_symbol = len(_symbol_numbers(model)) == 1
     all_sizes = _LARGE_SIZES if rounded_values(model) else _LARGEST_SIZES + _LARGE_SIZES
     options = (sizes[-1:] if has_one_symbol else sizes for sizes in all_sizes)
     return tuple(s for s in options if count_elements(model, s) <= _MAX_LARGE_ELEMENTS)
@@ -153,23 +153,23 @@ def sum_options(model: Model) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]
     """Yield pairs of sizes in which one symbol is the sum of two others, or of another and 1.
 
     For example, the attention mask of a decoder has the length of the past and the new tokens.
+    Pairs without the first symbol, usually the batch, are first, and those of an added 1 are last.
     """
-    count = len(_symbol_numbers(model.inputs))
+    count = len(_symbol_numbers(model))
     if count > _MAX_SUMMED_SYMBOLS:
         return
     bases = (_SIZES[0][:count], (1,) * count)
-    for total in range(count):
-        others = (None, *(number for number in range(count) if number != total))
-        for addends in itertools.combinations(others, 2):
-            first, second = (
-                (
-                    *base[:total],
-                    sum(1 if n is None else base[n] for n in addends),
-                    *base[total + 1 :],
-                )
-                for base in bases
-            )
-            yield first, second
+    sums = [
+        (total, addends)
+        for total in range(count)
+        for addends in itertools.combinations([n for n in (None, *range(count)) if n != total], 2)
+    ]
+    for total, addends in sorted(sums, key=lambda s: (None in s[1], 0 in (s[0], *s[1]))):
+        first, second = (
+            (*base[:total], sum(1 if n is None else base[n] for n in addends), *base[total + 1 :])
+            for base in bases
+        )
+        yield first, second
 
 
 def draw_inputs(
@@ -186,7 +186,7 @@ def draw_inputs(
     """
     rng = np.random.default_rng(KINDS.index(kind))
     limits = _limits(model)
-    shapes = _closed_shapes(model.inputs, sizes)
+    shapes = _closed_shapes(model, sizes)
     declared: Mapping[str, Value] = {}
     if kind == "typical":
         if sizes == _SIZES[0]:
@@ -284,32 +284,57 @@ def _clip(value: np.ndarray, proven_range: Range | None) -> np.ndarray:
     return np.asarray(np.clip(value, *proven_range)).astype(value.dtype)
 
 
-def _closed_shapes(ports: Sequence[TensorSpec], sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Return shapes without open dimensions; a symbol has one size in all ports.
+def _closed_shapes(model: Model, sizes: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Return the inputs' shapes without open dimensions; a symbol has one size in all inputs.
 
     A dimension without a symbol has the first size if it is the first one, perhaps the batch, and
     else the last size.
     """
-    numbers = _symbol_numbers(ports)
+    numbers = _symbol_numbers(model)
+    head_sizes = _head_sizes(model)
     last = len(sizes) - 1
 
     def close(axis: int, dimension: int | str | None) -> int:
         if isinstance(dimension, int):
             return dimension
+        if dimension in head_sizes:
+            return head_sizes[dimension]
         number = numbers[dimension] if dimension else axis
         return sizes[last if number and not dimension else min(number, last)]
 
     return {
         port.name: tuple(itertools.starmap(close, enumerate(port.shape)))
-        for port in ports
+        for port in model.inputs
         if port.is_tensor and port.shape is not None
     }
 
 
-def _symbol_numbers(ports: Sequence[TensorSpec]) -> dict[str, int]:
-    """Return the symbols of open dimensions, numbered by their first occurrence."""
-    symbols = (d for p in ports if p.is_tensor for d in p.shape or () if isinstance(d, str) and d)
-    return {symbol: number for number, symbol in enumerate(dict.fromkeys(symbols))}
+def _symbol_numbers(model: Model) -> dict[str, int]:
+    """Return the symbols of dimensions that may have any size, numbered by first occurrence."""
+    shapes = (port.shape or () for port in model.inputs if port.is_tensor)
+    symbols = dict.fromkeys(d for shape in shapes for d in shape if isinstance(d, str) and d)
+    return {s: number for number, s in enumerate(s for s in symbols if s not in _head_sizes(model))}
+
+
+def _head_sizes(model: Model) -> dict[str, int]:
+    """Return the symbols that stand for the size of an attention head, with this size.
+
+    Exports of onnxruntime-genai's builder leave it open in caches, but the weights determine it.
+    """
+    sizes: dict[str, int] = {}
+    for node in model.nodes:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        query, key, _, past = (*node.inputs, "", "", "", "")[:4]
+        query_shape, past_shape = model.spec(query).shape, model.spec(past).shape
+        if not query_shape or not past_shape:
+            continue
+        width, symbol = query_shape[-1], past_shape[-1]
+        if isinstance(width, int) and isinstance(symbol, str):
+            num_heads = node.attributes["num_heads"]
+            packed_heads = 0 if key else 2 * node.attributes["kv_num_heads"]
+            sizes[symbol] = width // (num_heads + packed_heads)
+    return sizes
 
 
 def _limits(model: Model) -> dict[str, Range]:

@@ -8,7 +8,13 @@ from onnx.parser import parse_model
 
 from hetero.devices.model.model import Model
 from hetero.devices.model.reader import read_model
-from hetero.verify.generated_inputs import KINDS, draw_inputs, large_size_options, size_options
+from hetero.verify.generated_inputs import (
+    KINDS,
+    draw_inputs,
+    large_size_options,
+    size_options,
+    sum_options,
+)
 
 
 def model() -> Model:
@@ -75,6 +81,28 @@ def test_large_sizes_suit_the_inputs_and_rounding(shape, operator, expected):
         )
     )
     assert next(iter(large_size_options(source)), None) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "width"), [("qkv", "", 64), ("q", "k", 32)], ids=["packed", "separate"]
+)
+def test_head_size_follows_from_the_query(query, key, width):
+    """8 and 4 heads: a packed row has 16 heads of size 4."""
+    source = read_model(
+        parse_model(
+            f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
+            attend (float[B, S, {width}] {query}, float[B, S, 16] k, float[B, S, 16] v,
+                    float[B, 4, P, D] past_key, float[B, 4, P, D] past_value, int32[B, T] mask,
+                    int32[B] lengths, int32 total) => (float[B, S, 32] y) {{
+                y, key, value = com.microsoft.GroupQueryAttention <num_heads = 8, kv_num_heads = 4>
+                    ({query}, {key}, {"v" if key else ""}, past_key, past_value, lengths, total)
+            }}"""
+        )
+    )
+    sizes, _ = next(sum_options(source))
+    assert len(sizes) == 4, "B, S, P and T: D is known"
+    assert draw_inputs(source, "wide", (3, 5, 7, 12)).inputs["past_key"].shape == (3, 4, 7, 4)
+    assert [s for s, _ in sum_options(source)].index((3, 5, 7, 12)) < 3, "T = P + S is soon tried"
 
 
 def test_typical_integers_are_valid_indices_for_every_kind():
