@@ -270,9 +270,9 @@ def _draw_integers(
         more = (-1, *_INEXACT_INTEGERS) if is_mixed or is_proven else ()
         others = (v for v in (0, 1, *more) if low <= v <= high)
         options = np.array([low, high, *others], value.dtype)
-        drawn = np.asarray(options[rng.integers(0, len(options), value.shape)])
+        numbers = np.asarray(options[rng.integers(0, len(options), value.shape)])
         # In a small tensor, the sum of both bounds would hide the overflow of others.
-        return _spread(options, drawn, rng) if is_mixed else drawn
+        return _spread(options, numbers, rng) if is_mixed else numbers
     if not is_proven or high - low > 2**32:
         low, high = max(low, -_SMALL), min(high, _SMALL)
     return np.asarray(rng.integers(low, high, value.shape, endpoint=True)).astype(value.dtype)

@@ -118,9 +118,9 @@ class PartCheck:
 
     def _reference_results(self) -> list[RunResult]:
         """Return the reference's outputs."""
-        known = [draw.expected for draw in self.draws if draw.expected is not None]
-        if len(known) == len(self.draws):
-            return [*known]
+        outputs = [draw.expected for draw in self.draws if draw.expected is not None]
+        if len(outputs) == len(self.draws):
+            return [*outputs]
         return self.reference(self.part, [draw.inputs for draw in self.draws])
 
     def is_noise(self, inputs: Mapping[str, Value], expected: RunResult, actual: RunResult) -> bool:
@@ -148,7 +148,7 @@ class PartCheck:
             return actual.reason if actual.kind in _WRONG_KINDS else None
         assert not isinstance(expected, RunFailure)
         for port in model.outputs:
-            found = beyond_noise(
+            differences = beyond_noise(
                 port.name,
                 expected[port.name],
                 None if isinstance(shaken, RunFailure) else shaken.get(port.name),
@@ -156,8 +156,8 @@ class PartCheck:
                 unit=self.unit,
                 rounds=port.name in self._rounded_values,
             )
-            if found:
-                return found[0]
+            if differences:
+                return differences[0]
         return None
 
     def _locate(self, draws: Sequence[PartDraw], result: RunResult) -> CheckResult | str:

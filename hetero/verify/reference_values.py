@@ -74,10 +74,10 @@ class ReferenceValues:
     def compute(self, names: Iterable[str]) -> None:
         """Compute the values of `names` for all draws, where the reference can."""
         producers = self._model.producers
-        wanted = [name for name in names if producers.get(name, -1) in self._computable]
+        computable = [name for name in names if producers.get(name, -1) in self._computable]
         if self._draws is None:
-            self._draws = self._first_draws(wanted)
-        missing = [n for n in wanted if any(n not in draw.inputs for draw in self._draws)]
+            self._draws = self._first_draws(computable)
+        missing = [n for n in computable if any(n not in draw.inputs for draw in self._draws)]
         if missing and self._draws:
             self._draws = self._with_values(self._draws, missing)
 
@@ -104,7 +104,7 @@ class ReferenceValues:
         }
         return PartDraw(draw.kind, inputs, expected, is_further=draw.is_further)
 
-    def _first_draws(self, wanted: list[str]) -> list[Draw]:
+    def _first_draws(self, names: list[str]) -> list[Draw]:
         """Generate inputs that the reference accepts, in several sizes if dimensions are open."""
         model = self._model
         kinds: Sequence[Kind] = KINDS[: self._num_draws]
@@ -113,9 +113,9 @@ class ReferenceValues:
             first_sizes, *other_sizes = size_options(model)
             draws: list[Draw] = []
             if not has_open_dimensions(model) or self._is_suitable(first_sizes):
-                draws = self._accepted_draws([(kind, first_sizes) for kind in kinds], wanted)
+                draws = self._accepted_draws([(kind, first_sizes) for kind in kinds], names)
             for sizes, more_sizes in () if draws else sum_options(model):
-                if draws := self._draws_of_doubtful_sizes(kinds, sizes, wanted):
+                if draws := self._draws_of_doubtful_sizes(kinds, sizes, names):
                     other_sizes.insert(0, more_sizes)
                     break
             num_sizes -= bool(draws)
@@ -123,11 +123,11 @@ class ReferenceValues:
                 if not num_sizes:
                     break
                 more_kinds = _FURTHER_KINDS if draws else kinds
-                if more := self._draws_of_doubtful_sizes(more_kinds, sizes, wanted):
+                if more := self._draws_of_doubtful_sizes(more_kinds, sizes, names):
                     draws += more
                     num_sizes -= 1
             if draws and has_open_dimensions(model) and self._further_sizes is not None:
-                draws += self._further_draws(draws, self._further_sizes, wanted)
+                draws += self._further_draws(draws, self._further_sizes, names)
         except TensorError as error:
             self.problem = str(error)
             return []
@@ -139,7 +139,7 @@ class ReferenceValues:
         self,
         draws: Sequence[Draw],
         further_sizes: Sequence[tuple[int, ...]],
-        wanted: list[str],
+        names: list[str],
     ) -> list[Draw]:
         """Generate inputs of a batch of one and of further sizes, all in one run.
 
@@ -150,47 +150,47 @@ class ReferenceValues:
             options = [(1, *others), *further_sizes]
         else:
             options = [(1, first), (1,), *(sizes[:1] for sizes in further_sizes)]
-        known = {self._shapes(draw) for draw in draws}
+        earlier_shapes = {self._shapes(draw) for draw in draws}
         choices = [
             choice
             for choice in itertools.product(_FURTHER_KINDS, options)
-            if self._shapes(draw_inputs(self._model, *choice)) not in known
+            if self._shapes(draw_inputs(self._model, *choice)) not in earlier_shapes
         ]
-        found = self._accepted_draws(choices, wanted) if choices else []
-        return [replace(draw, is_further=True) for draw in found]
+        more_draws = self._accepted_draws(choices, names) if choices else []
+        return [replace(draw, is_further=True) for draw in more_draws]
 
     def _shapes(self, draw: Draw) -> tuple[tuple[int, ...], ...]:
         return tuple(np.shape(draw.inputs[port.name]) for port in self._model.inputs)
 
     def _draws_of_doubtful_sizes(
-        self, kinds: Sequence[Kind], sizes: tuple[int, ...], wanted: list[str]
+        self, kinds: Sequence[Kind], sizes: tuple[int, ...], names: list[str]
     ) -> list[Draw]:
         """Generate inputs of kinds, the first one alone: draws of large sizes take seconds."""
         if not self._is_suitable(sizes):
             return []
         first, *others = ((kind, sizes) for kind in kinds)
-        draws = self._accepted_draws([first], wanted)
+        draws = self._accepted_draws([first], names)
         if draws and others:
-            draws += self._accepted_draws(others, wanted)
+            draws += self._accepted_draws(others, names)
         return draws
 
     def _accepted_draws(
-        self, choices: Sequence[tuple[Kind, tuple[int, ...]]], wanted: list[str]
+        self, choices: Sequence[tuple[Kind, tuple[int, ...]]], names: list[str]
     ) -> list[Draw]:
         """Generate inputs; if the reference rejects those of a kind, with valid integers."""
         model = self._model
-        accepted = self._with_values([draw_inputs(model, *choice) for choice in choices], wanted)
+        accepted = self._with_values([draw_inputs(model, *choice) for choice in choices], names)
         if not any(p.dtype is not None and p.dtype.kind in "iu" for p in model.inputs):
             return accepted
         for integers in _VALID_INTEGERS:
-            tried = {(draw.kind, draw.sizes) for draw in accepted}
+            attempts = {(draw.kind, draw.sizes) for draw in accepted}
             draws = [
                 draw_inputs(model, kind, sizes, integers=integers[kind])
                 for kind, sizes in choices
-                if kind in integers and (kind, sizes) not in tried
+                if kind in integers and (kind, sizes) not in attempts
             ]
             if draws:
-                accepted += self._with_values(draws, wanted)
+                accepted += self._with_values(draws, names)
         return accepted
 
     def _with_values(self, draws: list[Draw], names: list[str]) -> list[Draw]:
@@ -221,15 +221,15 @@ class ReferenceValues:
 def _computable_positions(model: Model, supported: frozenset[str]) -> frozenset[int]:
     """Return the positions of nodes that the reference can compute from the model's inputs."""
     computable: set[int] = set()
-    known = {port.name for port in model.inputs} | model.constants.keys()
+    values = {port.name for port in model.inputs} | model.constants.keys()
     for position, node in enumerate(model.nodes):
         if (
             node.name in supported
             and not is_random(node.proto)
-            and all(value in known for value in node.reads)
+            and all(value in values for value in node.reads)
         ):
             computable.add(position)
-            known.update(node.writes)
+            values.update(node.writes)
     return frozenset(computable)
 
 

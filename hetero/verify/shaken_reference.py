@@ -55,12 +55,12 @@ class Shaker:
             return value
         wide = np.asarray(value, np.float64)
         start = int(self._rng.integers(_NUM_SIGNS))
-        moved = wide * np.resize(np.roll(self._factors, start), wide.shape)
+        noisy = wide * np.resize(np.roll(self._factors, start), wide.shape)
         if exact_step:
             steps = wide / exact_step
             is_exact = (steps == np.rint(steps)) & (np.abs(wide) < self._largest_count)
-            moved = np.where(is_exact, wide, moved)
-        return np.asarray(moved).astype(value.dtype)
+            noisy = np.where(is_exact, wide, noisy)
+        return np.asarray(noisy).astype(value.dtype)
 
     def move_in_blocks(self, value: np.ndarray, block_size: int, unit: float) -> np.ndarray:
         """Return values, each moved by `unit` of the largest one of its block of the last axis."""

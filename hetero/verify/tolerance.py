@@ -126,8 +126,8 @@ def beyond_noise(
     elif expected.dtype.kind in "iu":
         noise = _largest_element(np.abs(noisy.astype(np.float64) - expected.astype(np.float64)))
         atol = min(_NOISE_FACTOR * noise, 2.0**62)
-    found = [d for d in differences_of(name, expected, actual, rtol, atol) if not d.agrees]
-    return tuple(d for d in found if not _is_tie(d, expected, noisy, rounds))
+    differences = [d for d in differences_of(name, expected, actual, rtol, atol) if not d.agrees]
+    return tuple(d for d in differences if not _is_tie(d, expected, noisy, rounds))
 
 
 def _is_filling(magnitudes: np.ndarray) -> np.ndarray:

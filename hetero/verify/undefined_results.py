@@ -17,15 +17,15 @@ def undefined_reason(model: Model, values: Mapping[str, Value]) -> str | None:
 
     `values`: the reference's values, and the constants are those of the model.
     """
-    known = {name: constant.array for name, constant in model.constants.items()} | dict(values)
+    all_values = {n: c.array for n, c in model.constants.items()} | dict(values)
     for node in model.nodes:
-        inputs = [known.get(name) for name in node.inputs]
+        inputs = [all_values.get(name) for name in node.inputs]
         if any(is_float(v) and not np.isfinite(np.asarray(v, np.float64)).all() for v in inputs):
             return f"{node.name!r} reads values that are not finite"
         check = (
             _CHECKS.get(node.op_type) if not node.domain else _MICROSOFT_CHECKS.get(node.op_type)
         )
-        if check is not None and (reason := check(node, inputs, known)):
+        if check is not None and (reason := check(node, inputs, all_values)):
             return f"{node.name!r}: {reason}"
     return None
 
@@ -33,8 +33,8 @@ def undefined_reason(model: Model, values: Mapping[str, Value]) -> str | None:
 _Check = Callable[[Node, list[Value], Mapping[str, Value]], str | None]
 
 
-def _cast(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
-    result = known.get(node.outputs[0])
+def _cast(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
+    result = values.get(node.outputs[0])
     if not is_float(inputs[0]) or result is None or result.dtype.kind not in "iu":
         return None
     info = np.iinfo(result.dtype)
@@ -43,7 +43,7 @@ def _cast(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | 
     return None if is_inside.all() else "the cast of a float outside the type's range"
 
 
-def _divide(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _divide(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     if inputs[1] is None or inputs[1].dtype.kind not in "iu":
         return None
     if not np.all(inputs[1]):
@@ -54,13 +54,13 @@ def _divide(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str 
     return "division of the smallest integer by -1" if overflows else None
 
 
-def _shift(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _shift(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     if inputs[1] is None or not inputs[1].size:
         return None
     return "shift by the type's width" if inputs[1].max() >= inputs[1].dtype.itemsize * 8 else None
 
 
-def _power(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _power(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     base, exponent = inputs[:2]
     if base is None or base.dtype.kind not in "iu":
         return None
@@ -70,14 +70,14 @@ def _power(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str |
     return None if is_inside.all() else "the power of an integer outside the type's range"
 
 
-def _quantize(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _quantize(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     positions = (1, 4, 6) if node.op_type.startswith("QLinear") else (1,)
     scales = [inputs[p] for p in positions if p < len(inputs) and inputs[p] is not None]
     is_positive = all((np.asarray(scale, np.float64) > 0).all() for scale in scales)
     return None if is_positive else "a scale that is not positive"
 
 
-def _window(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _window(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     """Windows larger than the padded data: runtimes round the number of windows to 0 or 1."""
     data = inputs[0]
     if not isinstance(data, np.ndarray):
@@ -116,7 +116,7 @@ def has_large_window(model: Model) -> bool:
     return False
 
 
-def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _reflection(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     if node.attributes.get("mode") != "reflect" or inputs[0] is None:
         return None
     pads = inputs[1] if len(inputs) > 1 else np.asarray(node.attributes.get("pads", ()))
@@ -127,12 +127,12 @@ def _reflection(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> 
     return "a reflection beyond the data" if np.any(pads >= np.tile(sizes, 2)) else None
 
 
-def _sequence_lengths(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _sequence_lengths(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     lengths = inputs[4] if len(inputs) > 4 else None
     return None if lengths is None or np.all(lengths) else "a sequence without steps"
 
 
-def _mel_weights(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _mel_weights(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     if any(value is None for value in inputs[1:5]):
         return None
     length, rate, low, high = (float(np.asarray(value, np.float64)) for value in inputs[1:5])
@@ -140,7 +140,7 @@ def _mel_weights(node: Node, inputs: list[Value], known: Mapping[str, Value]) ->
     return None if is_valid else "frequencies outside the spectrum"
 
 
-def _padded_tokens(node: Node, inputs: list[Value], known: Mapping[str, Value]) -> str | None:
+def _padded_tokens(node: Node, inputs: list[Value], values: Mapping[str, Value]) -> str | None:
     lengths, total = inputs[5], inputs[6]
     if lengths is None or total is None:
         return None

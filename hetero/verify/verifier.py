@@ -128,12 +128,12 @@ class Verifier:
         """Return the nodes that devices are known to run wrongly; empty with VERIFY=NO."""
         if request.hetero_config["VERIFY"] == "NO":
             return {}
-        known = {
+        refusals = {
             device.name: self.store.refusals(model, device.name, request, cache)
             for device in request.descriptors
             if is_vendor(device)
         }
-        return {device: nodes for device, nodes in known.items() if nodes}
+        return {device: nodes for device, nodes in refusals.items() if nodes}
 
     def summaries(
         self, model: Model, request: CompileRequest, cache: Cache | None
@@ -181,8 +181,8 @@ class Session:
         if self.request.hetero_config["VERIFY"] != "YES":
             return  # STRICT raises an error when a plan has wrong nodes
         for device in self._vendors:
-            known = self.store.find(self.model, device, self.request, self.cache)
-            for part_key, verdict in known.items():
+            verdicts = self.store.find(self.model, device, self.request, self.cache)
+            for part_key, verdict in verdicts.items():
                 if verdict.status == "refused":
                     self._verdicts[device, part_key] = replace(verdict, device=device)
                     self._refuse(device, refusals_of(verdict))
@@ -252,10 +252,10 @@ class Session:
 
     def _recall(self, subgraphs: Mapping[tuple[str, str], Subgraph]) -> None:
         for (device, part_key), subgraph in subgraphs.items():
-            known = self.store.find(self.model, device, self.request, self.cache)
-            if part_key in known:
+            verdicts = self.store.find(self.model, device, self.request, self.cache)
+            if part_key in verdicts:
                 self._verdicts[device, part_key] = replace(
-                    known[part_key], device=device, node_names=subgraph.node_names
+                    verdicts[part_key], device=device, node_names=subgraph.node_names
                 )
 
     def _vendor_subgraphs(
