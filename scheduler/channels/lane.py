@@ -260,15 +260,17 @@ def read_timings(packed: bytes, devices: Sequence[str] | None = None) -> tuple[S
             f"{_TIMING.size} up to {(MAX_TIMINGS + 1) * _TIMING.size}."
         )
     timings = []
-    for stage, queued_s, started_s, ended_s, *parts_s, nbytes in _TIMING.iter_unpack(packed):
-        if devices is not None and stage >= len(devices):
-            raise BlobError(
-                f"packed message with a timing of stage {stage}; expected a stage below "
-                f"{len(devices)}."
-            )
-        device = "" if devices is None else devices[stage]
-        fields = (stage, device, queued_s, started_s, ended_s, *parts_s, {}, nbytes, ())
-        timings.append(_new(StageTiming, fields))
+    device = ""
+    for row in _TIMING.iter_unpack(packed):  # stage, six times and the size, without names: faster
+        if devices is not None:
+            try:
+                device = devices[row[0]]
+            except IndexError as error:
+                raise BlobError(
+                    f"packed message with a timing of stage {row[0]}; expected a stage below "
+                    f"{len(devices)}."
+                ) from error
+        timings.append(_new(StageTiming, (row[0], device, *row[1:7], {}, row[7], ())))
     return tuple(timings)
 
 

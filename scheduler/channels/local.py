@@ -145,7 +145,13 @@ class LocalLink:
         with self._lock:
             if self._closed:
                 return True
-            return not self._queue and self._try_packet((_MESSAGE_HEADER, *parts))
+            if self._queue or not self._is_connected:
+                return False
+            try:
+                self._socket.sendmsg((_MESSAGE_HEADER, *parts))
+            except OSError as error:
+                return self._is_done(error)
+            return True
 
     def send(self, frames: Sequence[Any]) -> None:
         """Send or queue a message; its memory must not be written to afterwards."""
@@ -205,9 +211,14 @@ class LocalLink:
         try:
             self._socket.sendmsg(packet)
         except OSError as error:
-            if error.errno in _FULL:
-                return False
-            self._end()
+            return self._is_done(error)
+        return True
+
+    def _is_done(self, error: OSError) -> bool:
+        """Handle an error of the socket; return whether the connection has ended."""
+        if error.errno in _FULL:
+            return False
+        self._end()
         return True
 
     def end(self) -> None:

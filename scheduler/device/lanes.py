@@ -71,8 +71,9 @@ class _Lane:
         self.key = lane_key(description.deployment)
         self.outputs = tuple(outputs)
         self.is_plain = is_plain
-        #: Mask of all inputs.
-        self.mask = (1 << len(description.inputs)) - 1
+        #: Mask of all inputs, and their number.
+        self.num_inputs = len(description.inputs)
+        self.mask = (1 << self.num_inputs) - 1
         position_of = {name: position for position, name in enumerate(outputs)}
         #: Consumers by route.
         self.consumers: Mapping[int, tuple[_Consumer, ...]] = {
@@ -95,16 +96,24 @@ class _Lane:
 class LaneTask:
     """Task of a packed message that occupies a stream of its stage.
 
+    `attempt`: request id and number of the attempt.
     `timings`: packed timings of the earlier stages.
     """
 
-    __slots__ = ("context", "entered", "head", "inputs", "lane", "ready_s", "timings")
+    __slots__ = ("attempt", "context", "entered", "head", "inputs", "lane", "ready_s", "timings")
 
     def __init__(
-        self, lane: _Lane, head: LaneHead, inputs: Sequence[Value], timings: bytes, ready_s: float
+        self,
+        lane: _Lane,
+        head: LaneHead,
+        attempt: tuple[int, int],
+        inputs: Sequence[Value],
+        timings: bytes,
+        ready_s: float,
     ) -> None:
         self.lane = lane
         self.head = head
+        self.attempt = attempt
         self.inputs = inputs
         self.timings = timings
         self.ready_s = ready_s
@@ -211,29 +220,22 @@ class DeviceLanes:
         description = lane.description
         try:
             inputs = read_tensors(data, head, self._channel.stored_tensor)
-            if num_timings > MAX_TIMINGS:
-                raise BlobError(
-                    f"packed message with {num_timings} timings; expected at most {MAX_TIMINGS}."
-                )
-            if num_tensors != mask.bit_count() or mask & ~lane.mask:
-                raise BlobError(
-                    f"packed message with {num_tensors} tensors and the input mask {mask:#b} for "
-                    f"stage {stage}; expected one tensor for each bit, and inputs below "
-                    f"{len(description.inputs)}."
-                )
+            is_whole = mask == lane.mask and num_tensors == lane.num_inputs
+            if not is_whole or num_timings > MAX_TIMINGS:
+                _check_head(head, lane)
         except SlotError:  # the message is lost
             raise
         except BlobError as error:
             self._send_failure(Failure(_task_of(description.deployment, head), error))
             return
+        attempt = (request_id, number)
         timings = slice_timings(data, head)
-        task = LaneTask(lane, head, inputs, timings, self._now_s())
-        if lane.is_plain and mask == lane.mask and route in lane.consumers:
-            attempt = (request_id, number)
+        task = LaneTask(lane, head, attempt, inputs, timings, self._now_s())
+        if is_whole and lane.is_plain and route in lane.consumers:
             with self._lock:
-                if self._machine.is_obsolete(lane.stage, attempt):
-                    return
                 is_started = self._machine.begin_direct(lane.stage, attempt, task)
+            if is_started is None:  # it is obsolete
+                return
             if is_started:
                 self._start(task)
                 return
@@ -253,14 +255,15 @@ class DeviceLanes:
         """Cancel the running tasks of an attempt."""
         attempt = (request.id, request.attempt)
         for task in list(self._running.values()):
-            is_same = (task.head.request_id, task.head.attempt) == attempt
+            is_same = task.attempt == attempt
             if is_same and task.lane.description.deployment == request.deployment and task.context:
                 task.context.cancel()
 
     def run(self, task: LaneTask) -> None:
         """Run a task in the calling thread and forward its outputs."""
-        lane, head = task.lane, task.head
-        attempt, dropped = (head.request_id, head.attempt), lane.stage.deployment.dropped
+        lane, attempt = task.lane, task.attempt
+        stage = lane.stage
+        dropped = stage.deployment.dropped
         outputs: Sequence[Value] = ()
         timing: StageTiming | None = None
         failure: Exception | None = None
@@ -270,7 +273,7 @@ class DeviceLanes:
             if attempt not in dropped:
                 _, outputs, timing = self._host.execute(
                     lane.description.deployment,
-                    head.stage,
+                    lane.description.stage,
                     task.inputs,
                     context,
                     ready_s=task.ready_s,
@@ -280,7 +283,7 @@ class DeviceLanes:
         finally:
             del self._running[id(task)]
             with self._lock:
-                instructions = self._machine.end_direct(lane.stage, task)
+                instructions = self._machine.end_direct(stage, task)
             if instructions:  # first: the device must not wait while the outputs are sent
                 self._follow(instructions)
         try:
@@ -288,12 +291,14 @@ class DeviceLanes:
                 return
             if failure is not None:
                 failed_task = task.task
-                stage_error = self._host.convert_error(failure, head.stage, failed_task.request)
+                stage_error = self._host.convert_error(
+                    failure, failed_task.stage, failed_task.request
+                )
                 self._send_failure(
                     Failure(failed_task, self._typed_error(failed_task, stage_error))
                 )
             elif timing is not None:
-                self._forward(lane, head, outputs, task.timings, timing)
+                self._forward(lane, task.head, outputs, task.timings, timing)
         except Exception as error:  # report it to the request; the thread continues
             self._send_failure(Failure(task.task, self._typed_error(task.task, error)))
 
@@ -324,45 +329,56 @@ class DeviceLanes:
         timing: StageTiming,
     ) -> None:
         """Send outputs to their consumers, and the model's outputs to the client."""
-        client = lane.description.client
-        consumers = lane.consumers[head.route]
+        _, _, _, deployment, request_id, attempt, _, route, _, _ = head
+        consumers = lane.consumers[route]
         packed = pack_timing(timing)
         timings = earlier + packed
         if consumers and len(timings) > MAX_TIMINGS * len(packed):
-            self._send_result(client, lane, head, {}, timings)
+            self._send_result(lane, head, (), timings)
             timings = b""
         for address, stage, names, mask, positions in consumers:
             tensors = [*map(outputs.__getitem__, positions)]
-            to_stage = _head(head, TO_STAGE, stage, mask)
+            fields = (TO_STAGE, 0, 0, deployment, request_id, attempt, stage, route, mask, 0)
+            to_stage: LaneHead = _new(LaneHead, fields)
             if not (mask and self._channel.send_lane(address, to_stage, timings, tensors)):
                 task = _task_of(lane.description.deployment, to_stage)
                 values = dict(zip(names, tensors, strict=True))
                 self._channel.send(address, Values(task, values, read_timings(timings)))
         if lane.results or not consumers:
-            results = {lane.outputs[position]: outputs[position] for position in lane.results}
-            self._send_result(client, lane, head, results, timings)
+            results = [*map(outputs.__getitem__, lane.results)]
+            self._send_result(lane, head, results, timings)
 
     def _send_result(
-        self,
-        client: str,
-        lane: _Lane,
-        head: LaneHead,
-        results: Mapping[str, Value],
-        timings: bytes,
+        self, lane: _Lane, head: LaneHead, results: Sequence[Value], timings: bytes
     ) -> None:
-        to_client = _head(head, TO_CLIENT, head.stage, 0)
-        if not self._channel.send_lane(client, to_client, timings, list(results.values())):
+        """Send outputs of the model, all or none, to the client."""
+        client = lane.description.client
+        _, _, _, deployment, request_id, attempt, stage, route, _, _ = head
+        fields = (TO_CLIENT, 0, 0, deployment, request_id, attempt, stage, route, 0, 0)
+        to_client: LaneHead = _new(LaneHead, fields)
+        if not self._channel.send_lane(client, to_client, timings, results):
             task = _task_of(lane.description.deployment, head)
-            self._channel.send(client, Outputs(task, results, read_timings(timings)))
+            names = lane.description.outputs if results else ()
+            values = dict(zip(names, results, strict=True))
+            self._channel.send(client, Outputs(task, values, read_timings(timings)))
 
 
-def _head(received: LaneHead, kind: int, stage: int, mask: int) -> LaneHead:
-    """Return the head of a message that forwards outputs; faster than `_replace`."""
-    _, _, _, deployment, request_id, attempt, _, route, _, _ = received
-    head: LaneHead = _new(
-        LaneHead, (kind, 0, 0, deployment, request_id, attempt, stage, route, mask, 0)
-    )
-    return head
+def _check_head(head: LaneHead, lane: _Lane) -> None:
+    """Check the numbers of a message.
+
+    Raises BlobError: there are too many timings, or the tensors do not match the input mask.
+    """
+    if head.num_timings > MAX_TIMINGS:
+        raise BlobError(
+            f"packed message with {head.num_timings} timings; expected at most {MAX_TIMINGS}."
+        )
+    mask = head.input_mask
+    if head.num_tensors != mask.bit_count() or mask & ~lane.mask:
+        raise BlobError(
+            f"packed message with {head.num_tensors} tensors and the input mask {mask:#b} for "
+            f"stage {head.stage}; expected one tensor for each bit, and inputs below "
+            f"{lane.num_inputs}."
+        )
 
 
 def _task_of(deployment: str, head: LaneHead) -> Task:

@@ -304,9 +304,8 @@ class PumpingWorkers(BaseWorkers):
     def start(self, loop: DeviceLoop, due: TaskRun) -> None:
         """Queue a task for the next idle thread."""
         self._jobs.append((loop, due))
-        one_of_us = threading.get_ident() in self._threads
         if self._channel is not None and (
-            not one_of_us or (self.count > 1 and len(self._jobs) > 1)
+            threading.get_ident() not in self._threads or (self.count > 1 and len(self._jobs) > 1)
         ):
             self._channel.wake()
 
@@ -334,10 +333,10 @@ class PumpingWorkers(BaseWorkers):
 
     def _run_all(self, most: int) -> int:
         """Run the queued tasks, and up to `most` that arrive meanwhile; return their number."""
-        num_run = 0
-        while self._jobs or (num_run < most and self._pump(0)):
+        num_run, jobs = 0, self._jobs
+        while jobs or (num_run < most and self._pump(0)):
             try:
-                job = self._jobs.popleft()
+                job = jobs.popleft()
             except IndexError:  # another thread has taken it, or the message was no task
                 continue
             started_s = time.monotonic()
@@ -348,6 +347,8 @@ class PumpingWorkers(BaseWorkers):
 
     def _note(self, took_s: float, loop: DeviceLoop) -> None:
         self._ewma_s += (took_s - self._ewma_s) / 8
+        if not self._has_receiver and self._ewma_s < _CHOSEN_S:  # most tasks are short
+            return
         needs_receiver = self._needs_receiver(loop)
         if needs_receiver != self._has_receiver:
             with self._lock:

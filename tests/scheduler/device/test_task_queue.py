@@ -416,20 +416,30 @@ def test_direct_task_occupies_a_stream_until_it_leaves():
 def test_direct_task_is_remembered_by_its_attempt():
     m = machine(3)
     stage, direct = m.stage("d", 0), Direct()
-    assert not m.is_obsolete(stage, (1, 1))
     assert m.begin_direct(stage, (1, 1), direct)
-    assert m.num_tasks == 1
-    assert m.is_obsolete(stage, (1, 1))
-    assert not m.is_obsolete(m.stage("d", 1), (1, 1))
+    assert direct.entered is stage
+    assert (m.num_tasks, m.num_running, stage.num_running) == (1, 1, 1)
+    assert m.begin_direct(stage, (1, 1), Direct()) is None
     assert add_inputs(m, task(1), "x") == []
     assert m.end_direct(stage, direct) == []
-    assert (m.num_tasks, m.num_running) == (0, 0)
+    assert direct.entered is None
+    assert (m.num_tasks, m.num_running, stage.num_running) == (0, 0, 0)
     m.drop(task(2).request)
-    assert m.is_obsolete(stage, (2, 1))
+    assert m.begin_direct(stage, (2, 1), Direct()) is None
     joins = m.stage("d", 1)
     add_inputs(m, task(3, 1), "a")
-    assert not m.begin_direct(joins, (3, 1), Direct())  # it has a record already
-    assert m.begin_direct(stage, (3, 1), Direct())
+    assert m.begin_direct(joins, (3, 1), Direct()) is False  # it has a record already
+    assert m.begin_direct(joins, (1, 1), Direct())  # another stage of the first attempt
+    assert m.num_running == 1
+
+
+def test_ended_direct_task_starts_the_next_one():
+    m = machine()
+    stage, direct = m.stage("d", 0), Direct()
+    assert m.begin_direct(stage, (1, 1), direct)
+    assert m.begin_direct(stage, (2, 1), Direct()) is False  # the stream is taken
+    assert add_inputs(m, task(5), "x") == []  # it waits
+    assert m.end_direct(stage, direct) == [run(task(5), "x")]
 
 
 def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch):
@@ -439,7 +449,12 @@ def test_few_ended_and_dropped_attempts_are_remembered(monkeypatch):
         add_inputs(m, task(number), "x")
         end(m, task(number))
         m.drop(task(number + 10).request)
-    assert [m.is_obsolete(m.stage("d", 0), (n, 1)) for n in (1, 2, 3)] == [False, True, True]
+    stage = m.stage("d", 0)
+    assert [m.begin_direct(stage, (n, 1), Direct()) for n in (2, 3)] == [None, None]
+    direct = Direct()
+    assert m.begin_direct(stage, (1, 1), direct)  # forgotten
+    m.end_direct(stage, direct)
+    assert m.begin_direct(stage, (2, 1), Direct())  # forgotten in its turn
     assert [m.is_dropped(task(n).request) for n in (11, 12, 13)] == [False, True, True]
 
 
