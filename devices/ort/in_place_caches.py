@@ -8,9 +8,11 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from operator import is_
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -46,6 +48,8 @@ class _Buffers:
         #: provider does not have, in 20 calls of each run.
         self.binding = binding._iobinding
         self.arrays: list[np.ndarray] = []
+        #: (batch, heads, head size) of each cache.
+        self._sizes: list[tuple[int, int, int]] = []
         #: Positions in use; a run that appends to these buffers increases it.
         self.length = 0
         self.capacity = -(-length // _BLOCK) * _BLOCK
@@ -57,21 +61,48 @@ class _Buffers:
             binding.bind_ortvalue_input(past, value)
             binding.bind_ortvalue_output(present, value)
             self.arrays.append(array)
+            self._sizes.append((batch, heads, size))
+        self._dtypes = [array.dtype for array in self.arrays]
+        self._nbytes = [array.nbytes for array in self.arrays]
+
+    def tensors(self, length: int) -> Iterable[CacheTensor]:
+        """Return the caches with their first `length` positions; without calls for each."""
+        shapes = {
+            (batch, heads, size): (batch, heads, length, size)
+            for batch, heads, size in {*self._sizes}
+        }
+        fields = zip(
+            repeat(self),
+            self.arrays,
+            map(shapes.__getitem__, self._sizes),
+            self._dtypes,
+            self._nbytes,
+            strict=False,
+        )
+        return map(_new_cache, fields)
 
 
-class CacheTensor(RemoteTensor):
-    """A KV cache: the first positions of a buffer."""
+class _CacheFields(NamedTuple):
+    """Fields of a cache: its buffer among those of its model, and its shape, type and size."""
 
+    buffers: _Buffers
+    array: np.ndarray
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    nbytes: int
+
+
+class CacheTensor(_CacheFields, RemoteTensor):
+    """A KV cache: the first positions of a buffer.
+
+    It is a tuple, because each run creates one for each cache, and the constructor of a tuple does
+    not call a Python function.
+    """
+
+    __slots__ = ()
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
     device = "ORT"
-    nbytes = 0  # an attribute instead of a property, because callers read it often
-
-    def __init__(self, buffers: _Buffers, array: np.ndarray, length: int) -> None:
-        batch, heads, _, size = array.shape
-        self.buffers: Final = buffers
-        self.array: Final = array
-        self.shape = (batch, heads, length, size)
-        self.dtype = array.dtype
-        self.nbytes = array.nbytes
 
     @property
     def view(self) -> np.ndarray:
@@ -87,6 +118,12 @@ class CacheTensor(RemoteTensor):
         self.view[:] = array
 
 
+#: Creates a cache from a tuple of its fields.
+_new_cache: Final[Callable[[Iterable[Any]], CacheTensor]] = partial(tuple.__new__, CacheTensor)
+_shape_of: Final = attrgetter("shape")
+_array_of: Final = attrgetter("array")
+
+
 class InPlaceCaches:
     """The KV caches that a session appends to in place.
 
@@ -97,7 +134,6 @@ class InPlaceCaches:
     def __init__(self, pairs: Mapping[str, str], length_source: tuple[str, int]) -> None:
         self.pairs = dict(pairs)
         self.length_source = length_source
-        self._lock = threading.Lock()
 
     @classmethod
     def find(cls, model: Model) -> InPlaceCaches | None:
@@ -122,72 +158,95 @@ class InPlaceCaches:
                 return cls(pairs, (port.name, shape.index(new_positions)))
         return None
 
-    def past_length(self, feeds: Mapping[str, Value]) -> int:
+    def configure(self, options: onnxruntime.RunOptions) -> None:
+        """Add the setting that runs in place need, once: a repetition logs a warning."""
+        options.add_run_config_entry(*_NO_GRAPH)
+
+
+class InPlaceSession:
+    """Session whose runs append to caches in place.
+
+    What does not change between runs is computed once, because decode steps are short.
+    `input_names`: names of the values that `run` takes; some may not be inputs of the session.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        caches: InPlaceCaches,
+        input_names: Sequence[str],
+        output_names: Sequence[str],
+    ) -> None:
+        self._session = session
+        self._pairs = pairs = caches.pairs
+        name, axis = caches.length_source
+        self._length_position, self._length_axis = input_names.index(name), axis
+        #: Returns the past caches among the inputs. There are always several.
+        self._past_caches = itemgetter(*map(input_names.index, pairs))
+        ports = {port.name for port in session.get_inputs()}
+        #: Position and name of each input that is not a cache.
+        self._fed_inputs = [
+            (position, name)
+            for position, name in enumerate(input_names)
+            if name in ports and name not in pairs
+        ]
+        presents = list(pairs.values())
+        self._other_outputs = [name for name in output_names if name not in presents]
+        # `_Buffers` binds the present caches before the other outputs.
+        self._bound_positions = range(len(presents), len(output_names))
+        self._in_order = itemgetter(*map([*presents, *self._other_outputs].index, output_names))
+        self._lock = threading.Lock()
+
+    def past_length(self, inputs: Sequence[Value]) -> int:
         """Return the length of all past caches; 0 if they are empty or their lengths differ.
 
         A session creates the presents of empty caches itself.
         """
-        lengths = {feeds[past].shape[_POSITIONS_AXIS] for past in self.pairs}
+        lengths = {shape[_POSITIONS_AXIS] for shape in {*map(_shape_of, self._past_caches(inputs))}}
         return lengths.pop() if len(lengths) == 1 else 0
 
-    def configure(self, options: onnxruntime.RunOptions) -> None:
-        """Add the setting that `run` needs, once: a repetition logs a warning."""
-        options.add_run_config_entry(*_NO_GRAPH)
-
     def run(
-        self,
-        session: onnxruntime.InferenceSession,
-        feeds: Mapping[str, Value],
-        output_names: Sequence[str],
-        options: onnxruntime.RunOptions,
-    ) -> list[Value]:
-        """Run a session on caches that are not empty; present caches are returned in place.
+        self, inputs: Sequence[Value], past: int, options: onnxruntime.RunOptions
+    ) -> Sequence[Value]:
+        """Run on caches with `past` positions, 1 or more; return the present caches in place.
 
-        `options` are configured; see `configure`.
+        `options` are configured; see `InPlaceCaches.configure`.
         """
-        name, axis = self.length_source
-        past = self.past_length(feeds)
-        length = past + feeds[name].shape[axis]
-        buffers = self._reserve(session, [feeds[name] for name in self.pairs], past, length)
+        length = past + inputs[self._length_position].shape[self._length_axis]
+        buffers = self._reserve(self._past_caches(inputs), past, length)
         binding = buffers.binding
-        for name, value in feeds.items():
-            if name not in self.pairs:
-                binding.bind_input(name, value)
-        results: dict[str, Value] = {
-            name: CacheTensor(buffers, array, length)
-            for name, array in zip(self.pairs.values(), buffers.arrays, strict=True)
-        }
-        others = [name for name in output_names if name not in results]
-        for name in others:
+        for position, name in self._fed_inputs:
+            binding.bind_input(name, inputs[position])
+        for name in self._other_outputs:
             binding.bind_output(name, _HOST)
-        session._sess.run_with_iobinding(binding, options)
+        self._session._sess.run_with_iobinding(binding, options)
         values = binding.get_outputs()
-        first = len(results)  # `_Buffers` bound the caches before the other outputs
-        results |= {name: values[first + i].numpy() for i, name in enumerate(others)}
-        return [results[name] for name in output_names]
+        others = [values[position].numpy() for position in self._bound_positions]
+        outputs: Sequence[Value] = self._in_order((*buffers.tensors(length), *others))
+        return outputs
 
     def _reserve(
-        self,
-        session: onnxruntime.InferenceSession,
-        caches: Sequence[CacheTensor | np.ndarray],
-        past: int,
-        length: int,
+        self, caches: Sequence[CacheTensor | np.ndarray], past: int, length: int
     ) -> _Buffers:
         """Return buffers that hold `caches`, with capacity for `length` positions.
 
         The caches' own buffers are returned if they are large enough and no other run has appended
         to them; otherwise new ones with copies.
         """
-        buffers: _Buffers | None = getattr(caches[0], "buffers", None)
+        first = caches[0]
+        buffers: Any = None
+        if type(first) is CacheTensor and {*map(type, caches)} == {CacheTensor}:
+            buffers = first.buffers
         with self._lock:
             if (
                 buffers is None
-                or buffers.session is not session
+                or buffers.session is not self._session
                 or buffers.length != past
                 or buffers.capacity < length
-                or not all(map(is_, buffers.arrays, [getattr(c, "array", None) for c in caches]))
+                or not all(map(is_, buffers.arrays, map(_array_of, caches)))
             ):
                 arrays = [c.view if isinstance(c, CacheTensor) else c for c in caches]
-                buffers = _Buffers(session, self.pairs, arrays, length)
+                buffers = _Buffers(self._session, self._pairs, arrays, length)
             buffers.length = length
-        return buffers
+        own: _Buffers = buffers
+        return own

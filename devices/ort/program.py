@@ -24,7 +24,7 @@ from hetero.devices.model.node_validation import check_self_contained
 from hetero.devices.model.reader import read_model
 from hetero.devices.model.stub_model import attach_weights
 from hetero.devices.ort.errors import ERRORS
-from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches
+from hetero.devices.ort.in_place_caches import CacheTensor, InPlaceCaches, InPlaceSession
 from hetero.devices.ort.provider import Provider
 from hetero.devices.ort.runtime import VERSION, onnxruntime
 from hetero.devices.ort.session import open_mapped_session, open_session, session_model
@@ -115,6 +115,11 @@ class OrtProgram(Program):
             self._session_outputs == [port.name for port in model.outputs]
         )
         self.returns_new_memory = self._has_all_ports and self._caches is None
+        self._in_place: InPlaceSession | None = None
+        if self._caches and self._session:
+            self._in_place = InPlaceSession(
+                self._session, self._caches, self._input_names, self._session_outputs
+            )
 
     @cached_property
     def _source(self) -> Model:
@@ -126,15 +131,16 @@ class OrtProgram(Program):
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancellation terminates it between nodes."""
-        values = dict(zip(self._input_names, inputs, strict=True))
-        caches = (
-            self._caches
-            if self._caches and context.resident_outputs >= self._cache_outputs
-            else None
-        )
-        if caches is None and CacheTensor in map(type, inputs):
-            values = {n: v.to_host() if type(v) is CacheTensor else v for n, v in values.items()}
-        if context.profile and self._session and caches is None:
+        in_place, past = self._in_place, 0
+        if in_place is not None:
+            if context.resident_outputs >= self._cache_outputs:
+                past = in_place.past_length(inputs)
+            if not past and CacheTensor in map(type, inputs):
+                inputs = [v.to_host() if type(v) is CacheTensor else v for v in inputs]
+        values: dict[str, Value] = {}
+        if not past or not self._has_all_ports:
+            values = dict(zip(self._input_names, inputs, strict=True))
+        if context.profile and self._session and not past:
             for name, seconds in self._profile(values).items():
                 context.record(name, seconds)
         results: dict[str, Value] = {}
@@ -148,10 +154,10 @@ class OrtProgram(Program):
             call.native.context, options = context, call.options
             with call.native:
                 try:
-                    feeds = values if self._has_all_ports else self._select_inputs(values)
-                    if caches and caches.past_length(feeds):
-                        outputs = caches.run(self._session, feeds, self._session_outputs, options)
+                    if past and in_place is not None:
+                        outputs = in_place.run(inputs, past, options)
                     else:
+                        feeds = values if self._has_all_ports else self._select_inputs(values)
                         outputs = self._run_session(self._session_outputs, feeds, options)
                         for position, value in enumerate(outputs):
                             if type(value) is np.ndarray and value.nbytes <= _MAX_COPIED_NBYTES:
@@ -200,7 +206,7 @@ class OrtProgram(Program):
 
     def close(self) -> None:
         """Release the session."""
-        self._session, self._run_session = None, tuple
+        self._session, self._in_place, self._run_session = None, None, tuple
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
         """Return session options; an empty `level` follows DISABLE_TRANSFORMATIONS."""

@@ -79,19 +79,23 @@ def check_shared_sizes(
 class OutputType:
     """Reliable type of an output.
 
-    `dimensions`: those of the type's shape; None if it has none.
+    `sizes`: the type's shape, with None for each open size; None if the type has no shape.
     `accepted_shape`: the last shape that fits the type, so that equal ones need no check; None if
         the type has no shape.
     """
 
-    __slots__ = ("accepted_shape", "dimensions", "dtype", "spec")
+    __slots__ = ("accepted_shape", "dtype", "sizes", "spec")
 
     def __init__(self, spec: TensorSpec) -> None:
         self.spec = spec
         self.dtype = spec.dtype
-        self.dimensions = None if spec.shape is None else tuple(spec.shape)
+        self.sizes = (
+            None
+            if spec.shape is None
+            else tuple([size if isinstance(size, int) else None for size in spec.shape])
+        )
         # An open shape equals no value's.
-        self.accepted_shape: tuple[Any, ...] | None = self.dimensions
+        self.accepted_shape: tuple[Any, ...] | None = self.sizes
 
 
 def output_types(specs: Sequence[TensorSpec]) -> tuple[OutputType, ...]:
@@ -165,10 +169,10 @@ def check_outputs(
             results.append(value)
             continue
         if is_remote(type(value)) and value.dtype == dtype:  # a state on its device
-            if value.shape != shape and accepted != (expected.dimensions, value.shape):
+            if value.shape != shape and accepted != (expected.sizes, value.shape):
                 if not port.accepts(value.shape):
                     raise _mismatch(value, port, model, device)
-                accepted = expected.dimensions, value.shape  # states often share both
+                accepted = expected.sizes, value.shape  # states often share both
             results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value
