@@ -25,6 +25,9 @@ class RequestStates:
         self.variables = variables
         #: Names of the outputs with the next values.
         self.outputs = tuple(dict.fromkeys(v.output.name for v in variables))
+        #: Names of the inputs, and of their outputs.
+        self._input_names = tuple(v.input.name for v in variables)
+        self._output_names = tuple(v.output.name for v in variables)
         #: Symbol -> (input, axis) that determines its size in a run.
         self._symbols = {
             size: (port.name, axis)
@@ -81,7 +84,8 @@ class RequestStates:
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
         """Store the next values from the outputs of a successful run."""
-        self._replace({v.input.name: outputs[v.output.name] for v in self.variables})
+        values = map(outputs.__getitem__, self._output_names)  # without a call for each
+        self._replace(dict(zip(self._input_names, values, strict=True)))
 
     def are_current(self, values: Mapping[str, Value]) -> bool:
         """Return whether these resident tensors are the current values."""

@@ -69,6 +69,15 @@ class LineageNode:
 class DeviceBundle(TensorBundle):
     """Reference to tensors in a device's process; the device frees them once it is collected."""
 
+    # Defaults are class attributes, because each run creates a bundle, and most set none of them.
+    #: The lineage node that produced it; None if it cannot be recomputed.
+    lineage: LineageNode | None = None
+    #: Whether its device has not produced it yet, and the expected bytes of its lineage.
+    is_awaited = False
+    lineage_nbytes: int | None = None
+    #: Copies of those tensors that the device also returned to the client.
+    copies: Mapping[str, Value] = {}
+
     def __init__(
         self,
         memory: Memory,
@@ -82,13 +91,6 @@ class DeviceBundle(TensorBundle):
         self.address = address
         self.key = key
         self.specs = specs
-        #: The lineage node that produced it; None if it cannot be recomputed.
-        self.lineage: LineageNode | None = None
-        #: Whether its device has not produced it yet, and the expected bytes of its lineage.
-        self.is_awaited = False
-        self.lineage_nbytes: int | None = None
-        #: Copies of those tensors that the device also returned to the client.
-        self.copies: Mapping[str, Value] = {}
 
     def __del__(self) -> None:
         self.memory.schedule_free(self.address, self.key)

@@ -137,6 +137,19 @@ class RemoteMemory:
             bundle.copies = {n: copy_value(value) for n, value in received.items() if n in specs}
         return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
 
+    def new_outputs(
+        self,
+        device: str,
+        address: str,
+        key: str,
+        specs: Mapping[str, tuple[str, tuple[int, ...]]],
+    ) -> dict[str, Value]:
+        """Return references to resident outputs that nobody awaited."""
+        if self._closed or self._channel is None:
+            self._get_channel()  # freeing the bundle uses the channel
+        bundle = DeviceBundle(self, device, address, key, specs)
+        return dict(zip(specs, map(_new_kept, zip(itertools.repeat(bundle), specs)), strict=True))
+
     def pending_outputs(
         self,
         device: str,
@@ -349,10 +362,25 @@ class RemoteMemory:
         self._free(garbage)
         return others or None
 
-    def free_released(self) -> None:
-        """Free unreferenced bundles at once."""
-        if self._released_bundles:
-            self._free(self._take_garbage())
+    def free_released(self, stores: Mapping[str, Callable[[Iterable[str]], None]] = {}) -> None:
+        """Free unreferenced bundles at once.
+
+        `stores`: functions that free bundles by their keys, of devices in this process.
+        """
+        released = self._released_bundles
+        while released:
+            try:
+                bundle = address, key = released.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                if address in stores:
+                    stores[address]((key,))
+                else:
+                    self._free({address: (key,)})
+            except BaseException:  # Ctrl-C
+                released.append(bundle)
+                raise
 
     def close(self) -> None:
         """Close the channel; calls that wait raise ClusterError."""

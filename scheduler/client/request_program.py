@@ -8,26 +8,30 @@ running attempt, and handles it like every other request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
-from hetero.devices.request.response import ResidentOutputs, StageTiming
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.channels.memory import read_only
-from hetero.scheduler.client.device_tensors import DeviceBundle, kept_specs
+from hetero.scheduler.client.device_tensors import DeviceBundle
 from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.client.request_runner import RequestRunner, Submission
 from hetero.scheduler.types import events
-from hetero.scheduler.types.messages import Task
+from hetero.scheduler.types.messages import bundle_key
 from hetero.scheduler.types.placement import Placement
 
+#: Cached name of an element type.
+_kind_of: Final = cache(element_type_name)
 #: Creates a tuple without Python's call overhead.
 _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 
@@ -48,10 +52,11 @@ class Stage(Protocol):
     def find_resident(self, key: str) -> Mapping[str, Value] | None:
         """Return a bundle of resident tensors; None if the device does not have it."""
 
-    def keep_outputs(
-        self, attempt: Request, outputs: Mapping[str, Value]
-    ) -> tuple[ResidentOutputs, ...]:
-        """Store the outputs that a request declares resident; return them, grouped by shape."""
+    def keep(self, key: str, tensors: Mapping[str, Value]) -> None:
+        """Store resident tensors under a key."""
+
+    def free(self, keys: Iterable[str]) -> None:
+        """Free resident tensors by their keys."""
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: Any
@@ -73,6 +78,8 @@ class Step(NamedTuple):
 
     `forwarded`: positions among its outputs, and numbers, of the tensors that later steps read.
     `results`: names, and positions among its outputs, of the model's outputs.
+    `left`: names of the outputs that may stay in the device's memory.
+    `resident`: names, and positions among its outputs, of the outputs that the device stores.
     """
 
     number: int
@@ -81,6 +88,7 @@ class Step(NamedTuple):
     forwarded: tuple[tuple[int, int], ...]
     results: tuple[tuple[str, int], ...]
     left: frozenset[str]
+    resident: tuple[tuple[str, ...], tuple[int, ...]] = ((), ())
 
 
 class Resumption(NamedTuple):
@@ -118,19 +126,22 @@ class RequestProgram:
         numbers: dict[str, int] = {}
         for name in (spec.name for spec in plan.inputs):
             numbers[name] = len(numbers)
-        self._inputs = tuple(numbers.items())
         for name in (name for stage in placement.stages for name in stage.outputs):
             numbers.setdefault(name, len(numbers))
         self._names = tuple(numbers)
         self._placement = placement
         self._stages = stages
-        #: A stage of each device, and the device that reads an input, if no other device does.
+        #: A stage of each device.
         self._stage_on = {placed.device: stages[placed.index] for placed in placement.stages}
-        self._readers: dict[str, str] = {}
-        for name, _ in self._inputs:
-            devices = {placed.device for placed in placement.stages if name in placed.inputs}
-            if len(devices) == 1:
-                self._readers[name] = devices.pop()
+        #: Functions that free resident tensors, by address.
+        self._free_at = {stage.address: stage.free for stage in stages}
+        inputs = []
+        for spec in plan.inputs:
+            readers = {placed.device for placed in placement.stages if spec.name in placed.inputs}
+            reader = readers.pop() if len(readers) == 1 else None
+            inputs.append((spec.name, numbers[spec.name], reader))
+        #: Name and number of each input, and the device that reads it, if no other device does.
+        self._inputs = tuple(inputs)
         #: Whether requests may have resident tensors; with several routes, these decide the route.
         self._has_one_route = len(placement.routes) == 1
         #: Steps of requests with resident outputs, by these outputs.
@@ -173,15 +184,16 @@ class RequestProgram:
         nbytes = 0
         bundle: DeviceBundle | None = None
         stored: Mapping[str, Value] = {}
-        for name, number in self._inputs:
+        for name, number, reader in self._inputs:
             value = inputs.get(name)
             if type(value) is ResidentTensor:
-                if value.bundle is not bundle:
-                    bundle = value.bundle
+                of_value, stored_name = value
+                if of_value is not bundle:
+                    bundle = of_value
                     stored = self._stored(bundle)
-                if self._readers.get(name) != bundle.device or value.name not in stored:
+                if reader != bundle.device or stored_name not in stored:
                     return None
-                value = stored[value.name]
+                value = stored[stored_name]
                 if type(value) is np.ndarray:
                     value = read_only(value)
                 values[number] = value
@@ -199,7 +211,7 @@ class RequestProgram:
             if not self._has_one_route:
                 return None
             request = request._replace(restore_s=0.0)  # lost with this process, if at all
-            self._memory.free_released()
+            self._memory.free_released(self._free_at)
         runner = self._runner
         run = DirectRun(request, nbytes, runner.now_s())
         timings: list[StageTiming] = []
@@ -210,7 +222,8 @@ class RequestProgram:
                     return None
             made_nbytes, took_s = 0, 0.0
             steps = self._steps_with(resident) if resident else self._steps[run.route]
-            for number, stage, read_numbers, forwarded, produced, left in steps:
+            for step in steps:
+                _, stage, read_numbers, forwarded, produced, left, (kept_names, _) = step
                 result = stage.run([*map(values.__getitem__, read_numbers)], left, run)
                 if result is None:
                     return self._adopt(run, inputs, values, results, timings)
@@ -225,8 +238,8 @@ class RequestProgram:
                         values[read_number] = read_only(output)
                 for name, position in produced:
                     results[name] = outputs[position]
-                if resident:
-                    timing = self._keep_outputs(run, number, outputs, timing, results)
+                if kept_names:
+                    timing = self._keep_outputs(run, step, outputs, timing, results)
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
                 took_s += timing.ended_s - timing.started_s
@@ -268,14 +281,26 @@ class RequestProgram:
         steps = self._resident_steps.get(resident)
         if steps is None:
             steps = self._resident_steps[resident] = tuple(
-                step._replace(left=step.stage.outputs_left(0, resident)) for step in self._steps[0]
+                step._replace(
+                    left=step.stage.outputs_left(0, resident),
+                    resident=self._resident_outputs(step.number, resident),
+                )
+                for step in self._steps[0]
             )
         return steps
+
+    def _resident_outputs(
+        self, number: int, resident: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Return the names and positions of a stage's outputs that are among `resident`."""
+        names = self._placement.stages[number].outputs
+        positions = tuple(i for i, name in enumerate(names) if name in resident)
+        return tuple(names[i] for i in positions), positions
 
     def _keep_outputs(
         self,
         run: DirectRun,
-        number: int,
+        step: Step,
         outputs: Sequence[Value],
         timing: StageTiming,
         results: dict[str, Value],
@@ -284,16 +309,24 @@ class RequestProgram:
 
         Returns the timing with their description.
         """
-        task = Task(self._runner.attempt_of(run), number)
-        stage, placed = self._stages[number], self._placement.stages[number]
-        by_name = dict(zip(placed.outputs, outputs, strict=True))
-        resident = stage.keep_outputs(task.request, by_name)
-        if not resident:
-            return timing
-        timing = timing._replace(resident=resident)
-        specs = kept_specs(placed.outputs, timing)
-        results.update(self._memory.outputs(placed.device, stage.address, task, specs))
-        return timing
+        names, positions = step.resident
+        values = [outputs[position] for position in positions]
+        kinds = [(value.dtype, value.shape) for value in values]
+        if kinds.count(kinds[0]) == len(kinds):  # the usual case: KV caches
+            groups = {kinds[0]: positions}
+        else:
+            groups = {
+                kind: tuple(i for i, k in zip(positions, kinds, strict=True) if k == kind)
+                for kind in kinds
+            }
+        spec_of = {(dtype, shape): (_kind_of(dtype), shape) for dtype, shape in groups}
+        specs = dict(zip(names, map(spec_of.__getitem__, kinds), strict=True))
+        key = bundle_key(self._runner.attempt_of(run), step.number)
+        step.stage.keep(key, dict(zip(names, values, strict=True)))
+        device = self._placement.stages[step.number].device
+        results.update(self._memory.new_outputs(device, step.stage.address, key, specs))
+        resident = tuple((*spec_of[kind], group) for kind, group in groups.items())
+        return timing._replace(resident=resident)
 
     def _adopt(
         self,
@@ -305,7 +338,7 @@ class RequestProgram:
     ) -> Submission:
         """Hand a request over to the machine, and its remaining stages to their devices."""
         steps = self._steps[run.route]
-        available = {number for _, number in self._inputs}
+        available = {number for _, number, _ in self._inputs}
         available.update(n for step in steps[: len(timings)] for _, n in step.forwarded)
         call = self._runner.adopt(run, inputs, results, timings)
         if (attempt := call.attempt) is not None:

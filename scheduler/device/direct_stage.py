@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from hetero.devices.errors import HeteroError
 from hetero.devices.plugin.program import RunContext, Value
 from hetero.devices.request.request import Request
-from hetero.devices.request.response import ResidentOutputs, StageTiming
+from hetero.devices.request.response import StageTiming
 from hetero.scheduler.device.host import DeviceHost
 from hetero.scheduler.device.resident_tensors import ResidentTensors
 from hetero.scheduler.device.task_queue import DeviceMachine, DirectTask, OpenStage
 from hetero.scheduler.types.events import DeviceInstruction, Send
-from hetero.scheduler.types.messages import Task
 
 
 class DirectStage:
@@ -63,15 +62,16 @@ class DirectStage:
         """Return a bundle of resident tensors; None if the device does not have it."""
         return self._resident.find(self._stage.description.client, key)
 
-    def keep_outputs(
-        self, attempt: Request, outputs: Mapping[str, Value]
-    ) -> tuple[ResidentOutputs, ...]:
-        """Store the outputs that a request declares resident; return them, grouped by shape.
+    def keep(self, key: str, tensors: Mapping[str, Value]) -> None:
+        """Store resident tensors under a key.
 
         Raises DeviceMemoryError: the device is out of memory.
         """
-        task = Task(attempt, self._number)
-        return self._resident.keep_outputs(self._stage.description.client, task, outputs)
+        self._resident.keep(self._stage.description.client, key, tensors)
+
+    def free(self, keys: Iterable[str]) -> None:
+        """Free resident tensors by their keys; ignore unknown keys."""
+        self._resident.free(keys)
 
     def run(
         self, inputs: Sequence[Value], left: frozenset[str], task: DirectTask
