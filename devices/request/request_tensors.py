@@ -21,7 +21,7 @@ from hetero.devices.model.element_type import element_type_name
 from hetero.devices.model.ports import find_port
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.program import Value
-from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor
+from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor, is_remote
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
 
@@ -264,7 +264,7 @@ class RequestTensors:
                 continue
             if is_array and not value.flags.writeable:
                 value = value.copy()
-            needs_copy = copy and not isinstance(value, RemoteTensor)
+            needs_copy = copy and not is_remote(type(value))
             if port.name in self._output_tensors:
                 tensor = self._output_tensors[port.name]
                 if _fits(tensor.content(), value):  # the caller may refer to this memory

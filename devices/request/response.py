@@ -82,8 +82,7 @@ class Response:
     stage_runs = deprecated_alias("stage_runs", "stage_timings")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
+class RequestTimes(NamedTuple):
     """Breakdown of the time of one run of a request.
 
     Attributes

@@ -31,7 +31,12 @@ from hetero.devices.errors import (
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.promise import FutureLike
-from hetero.devices.request.request import INLINE_REQUEST, QUICK_REQUEST, Request
+from hetero.devices.request.request import (
+    DEFAULT_REQUEST,
+    INLINE_REQUEST,
+    QUICK_REQUEST,
+    Request,
+)
 from hetero.devices.request.request_tensors import RequestTensors
 from hetero.devices.request.response import Response
 from hetero.devices.request.results import Results
@@ -88,6 +93,8 @@ class RequestStateMachine:
         self.on_end: Callable[[], object] | None = None
         #: Input -> output of the previous run that it reads, in runs of `start_next`.
         self.feedback: Mapping[str, str] = {}
+        #: Options of the last request record, and the record.
+        self._last_request: tuple[tuple[Any, ...], Request] = (), DEFAULT_REQUEST
         self._next: _NextRun | None = None
         self._callback: Callback | None = None
         self._lock = threading.RLock()
@@ -240,22 +247,29 @@ class RequestStateMachine:
     def _request(
         self, timeout_s: float | None = None, *, inline: bool | None = False, waits: bool = True
     ) -> Request:
-        """Return the request record of a run with options."""
+        """Return the request record of a run with options.
+
+        Runs with equal options get the same object, which targets may recognize.
+        """
         resident, restore_s = self.tensors.resident_outputs, 0.0
         if self.states.variables:
             resident, restore_s = resident + self.states.outputs, self.restore_s
         # A caller that waits cannot call `start_next`, which alone reads copies.
-        feedback = () if inline else self.feedback.values()
-        copies = tuple(name for name in feedback if name not in resident)
-        return Request(
-            timeout_s,
-            waits=waits,
-            inline=inline,
-            priority=self.priority,
-            restore_s=restore_s,
-            resident_outputs=resident,
-            resident_copies=copies,
-        )
+        feedback = () if inline else tuple(self.feedback.values())
+        options = (timeout_s, waits, inline, self.priority, restore_s, resident, feedback)
+        last_options, request = self._last_request
+        if options != last_options:
+            request = Request(
+                timeout_s,
+                waits=waits,
+                inline=inline,
+                priority=self.priority,
+                restore_s=restore_s,
+                resident_outputs=resident,
+                resident_copies=tuple(name for name in feedback if name not in resident),
+            )
+            self._last_request = options, request
+        return request
 
     def start_next(self, inputs: Mapping[str, Any]) -> bool:
         """Submit the next run during the current one; return whether that was possible."""

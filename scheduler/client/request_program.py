@@ -19,8 +19,8 @@ from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
-from hetero.devices.request.request import Request
-from hetero.devices.request.response import StageTiming
+from hetero.devices.request.request import DEFAULT_REQUEST, Request
+from hetero.devices.request.response import ResidentOutputs, StageTiming
 from hetero.scheduler.channels.memory import read_only
 from hetero.scheduler.client.device_tensors import DeviceBundle
 from hetero.scheduler.client.direct_run import DirectRun
@@ -32,8 +32,9 @@ from hetero.scheduler.types.placement import Placement
 
 #: Cached name of an element type.
 _kind_of: Final = cache(element_type_name)
-#: Creates a tuple without Python's call overhead.
+#: Create tuples without Python's call overhead.
 _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
+_timing: Final[Callable[..., StageTiming]] = tuple.__new__
 
 
 class Stage(Protocol):
@@ -144,8 +145,9 @@ class RequestProgram:
         self._inputs = tuple(inputs)
         #: Whether requests may have resident tensors; with several routes, these decide the route.
         self._has_one_route = len(placement.routes) == 1
-        #: Steps of requests with resident outputs, by these outputs.
-        self._resident_steps: dict[tuple[str, ...], tuple[Step, ...]] = {}
+        #: The last request with resident tensors, and how it is run.
+        self._last_resident: tuple[Request | None, Request, tuple[Step, ...]]
+        self._last_resident = None, DEFAULT_REQUEST, ()
 
         def step(number: int, route: int) -> Step:
             stage = placement.stages[number]
@@ -206,11 +208,15 @@ class RequestProgram:
             values[number] = view
         if nbytes > max_nbytes or len(inputs) != len(self._inputs):
             return None
-        resident = request.resident_outputs
+        steps: tuple[Step, ...] = ()
         if request.has_resident_tensors or bundle is not None:
             if not self._has_one_route:
                 return None
-            request = request._replace(restore_s=0.0)  # lost with this process, if at all
+            last_request, prepared_request, steps = self._last_resident
+            if request is last_request:
+                request = prepared_request
+            else:
+                request, steps = self._prepare_resident(request)
             self._memory.free_released(self._free_at)
         runner = self._runner
         run = DirectRun(request, nbytes, runner.now_s())
@@ -221,8 +227,7 @@ class RequestProgram:
                 if not self._machine.begin_direct(run, runner.ids):
                     return None
             made_nbytes, took_s = 0, 0.0
-            steps = self._steps_with(resident) if resident else self._steps[run.route]
-            for step in steps:
+            for step in steps or self._steps[run.route]:
                 _, stage, read_numbers, forwarded, produced, left, (kept_names, _) = step
                 result = stage.run([*map(values.__getitem__, read_numbers)], left, run)
                 if result is None:
@@ -276,18 +281,20 @@ class RequestProgram:
             return {}
         return stage.find_resident(bundle.key) or {}
 
-    def _steps_with(self, resident: tuple[str, ...]) -> tuple[Step, ...]:
-        """Return the steps of the only route for requests with these resident outputs."""
-        steps = self._resident_steps.get(resident)
-        if steps is None:
-            steps = self._resident_steps[resident] = tuple(
-                step._replace(
-                    left=step.stage.outputs_left(0, resident),
-                    resident=self._resident_outputs(step.number, resident),
-                )
-                for step in self._steps[0]
+    def _prepare_resident(self, request: Request) -> tuple[Request, tuple[Step, ...]]:
+        """Return a request with resident tensors as it is run here, and the steps of its route."""
+        resident = request.resident_outputs
+        steps = tuple(
+            step._replace(
+                left=step.stage.outputs_left(0, resident),
+                resident=self._resident_outputs(step.number, resident),
             )
-        return steps
+            for step in self._steps[0]
+        )
+        # Its states are lost with this process, if at all.
+        prepared_request = request._replace(restore_s=0.0)
+        self._last_resident = request, prepared_request, steps
+        return prepared_request, steps
 
     def _resident_outputs(
         self, number: int, resident: tuple[str, ...]
@@ -313,20 +320,28 @@ class RequestProgram:
         values = [outputs[position] for position in positions]
         kinds = [(value.dtype, value.shape) for value in values]
         if kinds.count(kinds[0]) == len(kinds):  # the usual case: KV caches
-            groups = {kinds[0]: positions}
+            kind, shape = _kind_of(values[0].dtype), values[0].shape
+            specs = dict.fromkeys(names, (kind, shape))
+            resident: tuple[ResidentOutputs, ...] = ((kind, shape, positions),)
         else:
-            groups = {
-                kind: tuple(i for i, k in zip(positions, kinds, strict=True) if k == kind)
-                for kind in kinds
+            specs = {
+                name: (_kind_of(dtype), shape)
+                for name, (dtype, shape) in zip(names, kinds, strict=True)
             }
-        spec_of = {(dtype, shape): (_kind_of(dtype), shape) for dtype, shape in groups}
-        specs = dict(zip(names, map(spec_of.__getitem__, kinds), strict=True))
+            resident = tuple(
+                (
+                    kind,
+                    shape,
+                    tuple(i for i, n in zip(positions, names, strict=True) if specs[n] == spec),
+                )
+                for spec in dict.fromkeys(specs.values())
+                for kind, shape in [spec]
+            )
         key = bundle_key(self._runner.attempt_of(run), step.number)
         step.stage.keep(key, dict(zip(names, values, strict=True)))
         device = self._placement.stages[step.number].device
         results.update(self._memory.new_outputs(device, step.stage.address, key, specs))
-        resident = tuple((*spec_of[kind], group) for kind, group in groups.items())
-        return timing._replace(resident=resident)
+        return _timing(StageTiming, (*timing[:-1], resident))  # `resident` is the last field
 
     def _adopt(
         self,

@@ -290,7 +290,9 @@ class Batcher:
 
     def _feeds(self, batch: SequenceBatch) -> dict[str, np.ndarray]:
         """Return the inputs of a batch's next run, and set the time limit for recomputation."""
-        num_tokens = sum(len(sequence.ids) for sequence in batch.sequences)
+        num_tokens = 0
+        for sequence in batch.sequences:
+            num_tokens += len(sequence.ids)
         replay_s = _MAX_REPLAY_PROMPTS * self._chunks.prompt_s(num_tokens)
         batch.request.restore_s = max(_MAX_REPLAY_S, replay_s)
         batch.is_early, batch.is_next_early = batch.is_next_early, False
@@ -368,24 +370,31 @@ class Batcher:
 
     def _complete(self, group: StepGroup, batch: SequenceBatch, results: Results) -> None:
         """Append a step's tokens to the sequences, unless it was a prompt chunk."""
-        seconds = sum(stage.run_s for stage in batch.request.times.stages)
+        seconds = 0.0
+        for stage in batch.request.times.stages:
+            seconds += stage.ended_s - stage.started_s
         tokens = results[self.decoder.token][:, 0].tolist()
         logits = results[self.decoder.logits][:, -1] if len(results) > 1 else None
+        has_ended = is_used = False  # loops instead of generators: this runs for each token
         with self._lock:
-            if batch.step_inputs.complete_run(seconds):
-                for row, sequence in enumerate(batch.sequences):
-                    if not sequence.is_complete:
-                        sequence.add(tokens[row], None if logits is None else logits[row])
-                        if len(sequence.ids) - 1 == self.decoder.changes_at and sequence.slot:
-                            self._restart(sequence)
+            is_step = batch.step_inputs.complete_run(seconds)
+            for row, sequence in enumerate(batch.sequences):
+                if is_step and not sequence.is_complete:
+                    sequence.add(tokens[row], None if logits is None else logits[row])
+                    if len(sequence.ids) - 1 == self.decoder.changes_at and sequence.slot:
+                        self._restart(sequence)
+                if sequence.is_complete:
+                    has_ended = True
+                elif sequence.slot is not None and sequence.slot[0] is batch:
+                    is_used = True
+            if is_step:
                 batch.step_inputs.add(tokens)
-                if any(sequence.is_complete for sequence in batch.sequences):
+                if has_ended:
                     self._chunks.observe_end()
             self._release(group)
-            is_unused = not any(one.slot and one.slot[0] is batch for one in batch.sequences)
-        if is_unused:
+        if not is_used:
             batch.request.cancel()  # the step after the last, if it was started
-        if any(sequence.is_complete for sequence in batch.sequences):
+        if has_ended:
             self.observe_end()
 
     def _restart(self, sequence: TokenSequence) -> None:
@@ -448,7 +457,7 @@ class Batcher:
 
 
 def _or_none(tokens: list[int | None]) -> list[int | None] | None:
-    return tokens if any(token is not None for token in tokens) else None
+    return tokens if tokens.count(None) < len(tokens) else None
 
 
 def _notify(sequence: TokenSequence) -> None:

@@ -29,6 +29,7 @@ from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import Request
 from hetero.scheduler import InProcessExecutor, Limits, create_executor
+from hetero.scheduler.channels.memory import MemoryChannel
 from hetero.scheduler.client import deployment as deployment_module
 from hetero.scheduler.client.request_runner import Submission
 from hetero.scheduler.device.resident_tensors import ResidentTensors
@@ -465,6 +466,35 @@ def test_resident_tensors_pass_from_run_to_run(executor):
     np.testing.assert_array_equal(plain.outputs["t0"], X + 4)
     assert kept_nbytes(executor) == X.nbytes  # earlier states are free
     assert held_nothing(executor, deployment)
+
+
+def test_states_are_kept_and_freed_without_messages(executor, monkeypatch):
+    deployment = warm(executor.deploy(*chain("TOY.0")))
+    request = Request(inline=True, resident_outputs=("t0",))
+    state: Any = deployment.submit({"x": X}, request).future.result(PATIENCE_S).outputs["t0"]
+    messages: list[Any] = []
+    monkeypatch.setattr(MemoryChannel, "send", lambda *message: messages.append(message))
+    for _ in range(4):
+        state = deployment.submit({"x": state}, request).outputs["t0"]
+        assert kept_nbytes(executor) <= 2 * X.nbytes
+    assert messages == []
+
+
+def test_resident_outputs_of_several_shapes_are_grouped(executor):
+    sources = {"a": "x", "b": "y", "c": "x"}
+    lines: list[Line] = [("Neg", f"neg_{out}", (name,), out) for out, name in sources.items()]
+    plan = cut(build(lines, "abc", inputs=("x", "y")), ("TOY.0", [line[1] for line in lines]))
+    request = Request(inline=True, resident_outputs=("a", "b", "c"))
+    y = np.ones(3, np.float32)
+    deployment = warm(executor.deploy(*plan), x=X, y=y)
+    direct = deployment.submit({"x": X, "y": y}, request)
+    assert isinstance(direct, CompletedSubmission)
+    submitted = deployment.submit({"x": X, "y": y}, request._replace(inline=False))
+    (timing,) = submitted.future.result(PATIENCE_S).stage_timings
+    assert direct.stage_timings[0].resident == timing.resident
+    assert timing.resident == (("float", X.shape, (0, 2)), ("float", y.shape, (1,)))
+    for name, want in (("a", -X), ("b", -y), ("c", -X)):
+        np.testing.assert_array_equal(direct.outputs[name].tensor.to_host(), want)
 
 
 def test_resident_tensor_of_another_device_is_submitted(executor):
