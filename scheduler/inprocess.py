@@ -218,20 +218,20 @@ class InProcessDeployment(Deployment):
 
         Returns -1 if it must not run it, or the request program does not support it.
         """
-        is_plain = (
-            request is INLINE_REQUEST
-            or request is QUICK_REQUEST
-            or not (
+        if not self._runner.home_process.is_current:
+            return -1
+        if request is INLINE_REQUEST:
+            return inf if self._is_quick else -1
+        if request is not QUICK_REQUEST:
+            if (
                 request.timeout_s is not None
                 or request.profile
                 or request.priority
                 or request.resident_copies
-            )
-        )
-        if not is_plain or not self._runner.home_process.is_current:
-            return -1
-        if request.inline is not None:
-            return inf if request.inline and self._is_quick else -1
+            ):
+                return -1
+            if request.inline is not None:
+                return inf if request.inline and self._is_quick else -1
         # A caller that never blocks would keep the interpreter lock from busy workers.
         return self._max_tiny_nbytes if self._workers.are_idle else -1
 

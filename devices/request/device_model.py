@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
 from threading import Lock
+from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
@@ -113,22 +113,20 @@ class DeviceModel:
         if self._is_closed:
             self.check_open()
         context = context or RunContext(self.profiles)
+        program = self._program
         try:
             if self._run_lock is None:
-                start_s = time.perf_counter()
-                outputs = self._program.run(inputs, context)
+                start_s = perf_counter()
+                outputs = program.run(inputs, context)
             else:
                 with _hold_lock(self._run_lock, context):
-                    start_s = time.perf_counter()
-                    outputs = self._program.run(inputs, context)
-            end_s = time.perf_counter()
+                    start_s = perf_counter()
+                    outputs = program.run(inputs, context)
+            end_s = perf_counter()
+            copied_inputs = None if program.returns_new_memory else inputs
             # Copies of outputs need memory too: a view may be larger than its array.
             results = check_outputs(
-                outputs,
-                None if self._program.returns_new_memory else inputs,
-                self._output_types,
-                self.source,
-                self.device,
+                outputs, copied_inputs, self._output_types, self.source, self.device
             )
             if self._shared_sizes:
                 # Without the call of a Python function for each value.
@@ -157,7 +155,8 @@ class DeviceModel:
                 device=self.device,
             ) from error
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        context.download_s += time.perf_counter() - end_s
+        if copied_inputs is not None:  # some outputs may be copies
+            context.download_s += perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # The backend does not time nodes, so the profile shows the model as one node.
             context.record(self.name, context.infer_s)

@@ -191,11 +191,11 @@ class RequestStateMachine:
             if next_submission:
                 submission = next_submission
             else:
-                if self.states.variables:
+                if variables := self.states.variables:
                     values |= self.states.values_for(values)
                 has_options = (
                     timeout_s is not None
-                    or self.states.variables
+                    or variables
                     or self.feedback
                     or self.priority
                     or self.tensors.may_have_resident_outputs
@@ -207,11 +207,10 @@ class RequestStateMachine:
                     request = INLINE_REQUEST if inline else QUICK_REQUEST
                 submission = self._target.submit(values, request)
                 if type(submission) is CompletedSubmission:
-                    run.outputs, run.stage_timings = submission.outputs, submission.stage_timings
+                    run.outputs, run.stage_timings, run.request_id, story_of = submission
                     if self.states.variables or self._target.profiles:
                         self._use_response(run)
-                    run.request_id = submission.request_id
-                    run.story = partial(submission.story_of, submission.request_id)
+                    run.story = partial(story_of, run.request_id)
                     self._finish(run, callback)
                     return run
         except BaseException:

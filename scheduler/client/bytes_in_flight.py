@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.types.request_record import RequestRecord
 
 #: Decay of the maximum output size, per request of similar input size.
@@ -14,55 +13,40 @@ _FADING: Final = 7 / 8
 
 
 class BytesInFlight:
-    """Counter of bytes in flight, shared by the state machines of several deployments."""
+    """Counter of bytes in flight, shared by the state machines of several deployments.
+
+    The caller of each method holds `lock`, which also guards these state machines.
+    """
 
     def __init__(self) -> None:
         #: Bytes of admitted requests, and the number of running attempts.
         self.nbytes = self.num_running = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         #: Callbacks for the next decrease.
-        self._waiting: list[Callable[[], None]] = []
+        self.waiting: list[Callable[[], None]] = []
 
     def count(self, request: RequestRecord, nbytes: int, num_running: int) -> None:
         """Count a request with these bytes and attempts, instead of its previous ones.
 
         A repeated call changes nothing, so that a change that Ctrl-C interrupted can be repeated.
         """
-        callbacks: list[Callable[[], None]] = []
-        with self._lock:
-            is_decrease = nbytes < request.counted_nbytes
-            # No call between these lines: Ctrl-C comes before or after them.
-            self.nbytes += nbytes - request.counted_nbytes
-            self.num_running += num_running - request.counted_attempts
-            request.counted_nbytes, request.counted_attempts = nbytes, num_running
-            if is_decrease and self._waiting:
-                callbacks, self._waiting = self._waiting, callbacks
-        for call in callbacks:
-            call()
-
-    def begin_direct(self, run: DirectRun) -> None:
-        """Add a direct run; `run.is_counted` stays correct even if Ctrl-C interrupts."""
-        with self._lock:
-            self.nbytes += run.nbytes
-            self.num_running += 1
-            run.is_counted = True
-
-    def end_direct(self, run: DirectRun) -> None:
-        """Subtract a direct run."""
-        with self._lock:
-            self.nbytes -= run.nbytes
-            self.num_running -= 1
-            run.is_counted = False
-            if not self._waiting:
-                return
-            callbacks, self._waiting = self._waiting, []
-        for call in callbacks:
-            call()
+        is_decrease = nbytes < request.counted_nbytes
+        # No call between these lines: Ctrl-C comes before or after them.
+        self.nbytes += nbytes - request.counted_nbytes
+        self.num_running += num_running - request.counted_attempts
+        request.counted_nbytes, request.counted_attempts = nbytes, num_running
+        if is_decrease and self.waiting:
+            self.notify()
 
     def when_fewer(self, call: Callable[[], None]) -> None:
-        """Call `call` once at the next decrease, in the thread that causes it."""
-        with self._lock:
-            self._waiting.append(call)
+        """Call `call` once at the next decrease, in the thread that causes it, with the lock."""
+        self.waiting.append(call)
+
+    def notify(self) -> None:
+        """Call the callbacks, after a decrease."""
+        callbacks, self.waiting = self.waiting, []
+        for call in callbacks:
+            call()
 
 
 class ExpectedBytes:

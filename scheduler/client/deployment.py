@@ -603,7 +603,7 @@ class Deployment(ABC):
         return Response(outputs, runs)
 
     def _learn(self, took_s: float, nbytes: int) -> None:
-        """Record the total stage time and the input bytes of a request."""
+        """Record the seconds that a request took without waiting, and its input bytes."""
         self._is_quick = took_s < _QUICK_S
         if took_s >= _TINY_S:
             if nbytes <= self._tiny_nbytes:

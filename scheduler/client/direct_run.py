@@ -27,7 +27,7 @@ class DirectRun:
         Set at admission: the id, the route, whether there are other routes, and the expected bytes.
     ended_s : float or None
         Time of completion.
-    is_admitted, is_counted : bool
+    is_admitted : bool
         Whether the client's machine, and the counter of bytes in flight, include it now.
     entered : stage or None
         The stage whose stream it occupies now.
@@ -39,7 +39,6 @@ class DirectRun:
         "entered",
         "input_nbytes",
         "is_admitted",
-        "is_counted",
         "is_sent",
         "names_route",
         "nbytes",
@@ -57,7 +56,7 @@ class DirectRun:
         self.is_sent = is_sent
         self.ended_s: float | None = None
         self.request_id = self.route = self.nbytes = 0
-        self.names_route = self.is_admitted = self.is_counted = False
+        self.names_route = self.is_admitted = False
         self.entered: Any = None
 
     def record(self, limits: Limits) -> RequestRecord:

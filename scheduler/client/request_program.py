@@ -105,7 +105,7 @@ class RequestProgram:
     `stages`: the stages of the placement, by number.
     `memory`: the client's references to resident tensors.
     `resume`: sends the inputs of an adopted attempt to its remaining stages.
-    `learn`: records a request's total stage time in seconds and its input bytes.
+    `learn`: records the seconds that a request took and its input bytes.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class RequestProgram:
         if nbytes > max_nbytes or len(inputs) != len(self._inputs):
             return None
         steps: tuple[Step, ...] = ()
-        if request.has_resident_tensors or bundle is not None:
+        if request.resident_outputs or request.restore_s or bundle is not None:
             if not self._has_one_route:
                 return None
             last_request, prepared_request, steps = self._last_resident
@@ -226,7 +226,7 @@ class RequestProgram:
             with self._lock:
                 if not self._machine.begin_direct(run, runner.ids):
                     return None
-            made_nbytes, took_s = 0, 0.0
+            made_nbytes = 0
             for step in steps or self._steps[run.route]:
                 _, stage, read_numbers, forwarded, produced, left, (kept_names, _) = step
                 result = stage.run([*map(values.__getitem__, read_numbers)], left, run)
@@ -247,7 +247,6 @@ class RequestProgram:
                     timing = self._keep_outputs(run, step, outputs, timing, results)
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes
-                took_s += timing.ended_s - timing.started_s
             now_s = runner.now_s()
             with self._lock:
                 is_ended = self._machine.end_direct(run, now_s, made_nbytes)
@@ -267,7 +266,7 @@ class RequestProgram:
             step.stage.recover()
             runner.abandon(run, inputs)  # Ctrl-C: no thread awaits the result
             raise
-        self._learn(took_s, nbytes)
+        self._learn(now_s - run.begun_s, nbytes)
         if not self._is_ascending[run.route]:
             timings.sort()
         return _completed(

@@ -158,8 +158,9 @@ class RequestRunner:
         #: The request program also uses the machine, with the lock: for most requests, they are all
         #: that it needs of this object.
         self.machine = ClientMachine(limits, routes, name=name, in_flight=in_flight)
-        #: Guards the machine and the calls; never held during I/O.
-        self.lock = threading.Lock()
+        #: Guards the machine, the counter and the calls; never held during I/O. Deployments on the
+        #: same devices share it.
+        self.lock = in_flight.lock
         self.attempts = attempts
         self._ended = ended
         self.observers = observers
@@ -310,8 +311,6 @@ class RequestRunner:
         call = self._calls[request_id] = Submission(self, request_id, inputs, run.request)
         call.is_granted = True
         call.attempt = self.attempt_of(run)
-        if not run.is_counted:
-            self._in_flight.begin_direct(run)
         self.handle(events.Adopted(self.now_s(), request_id, outputs, stage_runs))
         return call
 
@@ -319,8 +318,6 @@ class RequestRunner:
         """Cancel a direct run that Ctrl-C interrupted, in any state."""
         if run.is_admitted:
             self.adopt(run, inputs, {}, ())
-        elif run.is_counted:
-            self._in_flight.end_direct(run)
         self._recover(run.request_id)
 
     def _recover(self, request_id: int) -> None:
@@ -389,19 +386,15 @@ class RequestRunner:
 
     def handle(self, event: ClientEvent) -> None:
         """Pass an event to the machine, and execute its instructions in order."""
-        is_new_wait = False
         with self.lock:
             for instruction in self.machine.handle(event):
                 self._queue_order(instruction)
             due = self.machine.due.entries
             if due and due[0][0] < self._timer.due_s:
                 self._timer.make_due_by(due[0][0])
-            if self.machine.num_waiting and not self._awaits_bytes:
-                self._awaits_bytes = is_new_wait = self.machine.waits_for_bytes
-        if is_new_wait:
-            self._in_flight.when_fewer(partial(self._clock.call_soon, self._check_for_room))
-            # Bytes may have been released since the machine checked.
-            self.handle(events.TimePassed(self.now_s()))
+            if self.machine.num_waiting and not self._awaits_bytes and self.machine.waits_for_bytes:
+                self._awaits_bytes = True
+                self._in_flight.when_fewer(partial(self._clock.call_soon, self._check_for_room))
         if self._outbox.orders:
             self._outbox.carry_out()
 

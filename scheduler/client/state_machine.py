@@ -115,19 +115,22 @@ class ClientMachine(Requests):
         if self.num_in_flight and not self._has_bytes(nbytes):
             return False
         routes = self._routes
-        route = 0 if routes.count == 1 and routes.live else routes.choose()
+        has_routes = routes.count > 1
+        route = routes.choose() if has_routes or not routes.live else 0
         if route is None:
             return False
-        run.request_id, run.nbytes = next(ids), nbytes
-        run.route, run.names_route = route, routes.count > 1
-        if routes.count > 1:
+        request_id = run.request_id = next(ids)
+        run.nbytes, run.route, run.names_route = nbytes, route, has_routes
+        if has_routes:
             routes.pass_time(route, run.begun_s)
+        in_flight, state = self._in_flight, routes.states[route]
         # No call between these lines: Ctrl-C comes before or after them.
-        self._direct[run.request_id] = run
-        routes.states[route].num_running += 1
+        self._direct[request_id] = run
+        state.num_running += 1
         self.num_in_flight += 1
+        in_flight.nbytes += nbytes
+        in_flight.num_running += 1
         run.is_admitted = True
-        self._in_flight.begin_direct(run)
         return True
 
     def end_direct(self, run: DirectRun, now_s: float, made_nbytes: int) -> bool:
@@ -137,20 +140,25 @@ class ClientMachine(Requests):
         if len(self._ended) > self.limits.remembered:
             self._ended.popitem(last=False)
         self._expected.record(run.input_nbytes, made_nbytes)
-        routes = self._routes
-        if routes.count > 1:
-            routes.pass_time(run.route, now_s)
+        routes, route, request_id = self._routes, run.route, run.request_id
+        has_routes = routes.count > 1
+        if has_routes:
+            routes.pass_time(route, now_s)
         run.ended_s = now_s
+        in_flight, state = self._in_flight, routes.states[route]
         # No call between these lines: Ctrl-C comes before or after them.
-        self._ended[run.request_id] = run
-        del self._direct[run.request_id]
-        routes.states[run.route].num_running -= 1
+        self._ended[request_id] = run
+        del self._direct[request_id]
+        state.num_running -= 1
         self.num_in_flight -= 1
+        in_flight.nbytes -= run.nbytes
+        in_flight.num_running -= 1
         run.is_admitted = False
-        self._in_flight.end_direct(run)
-        if routes.count > 1:
-            routes.count_completed(run.route)
-            routes.advance(run.route)
+        if in_flight.waiting:
+            in_flight.notify()
+        if has_routes:
+            routes.count_completed(route)
+            routes.advance(route)
         return True
 
     def is_direct(self, request_id: int) -> bool:
@@ -198,7 +206,7 @@ class ClientMachine(Requests):
         # No call between these lines: Ctrl-C comes before or after them.
         self._live[request_id] = request
         del self._direct[request_id]
-        run.is_admitted = run.is_counted = False  # the record is counted instead
+        run.is_admitted = False  # the record is counted instead
         return request
 
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:

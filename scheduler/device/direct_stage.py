@@ -78,24 +78,22 @@ class DirectStage:
     ) -> tuple[Sequence[Value], StageTiming] | None:
         """Run the stage in the calling thread; return None if no stream is free.
 
-        Raises the exception of the stage unchanged; see `placed`.
+        Raises the exception of the stage unchanged; see `convert_error`. The caller then has to
+        release the stream.
         """
-        stage = self._stage
-        try:
-            with self._lock:
-                if not self._machine.enter(stage, task):
-                    return None
-            _, outputs, run = self._host.execute(
-                self._deployment, self._number, inputs, RunContext(), left=left
-            )
-        finally:
-            if task.entered is not None:
-                with self._lock:
-                    instructions = self._machine.release_stream(stage, task)
-                if instructions:
-                    self._follow(instructions)
-        stage.record_run(run.ended_s - run.started_s)
-        return outputs, run
+        stage, lock, machine = self._stage, self._lock, self._machine
+        with lock:
+            if not machine.enter(stage, task):
+                return None
+        _, outputs, timing = self._host.execute(
+            self._deployment, self._number, inputs, RunContext(), left=left
+        )
+        with lock:
+            instructions = machine.release_stream(stage, task)
+        if instructions:
+            self._follow(instructions)
+        stage.record_run(timing.ended_s - timing.started_s)
+        return outputs, timing
 
     def release(self, task: DirectTask) -> None:
         """Release a stream and start the tasks that wait for it; idempotent."""

@@ -177,13 +177,15 @@ class DeviceHost:
     ) -> tuple[DeviceModel, Sequence[Value], StageTiming]:
         """Run a stage once; return the stage, its outputs in port order, and its timing.
 
-        Exceptions do not identify the request; see `placed`.
+        Exceptions do not identify the request; see `convert_error`.
         """
         key = (deployment, stage)
+        now_s = self._now_s
         self._running[context] = deployment
         try:
             compiled = self._stages.get(key) or self._stage(deployment, stage)
-            context.profile = context.profile or compiled.profiles
+            if compiled.profiles:
+                context.profile = True
             if left:
                 context.resident_outputs = _positions(compiled.output_names, left)
             if self._constants and (constants := self._constants.get(key)):
@@ -192,9 +194,9 @@ class DeviceHost:
                 inputs = [
                     constants[name] if name in constants else next(request_inputs) for name in names
                 ]
-            started_s = self._now_s()
+            started_s = now_s()
             outputs = compiled.run(inputs, context)
-            ended_s = self._now_s()
+            ended_s = now_s()
         finally:
             del self._running[context]
             if self._num_unloading:

@@ -97,6 +97,7 @@ class OpenStage:
         "ewma_s",
         "inputs",
         "num_running",
+        "num_streams",
     )
 
     def __init__(self, description: events.StageOpened, deployment: _Deployment) -> None:
@@ -117,6 +118,8 @@ class OpenStage:
         """Replace the description of the stage."""
         self.description = description
         self.inputs = frozenset(description.inputs)
+        #: Maximum number of its tasks that run at once.
+        self.num_streams = description.num_streams
 
 
 class DirectTask(Protocol):
@@ -288,7 +291,7 @@ class DeviceMachine:
         if (
             self._ready.waiting
             or self.num_running >= self.num_streams
-            or stage.num_running >= stage.description.num_streams
+            or stage.num_running >= stage.num_streams
         ):
             return False
         if len(self._clients) > 1:  # a single client competes with none
@@ -464,7 +467,7 @@ class DeviceMachine:
             client, key, run = self._ready.peek()
             # The queue loses a task last: if Ctrl-C interrupts, `recover` finds every task.
             if run.state is _S.READY:
-                if run.stage.num_running < run.stage.description.num_streams:
+                if run.stage.num_running < run.stage.num_streams:
                     self._run(run)
                     instructions.append(run)
                 else:

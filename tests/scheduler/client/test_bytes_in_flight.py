@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from hetero.devices.request.request import Request
+from hetero.scheduler import Limits
 from hetero.scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
 from hetero.scheduler.client.direct_run import DirectRun
+from hetero.scheduler.client.state_machine import ClientMachine
 from hetero.scheduler.types.events import Submitted
 from hetero.scheduler.types.request_record import RequestRecord
+from tests.support.machine_routes import route
 
 
 @pytest.mark.parametrize(
@@ -82,14 +87,12 @@ def test_callback_may_wait_again():
 
 def test_direct_run_is_counted_until_its_end():
     counter, calls = BytesInFlight(), list[int]()
-    run = DirectRun(Request(), 7, 0.0)
-    run.nbytes = 9  # with the expected outputs
+    machine = ClientMachine(Limits(), [route("A")], in_flight=counter)
     counter.count(record(), 100, 1)
-    counter.begin_direct(run)
-    assert (counter.nbytes, counter.num_running, run.is_counted) == (109, 2, True)
+    run = DirectRun(Request(), 9, 0.0)
+    assert machine.begin_direct(run, itertools.count(1))
+    assert (counter.nbytes, counter.num_running, run.is_admitted) == (109, 2, True)
     counter.when_fewer(lambda: calls.append(counter.nbytes))
-    counter.end_direct(run)
-    assert (counter.nbytes, counter.num_running, run.is_counted) == (100, 1, False)
-    assert calls == [100]
-    counter.end_direct(run)
+    assert machine.end_direct(run, 1.0, 0)
+    assert (counter.nbytes, counter.num_running, run.is_admitted) == (100, 1, False)
     assert calls == [100]

@@ -160,6 +160,7 @@ def test_direct_stage_runs_if_a_stream_is_free():
 def test_waiting_task_starts_after_a_direct_stage_fails(monkeypatch):
     stage, loop, waiting = direct_stage(("Neg", "fail", ("x",), "y"))
     run, task = ToyProgram.run, Task(Request(deployment="d", id=1, attempt=1), 5)
+    direct_task = DirectTask()
 
     def receive_and_run(self: ToyProgram, *arguments: Any) -> Any:
         loop.receive(Values(task, {"x": X}))
@@ -168,7 +169,8 @@ def test_waiting_task_starts_after_a_direct_stage_fails(monkeypatch):
 
     monkeypatch.setattr(ToyProgram, "run", receive_and_run)
     with pytest.raises(InferenceError, match="by design") as caught:
-        stage.run([X], frozenset(), DirectTask())
+        stage.run([X], frozenset(), direct_task)
+    stage.release(direct_task)
     assert [due.task for due in waiting] == [task]
     error = stage.convert_error(caught.value, Request(deployment="d", id=3, attempt=2))
     data = {"stage": 5, "device": "TOY", "node": "node 2", "request_id": 3, "attempt": 2}
