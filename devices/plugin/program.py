@@ -82,6 +82,8 @@ class RunContext:
         measures them separately.
     infer_s : float
         Seconds of the run without transfers, set after the run.
+    output_nbytes : int
+        Size of the outputs in bytes, set after the run.
     resident_outputs : frozenset of int
         Positions of outputs that are not needed on the host. If the plugin `leaves_outputs`, its
         program may return these outputs as RemoteTensors.
@@ -96,6 +98,7 @@ class RunContext:
     download_s: float = 0.0
     resident_outputs: frozenset[int] = frozenset()
     is_cancelled: bool = False
+    output_nbytes: int = 0
     #: Stops the native call that runs.
     stop_call: Callable[[], object] | None = None
     #: Wakes `sleep`; created on the first call, because most runs never sleep.

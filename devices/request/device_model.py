@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
+from operator import attrgetter
 from threading import Lock
 from time import perf_counter
 from typing import Any, Final
@@ -21,8 +23,15 @@ from hetero.devices.errors import (
 from hetero.devices.model.model import Model
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.plugin.configuration import Configuration
-from hetero.devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
-from hetero.devices.plugin.remote_memory import RemoteTensor
+from hetero.devices.plugin.program import (
+    ExecutedNode,
+    Payload,
+    Program,
+    RunContext,
+    Value,
+    nbytes_of,
+)
+from hetero.devices.plugin.remote_memory import RemoteTensor, is_remote
 from hetero.devices.request.infer_request import InferRequest
 from hetero.devices.request.local_model import LocalModel
 from hetero.devices.request.output_validation import (
@@ -36,6 +45,8 @@ from hetero.devices.request.results import Results
 
 #: Interval in seconds at which a run that waits for the device checks for its cancellation.
 _CHECK_S: Final = 0.05
+#: Returns the class, the element type and the shape of a tensor, without the call of a function.
+_type_of: Final = attrgetter("__class__", "dtype", "shape")
 
 
 class DeviceModel:
@@ -85,6 +96,9 @@ class DeviceModel:
         self._output_specs = tuple(output_specs)
         self._output_types = output_types(self._output_specs)
         self._shared_sizes = shared_sizes(model.inputs, output_specs)
+        #: Types of the outputs of the last run, and their size in bytes; None unless all are
+        #: numeric arrays in new memory.
+        self._last_outputs: tuple[list[Any] | None, int] = None, 0
         #: Shapes of the inputs and outputs at the last check of shared sizes.
         self._checked_shapes: list[Any] = []
         self._is_closed = False
@@ -114,6 +128,7 @@ class DeviceModel:
             self.check_open()
         context = context or RunContext(self.profiles)
         program = self._program
+        new_memory = program.returns_new_memory
         try:
             if self._run_lock is None:
                 start_s = perf_counter()
@@ -123,11 +138,16 @@ class DeviceModel:
                     start_s = perf_counter()
                     outputs = program.run(inputs, context)
             end_s = perf_counter()
-            copied_inputs = None if program.returns_new_memory else inputs
-            # Copies of outputs need memory too: a view may be larger than its array.
-            results = check_outputs(
-                outputs, copied_inputs, self._output_types, self.source, self.device
-            )
+            last_types, last_nbytes = self._last_outputs
+            try:
+                are_as_before = new_memory and [*map(_type_of, outputs)] == last_types
+            except AttributeError:  # some are no tensors
+                are_as_before = False
+            if are_as_before:  # such outputs need no other check
+                results = [*outputs]
+                context.output_nbytes = last_nbytes
+            else:
+                results = self._check_outputs(outputs, None if new_memory else inputs, context)
             if self._shared_sizes:
                 # Without the call of a Python function for each value.
                 run_shapes = [*map(getattr, (*inputs, *results), repeat("shape"), repeat(None))]
@@ -155,11 +175,37 @@ class DeviceModel:
                 device=self.device,
             ) from error
         context.infer_s = end_s - start_s - context.upload_s - context.download_s
-        if copied_inputs is not None:  # some outputs may be copies
+        if not new_memory:  # some outputs may be copies
             context.download_s += perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # The backend does not time nodes, so the profile shows the model as one node.
             context.record(self.name, context.infer_s)
+        return results
+
+    def _check_outputs(
+        self, outputs: Sequence[Value], inputs: Sequence[Value] | None, context: RunContext
+    ) -> list[Value]:
+        """Return the checked outputs of a run, and set their size.
+
+        `inputs`: None if no output shares memory with another value.
+        """
+        self._last_outputs = None, 0
+        # Copies of outputs need memory too: a view may be larger than its array.
+        results = check_outputs(outputs, inputs, self._output_types, self.source, self.device)
+        nbytes, are_plain = 0, True
+        for value, original in zip(results, outputs, strict=True):
+            if type(value) is np.ndarray and not value.dtype.hasobject:
+                nbytes += value.nbytes
+                are_plain = are_plain and value is original
+            elif is_remote(type(value)):  # without padding of device memory
+                nbytes += math.prod(value.shape) * value.dtype.itemsize
+                are_plain = False
+            else:
+                nbytes += nbytes_of(value)
+                are_plain = False
+        context.output_nbytes = nbytes
+        if are_plain and inputs is None:
+            self._last_outputs = [*map(_type_of, results)], nbytes
         return results
 
     def __call__(self, inputs: Any = None) -> Results:

@@ -6,7 +6,6 @@ Both executors use it: in this process behind a thread, or on Ray inside an acto
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,8 +26,7 @@ from hetero.devices.errors import (
 )
 from hetero.devices.model.model import Model
 from hetero.devices.plugin.plugin import Plugin
-from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value, nbytes_of
-from hetero.devices.plugin.remote_memory import is_remote
+from hetero.devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from hetero.devices.plugin.support import Support
 from hetero.devices.request.device_model import DeviceModel
 from hetero.devices.request.request import Request
@@ -202,14 +200,6 @@ class DeviceHost:
             if self._num_unloading:
                 with self._idle:
                     self._idle.notify_all()
-        nbytes = 0
-        for value in outputs:
-            if type(value) is np.ndarray and not value.dtype.hasobject:
-                nbytes += value.nbytes
-            elif is_remote(type(value)):  # without padding of device memory
-                nbytes += math.prod(value.shape) * value.dtype.itemsize
-            else:
-                nbytes += nbytes_of(value)
         run = _new(
             StageTiming,
             (
@@ -222,7 +212,7 @@ class DeviceHost:
                 context.infer_s,
                 context.download_s,
                 context.node_times_s,
-                nbytes,
+                context.output_nbytes,
                 (),
             ),
         )

@@ -294,6 +294,8 @@ class DeviceLoop:
         """Return the outputs of a run that no receiver needs outside the device."""
         request, stage = run.task.request, run.stage.description
         sends = stage.sends.get(request.route, ())
+        if not sends and not request.resident_outputs:
+            return frozenset()
         return left_outputs(self.address, sends, stage.outputs, request.resident_outputs)
 
     def _send_left(self, address: str, message: Message) -> None:

@@ -101,6 +101,12 @@ def test_each_output_is_checked(monkeypatch):
     monkeypatch.setattr(FixedOutputsPlugin, "outputs", (x + 1, np.zeros(4, np.float32)))
     with pytest.raises(InferenceError, match=r"output 'z' .*got float32\[4\]"):
         compiled({"x": x})
+    for value, actual in ((None, "None"), ([x], r"\[array"), (x.astype(int), r"int64\[3\]")):
+        monkeypatch.setattr(FixedOutputsPlugin, "outputs", (x + 1, x + 2))
+        compiled({"x": x})
+        monkeypatch.setattr(FixedOutputsPlugin, "outputs", (x + 1, value))
+        with pytest.raises(InferenceError, match=rf"output 'z' .*got {actual}"):
+            compiled({"x": x})
 
 
 def test_missing_output_raises(run_with_outputs):
