@@ -114,7 +114,7 @@ class OrtProgram(Program):
         self._has_all_ports = self._session_inputs.issuperset(self._input_names) and (
             self._session_outputs == [port.name for port in model.outputs]
         )
-        self.returns_new_memory = self._has_all_ports and self._caches is None
+        self.returns_new_memory = self._has_all_ports  # except for caches, which are no arrays
         self._in_place: InPlaceSession | None = None
         if self._caches and self._session:
             self._in_place = InPlaceSession(

@@ -140,7 +140,11 @@ class DeviceModel:
             end_s = perf_counter()
             last_types, last_nbytes = self._last_outputs
             try:
-                are_as_before = new_memory and [*map(_type_of, outputs)] == last_types
+                are_as_before = (
+                    new_memory
+                    and last_types is not None
+                    and [*map(_type_of, outputs)] == last_types
+                )
             except AttributeError:  # some are no tensors
                 are_as_before = False
             if are_as_before:  # such outputs need no other check
@@ -193,12 +197,16 @@ class DeviceModel:
         # Copies of outputs need memory too: a view may be larger than its array.
         results = check_outputs(outputs, inputs, self._output_types, self.source, self.device)
         nbytes, are_plain = 0, True
+        shape, size = None, 0
         for value, original in zip(results, outputs, strict=True):
             if type(value) is np.ndarray and not value.dtype.hasobject:
                 nbytes += value.nbytes
                 are_plain = are_plain and value is original
             elif is_remote(type(value)):  # without padding of device memory
-                nbytes += math.prod(value.shape) * value.dtype.itemsize
+                if value.shape is not shape:  # states often share it
+                    shape = value.shape
+                    size = math.prod(shape)
+                nbytes += size * value.dtype.itemsize
                 are_plain = False
             else:
                 nbytes += nbytes_of(value)

@@ -99,8 +99,15 @@ class OutputType:
 
 
 def output_types(specs: Sequence[TensorSpec]) -> tuple[OutputType, ...]:
-    """Return the types of outputs as `check_outputs` takes them."""
-    return tuple(map(OutputType, specs))
+    """Return the types of outputs as `check_outputs` takes them.
+
+    Equal sizes are one object, so that `check_outputs` recognizes them by identity.
+    """
+    types = tuple(map(OutputType, specs))
+    sizes: dict[Any, Any] = {}
+    for output_type in types:
+        output_type.sizes = sizes.setdefault(output_type.sizes, output_type.sizes)
+    return types
 
 
 def check_outputs(
@@ -130,10 +137,12 @@ def check_outputs(
             while type(owner) is np.ndarray and owner.base is not None:
                 owner = owner.base
             owners.add(id(owner))
-        elif isinstance(value, list):
+        elif type(value) is list:
             _add_owners(value, owners)
     results: list[Value] = []
-    accepted: tuple[Any, Any] | None = None
+    #: Shape and expected sizes of the last remote tensor: states often share both.
+    accepted_shape: Any = None
+    accepted_sizes: Any = None
     for value, expected in zip(outputs, types, strict=True):
         dtype, shape, port = expected.dtype, expected.accepted_shape, expected.spec
         if type(value) is np.ndarray and value.dtype == dtype:  # fast path for most outputs
@@ -158,10 +167,11 @@ def check_outputs(
             results.append(value)
             continue
         if is_remote(type(value)) and value.dtype == dtype:  # a state on its device
-            if value.shape != shape and accepted != (expected.sizes, value.shape):
-                if not port.accepts(value.shape):
+            remote_shape = value.shape
+            if remote_shape is not accepted_shape or expected.sizes is not accepted_sizes:
+                if remote_shape != shape and not port.accepts(remote_shape):
                     raise _mismatch(value, port, model, device)
-                accepted = expected.sizes, value.shape  # states often share both
+                accepted_shape, accepted_sizes = remote_shape, expected.sizes
             results.append(value)
             continue
         tensor = np.asarray(value) if isinstance(value, np.generic) else value

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hetero.devices.errors import HeteroError, InferenceError
 from hetero.devices.plugin.program import RunContext, Value
-from hetero.devices.plugin.remote_memory import RemoteTensor
+from hetero.devices.plugin.remote_memory import is_remote
 from hetero.devices.request.request import REPLAY
 from hetero.scheduler.channels.channel import Channel, Receiver, has_lanes
 from hetero.scheduler.channels.memory import read_only
@@ -305,7 +305,7 @@ class DeviceLoop:
             self.receive(message._replace(tensors=read_only(message.tensors)))
         else:
             tensors = {
-                name: value.to_host() if isinstance(value, RemoteTensor) else value
+                name: value.to_host() if is_remote(type(value)) else value
                 for name, value in message.tensors.items()
             }
             self._channel.send(address, message._replace(tensors=tensors))
