@@ -12,6 +12,9 @@ from hetero.apps.generate.decoder_ports import Decoder
 from hetero.apps.generate.prefill_chunks import ChunkSizer
 from hetero.devices.model.tensor_spec import TensorSpec
 
+#: Column of top-k in the sampling input; see `hetero.apps.generate.sampling`.
+_TOP_K: Final = 1
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
@@ -76,6 +79,8 @@ class StepInputs:
             for name in options[0].sources
         }
         self._sampling: Final = np.concatenate([one.sampling for one in options])
+        #: Whether a row draws its token: with a top-k of 1, random numbers change nothing.
+        self._draws: Final = bool(np.any(self._sampling[:, _TOP_K] != 1))
         self._penalizes: Final = any(one.penalizes for one in options)
         self._chunks: Final = chunks
         #: Number of tokens of each sequence and of the longest; positions in the caches.
@@ -134,8 +139,10 @@ class StepInputs:
         if not self._at_end:  # the mask of the next run is read at the same time
             mask = mask.copy()
             mask[self._rows, self._lengths] = 1
-        sampling = self._sampling.copy()
-        sampling[:, -1] = [sequence.random_number(1) for sequence in self._sequences]
+        sampling = self._sampling
+        if self._draws:
+            sampling = sampling.copy()
+            sampling[:, -1] = [sequence.random_number(1) for sequence in self._sequences]
         feeds = self._model_feeds(end, lengths, self._ids[:, :1], mask)
         del feeds[self._decoder.ids]
         return feeds | {self._decoder.sampling: sampling, self._decoder.seen: self._seen[:, :1]}
@@ -197,8 +204,9 @@ class StepInputs:
         self._set_random_numbers()
 
     def _set_random_numbers(self) -> None:
-        """Update the random numbers of the sampling input."""
-        self._sampling[:, -1] = [sequence.random_number() for sequence in self._sequences]
+        """Update the random numbers of the sampling input, if a row draws."""
+        if self._draws:
+            self._sampling[:, -1] = [sequence.random_number() for sequence in self._sequences]
 
     def _resize(self, capacity: int) -> None:
         """Allocate arrays for `capacity` tokens and fill in the tokens so far."""

@@ -24,7 +24,7 @@ PORTS = [TensorSpec(name, "tensor(int64)", ("batch", None)) for name in ("ids", 
 
 
 def sequence(length: int, **sources: np.ndarray) -> Any:
-    options = SequenceOptions(Sampling().row(97), False, 0, 9, (), sources)
+    options = SequenceOptions(Sampling(temperature=1).row(97), False, 0, 9, (), sources)
     return SimpleNamespace(
         ids=list(range(length)), options=options, random_number=lambda offset=0: 0.25 + offset / 2
     )
@@ -73,3 +73,17 @@ def test_inputs_of_the_next_step_are_early_unless_caches_change(length, is_early
         assert early["positions"].tolist() == [[length]]
         assert early["sampling"][0, -1] == 0.75
         assert "ids" not in early
+
+
+def test_greedy_sequences_take_no_random_numbers():
+    greedy = sequence(3)
+    greedy.options.sampling[:] = Sampling().row(97)
+    greedy.random_number = None
+    inputs = StepInputs(DECODER, PORTS, [greedy], False, 0, ChunkSizer())
+    inputs.feeds()
+    assert inputs.feeds_after() is not None
+    inputs.complete_run(0.0)
+    inputs.add([1])
+    assert inputs.feeds()["sampling"].tolist() == [[1, 1, 1, 0, 1, 0]]
+    drawn = StepInputs(DECODER, PORTS, [sequence(3), sequence(3)], True, 0, ChunkSizer())
+    assert drawn.feeds()["sampling"][:, -1].tolist() == [0.25, 0.25]
