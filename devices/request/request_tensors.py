@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy as copying
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,11 +25,15 @@ from hetero.devices.plugin.remote_memory import RemoteTensor, ResidentTensor, is
 from hetero.devices.request.tensor import Tensor, empty_tensor
 from hetero.devices.request.tensor_conversion import check_tensor, convert
 
+#: Size from which targets choose the memory of a copy; smaller inputs are sent within messages.
+_LARGE_NBYTES: Final = 64 * 1024
+
 
 class RequestTensors:
     """Input and output tensors of a request, by port.
 
     `optional_inputs` are accessible by name only, and are part of the values of a run only if set.
+    `copy_large` copies large inputs.
     """
 
     def __init__(
@@ -37,7 +41,9 @@ class RequestTensors:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         optional_inputs: tuple[TensorSpec, ...] = (),
+        copy_large: Callable[[np.ndarray], np.ndarray] = np.ndarray.copy,
     ) -> None:
+        self._copy_large = copy_large
         self._inputs = inputs
         self._optional = {port.name: port for port in optional_inputs}
         self._outputs = outputs
@@ -190,7 +196,10 @@ class RequestTensors:
                         or (value.shape != shape and not port.accepts(value.shape))
                     ):
                         break
-                    values[name] = value.copy() if copy else value
+                    if copy:
+                        is_large = value.nbytes >= _LARGE_NBYTES
+                        value = self._copy_large(value) if is_large else value.copy()
+                    values[name] = value
                 else:
                     self._last_inputs = values.copy()  # a copy, because the caller adds values
                     return values

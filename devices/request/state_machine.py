@@ -75,7 +75,10 @@ class RequestStateMachine:
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
         self.tensors: Final = RequestTensors(
-            tuple(target.inputs), tuple(target.outputs), target.optional_inputs
+            tuple(target.inputs),
+            tuple(target.outputs),
+            target.optional_inputs,
+            target.copy_input,
         )
         self.states: Final = RequestStates(target.variables, tuple(target.inputs))
         self.state = State.IDLE

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
+import numpy as np
+
 from hetero.devices.model.tensor_spec import TensorSpec
 from hetero.devices.model.variables import Variable
 from hetero.devices.plugin.program import ExecutedNode, Value
@@ -78,6 +80,9 @@ class RequestTarget(Protocol):
     @property
     def callback_executor(self) -> Executor:
         """Executor of callbacks, whose threads never run models."""
+
+    def copy_input(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of a large input, in memory that suits the target."""
 
     def submit(
         self, values: Mapping[str, Value], request: Request

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
+import numpy as np
+
 from hetero.compile.autoscaling import Autoscaler
 from hetero.compile.memory_recovery import MemoryRecovery, RecoverableSubmission
 from hetero.devices.model.tensor_spec import TensorSpec
@@ -89,6 +91,10 @@ class DeployedModel:
     def callback_executor(self) -> Executor:
         """Executor of the requests' callbacks."""
         return self.deployment.callback_executor
+
+    def copy_input(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of a large input, in memory that suits the deployment."""
+        return self._deployment.copy_input(array)
 
     def submit(
         self, values: Mapping[str, Value], request: Request

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+import numpy as np
+
 from hetero.devices.plugin.program import Value
 from hetero.scheduler.channels.lane import Get, LaneHead, lane_key, read_head, release_tensors
 from hetero.scheduler.types.messages import Dropped, FreeTensors, Message
@@ -59,6 +61,12 @@ class LaneChannel(Channel, Protocol):
         """Send a packed message; return False if it has to be sent as a `Message`.
 
         See `hetero.scheduler.channels.lane.pack_message`.
+        """
+
+    def copy_to_shared_memory(self, array: np.ndarray) -> np.ndarray | None:
+        """Copy an array to shared memory, from where `send_lane` sends it without another copy.
+
+        Returns None if there is no room, or the array is too small for shared memory.
         """
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import zmq
 
 from hetero.devices.errors import BlobError
@@ -193,6 +194,13 @@ class DirectChannel:
         """
         peer = self._peers.by_address.get(address)
         return peer is not None and peer.send_lane(head, timings, tensors)
+
+    def copy_to_shared_memory(self, array: np.ndarray) -> np.ndarray | None:
+        """Copy an array to shared memory; see `LaneChannel`."""
+        min_nbytes = self._peers.shared_nbytes
+        if min_nbytes is None or array.nbytes < min_nbytes:
+            return None
+        return self._pool.copy_to_slot(array)
 
     def pump(self, timeout_s: float | None = None) -> int:
         """Receive one message and deliver it in the calling thread.

@@ -286,6 +286,11 @@ class Deployment(ABC):
     def _fail_unreadable(self, request_id: int, attempt: int, error: BlobError) -> None:
         self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
 
+    def copy_input(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of an input, if possible in memory that devices of this node can read."""
+        copy = None if self._lanes is None else self._lanes.copy_to_shared_memory(array)
+        return array.copy() if copy is None else copy
+
     def context(self) -> RemoteContext:
         """Return the memory of the device that reads the first inputs."""
         firsts = self._firsts[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from hetero.devices.errors import BlobError
 from hetero.devices.plugin.program import Value
 from hetero.devices.request.request import Request
@@ -71,6 +73,10 @@ class ClientLanes:
     def clear(self) -> None:
         """Forget the inputs of the stages; call it after a change of the placement."""
         self._masks.clear()
+
+    def copy_to_shared_memory(self, array: np.ndarray) -> np.ndarray | None:
+        """Copy an input to memory that devices can read; None if there is no room."""
+        return self._channel.copy_to_shared_memory(array)
 
     def send(
         self,

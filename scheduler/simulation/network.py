@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.scheduler.channels import envelope
 from hetero.scheduler.channels.channel import LaneReceiver, Receiver
@@ -163,6 +165,10 @@ class SimLaneChannel(SimChannel):
         if parts is not None:
             self._network.send_lane(self._process, address, b"".join(parts))
         return parts is not None
+
+    def copy_to_shared_memory(self, array: np.ndarray) -> np.ndarray | None:
+        """Return None: simulated nodes have no shared memory."""
+        return None
 
 
 def _line(message: Message) -> str:

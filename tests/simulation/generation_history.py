@@ -106,6 +106,7 @@ class DecoderModel(Model):
             outputs=[port for port in plan.outputs if port.name == DECODER.token],
             profiles=False,
             callback_executor=executor,
+            copy_input=np.ndarray.copy,
             submit=self.deployment.submit,
         )
 

@@ -7,6 +7,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hetero.devices.errors import InferenceError
@@ -34,6 +35,7 @@ def test_failed_run_keeps_no_reference_to_its_inputs():
         variables=(Variable(port, port),),
         profiles=False,
         submit=submit,
+        copy_input=np.ndarray.copy,
     )
     request = InferRequest(target)
     gc.disable()

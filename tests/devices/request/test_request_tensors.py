@@ -166,6 +166,24 @@ def test_copy_of_an_input_is_the_run_s_own():
         assert tensors.collect(value, copy=False)["x"] is value
 
 
+def test_target_copies_large_inputs():
+    large: list[np.ndarray] = []
+
+    def copy_large(value: np.ndarray) -> np.ndarray:
+        large.append(value)
+        return value + 1
+
+    tensors = RequestTensors((X,), (Y,), copy_large=copy_large)
+    value = array(1, rows=2)
+    wide = array(1, rows=10_000)
+    tensors.collect(value, copy=True)  # the first run checks more
+    assert tensors.collect(value, copy=True)["x"].max() == 1
+    assert tensors.collect(wide, copy=False)["x"] is wide
+    assert large == []
+    assert tensors.collect(wide, copy=True)["x"].max() == 2
+    assert large[0] is wide
+
+
 def test_caller_may_extend_the_values_of_a_run():
     tensors = one_input()
     for _ in range(3):

@@ -95,6 +95,9 @@ class Target:
         self.error: BaseException | None = None
         self.completes = False
 
+    def copy_input(self, array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
     def submit(self, values: Mapping[str, Any], request: Request) -> Any:
         if self.error is not None:
             raise self.error

@@ -167,6 +167,101 @@ def test_slots_of_closed_channels_and_ended_processes_are_free(pool, reader):
     assert slots[0].is_free
 
 
+def copied_to(pool: SlotPool, data: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a copy in a slot, and its flat bytes as `fill` takes them."""
+    copied = pool.copy_to_slot(data)
+    assert copied is not None
+    np.testing.assert_array_equal(copied, data)
+    assert (copied.dtype, copied.shape, copied.flags.writeable) == (data.dtype, data.shape, True)
+    return copied, copied.reshape(-1).view(np.uint8)
+
+
+def test_copy_is_sent_without_another_copy(pool, reader):
+    data = np.arange(50_000, dtype=np.float32).reshape(2, -1)
+    copied, flat = copied_to(pool, data)
+    data[:] = 1  # the copy is independent
+    slot = pool.fill(flat, READER, b"first")
+    assert slot is not None
+    view = reader.view(list(slot.place), data.nbytes).view(np.float32).reshape(2, -1)
+    np.testing.assert_array_equal(view, copied)
+    copied[1, 1] = 77
+    assert view[1, 1] == 77
+    assert len(pool._filled_slots()) == 1
+
+
+def test_second_reader_and_parts_take_other_slots(pool, reader):
+    data = contents(100_000)
+    copied, flat = copied_to(pool, data)
+    part = pool.fill(flat[1:], READER)
+    first, second = (pool.fill(flat, READER) for _ in range(2))
+    assert part is not None
+    assert first is not None
+    assert second is not None
+    copied[5] ^= 255
+    assert reader.view(list(first.place), 100_000)[5] == data[5] ^ 255
+    np.testing.assert_array_equal(reader.view(list(part.place), 99_999), data[1:])
+    np.testing.assert_array_equal(reader.view(list(second.place), 100_000), data)
+
+
+@pytest.mark.parametrize("first", ["copy", "view"])
+def test_slot_is_free_after_copy_and_views(pool, reader, first):
+    used = {}
+    used["copy"], flat = copied_to(pool, contents(100_000))
+    slot = pool.fill(flat, READER)
+    assert slot is not None
+    del flat
+    used["view"] = reader.view(list(slot.place), 100_000)
+    del used[first]
+    gc.collect()
+    assert not slot.is_free
+    assert pool.fill(contents(100_000), READER) is not slot
+    used.clear()
+    gc.collect()
+    assert slot.is_free
+    assert pool.fill(contents(100_000), READER) is slot
+
+
+def test_unsent_copy_frees_its_slot(pool):
+    for seed in range(200):
+        copied, flat = copied_to(pool, contents(100_000, seed))
+        assert len(pool._filled_slots()) <= 2
+    del copied, flat
+    gc.collect()
+    assert not pool._filled_slots()
+    assert len(files()) == 1
+
+
+def test_copy_outlives_its_reader_and_failed_messages(pool):
+    data = contents(100_000)
+    copied, flat = copied_to(pool, data)
+    slot = pool.fill(flat, READER, b"closed")
+    assert slot is not None
+    pool.take_back([(slot, slot.generation)])
+    pool.free_untaken(b"closed")
+    pool.free_all_of(READER)
+    others = [pool.fill(contents(100_000, seed), READER) for seed in range(100)]
+    assert slot not in others
+    np.testing.assert_array_equal(copied, data)
+    again = pool.fill(flat, READER)
+    assert again is not None
+    np.testing.assert_array_equal(again.data[:100_000], data)
+
+
+def test_copies_leave_half_of_the_pool():
+    pool = SlotPool(nbytes=40_000_000)
+    copies = [pool.copy_to_slot(contents(8_000_000)) for _ in range(3)]
+    assert [copied is None for copied in copies] == [False, False, True]
+    assert pool.fill(contents(8_000_000), READER) is not None
+    copies.pop(0)
+    assert pool.copy_to_slot(contents(8_000_000)) is not None
+    assert pool.copy_to_slot(np.array(["a text"], object)) is None
+    kept = copies[0]
+    pool.close()
+    assert files() == set()
+    assert pool.copy_to_slot(contents(100)) is None
+    np.testing.assert_array_equal(kept, contents(8_000_000))  # its memory remains
+
+
 def test_closed_reader_takes_no_slot(pool, reader):
     slot = pool.fill(contents(100), READER, b"closed")
     assert slot is not None

@@ -238,6 +238,22 @@ def test_device_restarted_between_two_lanes_receives_the_message(executor, tmp_p
     assert {line.attempt for line in deployment.story(later.request_id)} <= {0, 1}
 
 
+def test_copied_input_is_sent_from_its_slot(executor):
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
+    pool = executor._channel._pool
+    for i in range(3):
+        large = np.full(50_000, i, np.float32)
+        copied = deployment.copy_input(large)
+        (slot,) = pool._filled_slots()
+        large[:] = 9
+        result = deployment.submit({"x": copied}).future.result(300)
+        np.testing.assert_array_equal(result.outputs["t1"], np.full(50_000, i + 2))
+        assert slot.is_sent
+        del copied
+        wait_for(lambda: not pool._filled_slots())
+    assert deployment.copy_input(X) is not X
+
+
 def test_closed_deployment_leaves_lanes_of_others_open(executor):
     other = executor.deploy(*chain("TOY.1", "TOY.2"))
     closed = executor.deploy(*chain("TOY.1", "TOY.2", names=["sleep_60_", "add"]))
