@@ -130,6 +130,7 @@ class RequestProgram:
         for name in (name for stage in placement.stages for name in stage.outputs):
             numbers.setdefault(name, len(numbers))
         self._names = tuple(numbers)
+        self._no_values: list[Value] = [None] * len(numbers)
         self._placement = placement
         self._stages = stages
         #: A stage of each device.
@@ -182,7 +183,7 @@ class RequestProgram:
         Returns None if the request has to be submitted instead, also because its inputs have more
         than `max_nbytes` bytes, and a submission if the machine has adopted it.
         """
-        values: list[Value] = [None] * len(self._names)
+        values = self._no_values.copy()
         nbytes = 0
         bundle: DeviceBundle | None = None
         stored: Mapping[str, Value] = {}
@@ -228,7 +229,7 @@ class RequestProgram:
                     return None
             made_nbytes = 0
             for step in steps or self._steps[run.route]:
-                _, stage, read_numbers, forwarded, produced, left, (kept_names, _) = step
+                _, stage, read_numbers, forwarded, produced, left, resident = step
                 result = stage.run([*map(values.__getitem__, read_numbers)], left, run)
                 if result is None:
                     return self._adopt(run, inputs, values, results, timings)
@@ -243,7 +244,7 @@ class RequestProgram:
                         values[read_number] = read_only(output)
                 for name, position in produced:
                     results[name] = outputs[position]
-                if kept_names:
+                if resident[0]:
                     timing = self._keep_outputs(run, step, outputs, timing, results)
                 timings.append(timing)
                 made_nbytes += timing.output_nbytes

@@ -92,7 +92,6 @@ class DirectStage:
             instructions = machine.release_stream(stage, task)
         if instructions:
             self._follow(instructions)
-        stage.record_run(timing.ended_s - timing.started_s)
         return outputs, timing
 
     def release(self, task: DirectTask) -> None:

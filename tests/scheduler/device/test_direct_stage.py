@@ -147,7 +147,6 @@ def test_direct_stage_runs_if_a_stream_is_free():
     assert result is not None
     assert result[0][0].tolist() == [0, -1, -2, -3]
     assert (result[1].stage, result[1].device, task.entered) == (5, "TOY", None)
-    assert loop._machine.stage("d", 5).ewma_s == 1.0  # `Ticks` advances by 1 s during the run
     assert loop._machine.enter(loop._machine.stage("d", 5), other)
     assert stage.run([X], frozenset(), task) is None
     loop.receive(Values(Task(Request(deployment="d", id=1, attempt=1), 5), {"x": X}))
