@@ -66,6 +66,8 @@ class DirectChannel:
         Time between two heartbeats. libzmq's own thread sends and answers them.
     timeout_s
         Time after which a peer without heartbeats is suspected.
+    counts_waits
+        Whether to update `num_waits`, which takes another system call for each wait.
     on_suspected
         Called once as ``on_suspected(address, silent_s)`` if a watched peer cannot be reached: its
         connection has ended, or heartbeats were not answered.
@@ -102,6 +104,7 @@ class DirectChannel:
         pool_nbytes: int | None = None,
         heartbeat_s: float = 0.5,
         timeout_s: float = 2.0,
+        counts_waits: bool = False,
         on_suspected: Callable[[str, float], None] = lambda address, silent_s: None,
         on_ended: Callable[[str], None] = lambda address: None,
         on_live: Callable[[str], None] = lambda address: None,
@@ -137,7 +140,7 @@ class DirectChannel:
         )
         #: Address of this channel. It contains the public key: pass it to trusted peers only.
         self.address = to_address(endpoint)
-        self._inbox = Inbox(identity, endpoint.local_path, data)
+        self._inbox = Inbox(identity, endpoint.local_path, data, counts_waits=counts_waits)
         self._closing = threading.Lock()
         #: Held by the thread that waits for messages.
         self._execution_lock = threading.Lock()

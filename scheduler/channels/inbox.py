@@ -25,13 +25,17 @@ class Inbox:
     """Receiving sockets of a channel; call `next` from one thread at a time.
 
     `remote`: socket for messages from other nodes, or None.
+    `counts_waits`: whether to update `num_waits`, which takes another system call for each wait.
     `losses`: (sender's identity, reason) of each message that arrived damaged.
     `num_waits`: number of times that `next` had to wait.
     """
 
-    def __init__(self, identity: bytes, path: str, remote: Socket | None) -> None:
+    def __init__(
+        self, identity: bytes, path: str, remote: Socket | None, *, counts_waits: bool = False
+    ) -> None:
         self.losses: deque[tuple[bytes, str]] = deque()
         self.num_waits = 0
+        self._counts_waits = counts_waits
         #: Messages that arrived in one packet with others.
         self._arrivals: deque[Arrival] = deque()
         self._identity = identity
@@ -62,9 +66,10 @@ class Inbox:
         arrivals, ready = self._arrivals, self._ready
         while not arrivals:
             if not ready:
-                events = self._epoll.poll(0.0)
+                waits_at_once = not (self._counts_waits or self._may_have_remote)
+                events = self._epoll.poll(timeout_s if waits_at_once else 0.0)
                 if not (events or self._may_have_remote):
-                    if timeout_s == 0:
+                    if waits_at_once or timeout_s == 0:
                         return None
                     self.num_waits += 1
                     if not (events := self._epoll.poll(timeout_s)):
@@ -77,7 +82,11 @@ class Inbox:
             descriptor = ready.popleft()
             if descriptor in self._local.connections:
                 try:
-                    arrivals.extend(self._local.receive(descriptor))
+                    received = self._local.receive(descriptor)
+                    if type(received) is tuple and received:  # one message: the usual case
+                        arrival: Arrival = received[0]
+                        return arrival
+                    arrivals.extend(received)
                 except BlobError as error:
                     self.losses.append((self._local.sender(descriptor), str(error)))
             elif not self._receive(descriptor):

@@ -100,12 +100,13 @@ class _PackedHead(NamedTuple):
 
 
 class _TensorHead(NamedTuple):
-    """Contents of a tensor's head."""
+    """Contents of a tensor's head; `padded_nbytes` is the size of its contents in a message."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     is_stored: bool
     nbytes: int
+    padded_nbytes: int
 
 
 #: Heads of recent tensors, which messages repeat: by (element type, shape), and by packed head.
@@ -145,7 +146,7 @@ def pack_message(
     """
     parts: list[Any] = [b""]
     nbytes = 0
-    kind, _, _, deployment, request_id, attempt, stage, route, mask, _ = head
+    kind, _, _, *identity, _ = head
     try:
         for value in tensors:
             if type(value) is not np.ndarray or not value.flags.c_contiguous:
@@ -168,18 +169,7 @@ def pack_message(
                 parts.append(value.data)
             if padding:
                 parts.append(padding)
-        packed = _HEAD.pack(
-            MAGIC,
-            kind,
-            len(tensors),
-            len(timings) // _TIMING.size,
-            deployment,
-            request_id,
-            attempt,
-            stage,
-            route,
-            mask,
-        )
+        packed = _HEAD.pack(MAGIC, kind, len(tensors), len(timings) // _TIMING.size, *identity)
     except struct.error:  # a number exceeds its field
         return None
     parts[0] = packed + timings
@@ -218,7 +208,8 @@ def _read_tensor_head(packed: bytes) -> _TensorHead:
         raise BlobError(f"packed message with {nbytes} bytes for {dtype}{list(shape)}.")
     if len(_tensor_heads) >= _MAX_CACHED:
         _tensor_heads.clear()
-    head = _tensor_heads[packed] = _TensorHead(shape, dtype, is_stored, nbytes)
+    padded_nbytes = nbytes + -nbytes % _ALIGNMENT
+    head = _tensor_heads[packed] = _TensorHead(shape, dtype, is_stored, nbytes, padded_nbytes)
     return head
 
 
@@ -292,7 +283,7 @@ def read_tensors(data: bytes, head: LaneHead, get: Get | None = None) -> list[np
         for _ in range(head.num_tensors):
             packed = data[at : at + _HEAD_NBYTES[data[at + 1]]]
             tensor_head = _tensor_heads.get(packed) or _read_tensor_head(packed)
-            shape, dtype, is_stored, nbytes = tensor_head
+            shape, dtype, is_stored, nbytes, padded_nbytes = tensor_head
             at += len(packed)
             if is_stored:
                 if get is None:
@@ -303,7 +294,7 @@ def read_tensors(data: bytes, head: LaneHead, get: Get | None = None) -> list[np
                 tensors.append(np.ndarray(shape, dtype, get(place, nbytes)))
                 continue
             tensors.append(np.ndarray(shape, dtype, data, at))
-            at += nbytes + -nbytes % _ALIGNMENT
+            at += padded_nbytes
     except (struct.error, LookupError, TypeError, ValueError) as error:
         if isinstance(error, BlobError):
             raise

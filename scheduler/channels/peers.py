@@ -146,8 +146,7 @@ class Peer:
                 if parts is None:
                     return False
                 corking_thread = self._peers.corking_thread
-                is_corked = corking_thread and corking_thread == threading.get_ident()
-                if is_corked and not self._slots:
+                if corking_thread and corking_thread == threading.get_ident() and not self._slots:
                     self._cork(b"".join(parts))
                 else:
                     link = self._link or self._connect()

@@ -83,6 +83,7 @@ class DeviceActor:
                 host=host,
                 secret=secret,
                 timeout_s=_SILENT_S,
+                counts_waits=True,
                 status=self._status,
                 on_suspected=lambda client, silent_s: self._end_lease_after(client, _LEASE_S),
                 on_ended=lambda client: self._end_lease_after(client, 0.0),
