@@ -151,8 +151,10 @@ class OrtProgram(Program):
                 call = _session_call()
                 if self._caches:
                     self._caches.configure(call.options)
-            call.native.context, options = context, call.options
-            with call.native:
+            native, options = call
+            native.context = context
+            try:  # faster than a `with` block
+                native.begin()
                 try:
                     if past and in_place is not None:
                         outputs = in_place.run(inputs, past, options)
@@ -166,6 +168,8 @@ class OrtProgram(Program):
                     context.check_cancelled()
                     summary = f"ONNX Runtime failed on model {self._model.name!r}"
                     raise ERRORS.run_error(summary, error) from error
+            finally:
+                native.end()
             # `cancel` sets the flag before it reads `stop`, so that no later call of `stop` affects
             # another run.
             if not context.is_cancelled:

@@ -41,16 +41,24 @@ class NativeCall:
         self.context = context
 
     def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def begin(self) -> None:
+        """Enter the block."""
         _CALLS.add(self)
         if _is_shutting_down:
-            self.__exit__()
+            self.end()
             raise RequestCancelledError("the program is shutting down, so the request did not run")
         if (context := self.context) is not None:
             context.stop_call = self._stop
             if context.is_cancelled:
                 self.stop()
 
-    def __exit__(self, *exception: object) -> None:
+    def end(self) -> None:
+        """Leave the block; without effect if it was not entered."""
         if (context := self.context) is not None:
             context.stop_call = self.context = None  # an idle object keeps no request alive
         if _is_shutting_down:  # the runtime's destructor would request the GIL too
