@@ -8,11 +8,9 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -62,47 +60,32 @@ class _Buffers:
             binding.bind_ortvalue_output(present, value)
             self.arrays.append(array)
             self._sizes.append((batch, heads, size))
-        self._dtypes = [array.dtype for array in self.arrays]
-        self._nbytes = [array.nbytes for array in self.arrays]
 
-    def tensors(self, length: int) -> Iterable[CacheTensor]:
-        """Return the caches with their first `length` positions; without calls for each."""
-        shapes = {
-            (batch, heads, size): (batch, heads, length, size)
-            for batch, heads, size in {*self._sizes}
-        }
-        fields = zip(
-            repeat(self),
-            self.arrays,
-            map(shapes.__getitem__, self._sizes),
-            self._dtypes,
-            self._nbytes,
-            strict=False,
-        )
-        return map(_new_cache, fields)
+    def tensors(self, length: int) -> list[CacheTensor]:
+        """Return the caches with their first `length` positions; equal shapes are one object."""
+        tensors = []
+        sizes: tuple[int, int, int] | None = None
+        shape: tuple[int, ...] = ()
+        for array, array_sizes in zip(self.arrays, self._sizes, strict=True):
+            if array_sizes != sizes:
+                sizes = batch, heads, size = array_sizes
+                shape = batch, heads, length, size
+            tensors.append(CacheTensor(self, array, shape))
+        return tensors
 
 
-class _CacheFields(NamedTuple):
-    """Fields of a cache: its buffer among those of its model, and its shape, type and size."""
+class CacheTensor(RemoteTensor):
+    """A KV cache: the first positions of a buffer."""
 
-    buffers: _Buffers
-    array: np.ndarray
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    nbytes: int
-
-
-class CacheTensor(_CacheFields, RemoteTensor):
-    """A KV cache: the first positions of a buffer.
-
-    It is a tuple, because each run creates one for each cache, and the constructor of a tuple does
-    not call a Python function.
-    """
-
-    __slots__ = ()
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
     device = "ORT"
+    nbytes = 0  # an attribute instead of a property, because callers read it often
+
+    def __init__(self, buffers: _Buffers, array: np.ndarray, shape: tuple[int, ...]) -> None:
+        self.buffers: Final = buffers
+        self.array: Final = array
+        self.shape = shape
+        self.dtype = array.dtype
+        self.nbytes = array.nbytes
 
     @property
     def view(self) -> np.ndarray:
@@ -118,8 +101,6 @@ class CacheTensor(_CacheFields, RemoteTensor):
         self.view[:] = array
 
 
-#: Creates a cache from a tuple of its fields.
-_new_cache: Final[Callable[[Iterable[Any]], CacheTensor]] = partial(tuple.__new__, CacheTensor)
 _shape_of: Final = attrgetter("shape")
 _array_of: Final = attrgetter("array")
 

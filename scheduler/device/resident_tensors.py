@@ -112,10 +112,16 @@ class ResidentTensors:
         names = {*request.resident_outputs, *request.resident_copies}
         resident: dict[str, Value] = {}
         positions_of: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        positions: list[int] = []
+        dtype: np.dtype | None = None
+        shape: tuple[int, ...] | None = None
         for position, (name, value) in enumerate(outputs.items()):
             if name in names:
                 resident[name] = value
-                positions_of.setdefault((_kind_of(value.dtype), value.shape), []).append(position)
+                if value.shape is not shape or value.dtype is not dtype:  # states often share both
+                    dtype, shape = value.dtype, value.shape
+                    positions = positions_of.setdefault((_kind_of(dtype), shape), [])
+                positions.append(position)
         if resident:
             self.keep(client, bundle_key(*task), resident)
         return tuple(
