@@ -195,10 +195,10 @@ class Batcher:
             if not lacking:
                 return [sequence.read() for sequence in sequences]
             idle = [sequence for sequence in lacking if not sequence.group.is_busy]
-            prefilling = next((sequence for sequence in idle if not sequence.is_decoding), None)
-            if prefilling is not None:
-                self._begin_turn(prefilling.group)
-                return prefilling.group
+            for sequence in idle:
+                if not sequence.is_decoding:
+                    self._begin_turn(sequence.group)
+                    return sequence.group
             if idle:
                 group = idle[0].group
                 for sequence in idle:

@@ -138,9 +138,14 @@ class StepGroup:
     @property
     def existing_batch(self) -> SequenceBatch | None:
         """The batch whose rows are exactly these sequences, if their readers keep up."""
-        slots = [sequence.slot for sequence in self.sequences]
-        batch = slots[0][0] if slots and slots[0] else None
-        if batch is None or slots != [(batch, row) for row in range(len(batch.sequences))]:
+        batch: SequenceBatch | None = None
+        for row, sequence in enumerate(self.sequences):  # loops: this runs for each token
+            slot = sequence.slot
+            if slot is None or slot[1] != row or len(sequence.unread) >= MAX_UNREAD:
+                return None
+            if batch is not None and slot[0] is not batch:
+                return None
+            batch = slot[0]
+        if batch is None or len(batch.sequences) != len(self.sequences):
             return None
-        keeps_up = all(len(sequence.unread) < MAX_UNREAD for sequence in self.sequences)
-        return batch if keeps_up else None
+        return batch
