@@ -182,7 +182,7 @@ class GenerationHistory(History):
             lambda: InferRequest(model.target),
             prompts if rows > 1 else prompts[0],
             count,
-            Sampling(),
+            Sampling(temperature=1.0),  # greedy decoding draws no random numbers
             number,
             (),
             None,
