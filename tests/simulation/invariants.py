@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 _MAX_TURNS = 2
 
 
-#: Maximum virtual time until the program of a dropped task ends, which no usual program takes.
-_CANCEL_S = 0.1
+#: Maximum virtual time until the program of a dropped task ends, which no usual program takes. Its
+#: thread may be preempted several times, for up to 10 ms each.
+_CANCEL_S = 0.2
 
 #: Maximum virtual time until a thread executes new orders, which may be preempted several times.
 _ORDERS_S = 0.2
