@@ -190,9 +190,9 @@ class RequestProgram:
         for name, number, reader in self._inputs:
             value = inputs.get(name)
             if type(value) is ResidentTensor:
-                of_value, stored_name = value
-                if of_value is not bundle:
-                    bundle = of_value
+                its_bundle, stored_name = value
+                if its_bundle is not bundle:
+                    bundle = its_bundle
                     stored = self._stored(bundle)
                 if reader != bundle.device or stored_name not in stored:
                     return None

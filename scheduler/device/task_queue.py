@@ -314,39 +314,25 @@ class DeviceMachine:
     ) -> bool | None:
         """Start a task with all inputs without a record; see `end_direct`.
 
-        Returns False if it needs a record because no stream is free, and None if it is obsolete: it
-        has arrived before, or its attempt was dropped.
+        Returns False if it needs a record, because no stream is free or some of its inputs have
+        arrived before, and None if it is obsolete: it has arrived before, or its attempt was
+        dropped.
         """
-        # Each packed message passes here: the same as `enter` and `_remember`, in one frame.
-        description, deployment = stage.description, stage.deployment
-        ended, identity = deployment.ended, (attempt, description.stage)
-        if identity in ended or attempt in deployment.dropped:
+        deployment, number = stage.deployment, stage.description.stage
+        if (attempt, number) in deployment.ended or attempt in deployment.dropped:
             return None
-        if (
-            self._ready.waiting
-            or self.num_running >= self.num_streams
-            or stage.num_running >= description.num_streams
-            or (deployment.tasks and description.stage in deployment.tasks.get(attempt, ()))
-        ):
+        if deployment.tasks and number in deployment.tasks.get(attempt, ()):
             return False
-        if len(self._clients) > 1:  # a single client competes with none
-            self._ready.count_turn(deployment.client)
-        stage.num_running += 1
-        self.num_running += 1
-        task.entered = stage
-        ended[identity] = None
-        if len(ended) > _REMEMBERED:
-            ended.popitem(last=False)
+        if not self.enter(stage, task):
+            return False
+        self._remember(deployment, attempt, number)
         deployment.client.num_tasks += 1
         return True
 
     def end_direct(self, stage: OpenStage, task: DirectTask) -> list[DeviceInstruction]:
         """End a task without a record; return the instructions."""
         stage.deployment.client.num_tasks -= 1
-        stage.num_running -= 1
-        self.num_running -= 1
-        task.entered = None
-        return self._start_next(stage) if stage.awaiting_stream or self._ready.waiting else []
+        return self.release_stream(stage, task)
 
     def misplaced_failure(self, task: Task) -> Failure:
         """Return the failure of a task whose stage is not on the device."""
