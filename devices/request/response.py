@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from hetero.devices.deprecation import deprecated_alias, warn_renamed
+from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value
 
 #: Element type and shape of resident outputs, and their positions among the outputs of a stage.
 ResidentOutputs = tuple[str, tuple[int, ...], tuple[int, ...]]
+_type_name: Final = cache(element_type_name)
+
+
+def group_outputs(outputs: Iterable[tuple[int, Value]]) -> tuple[ResidentOutputs, ...]:
+    """Return resident outputs, each with its position, grouped by element type and shape."""
+    positions_of: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    positions: list[int] = []
+    dtype: np.dtype | None = None
+    shape: tuple[int, ...] | None = None
+    for position, value in outputs:
+        if value.shape is not shape or value.dtype is not dtype:  # states often share both
+            dtype, shape = value.dtype, value.shape
+            positions = positions_of.setdefault((_type_name(dtype), shape), [])
+        positions.append(position)
+    return tuple(
+        (name, shape, tuple(positions)) for (name, shape), positions in positions_of.items()
+    )
 
 
 class StageTiming(NamedTuple):

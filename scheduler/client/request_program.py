@@ -9,20 +9,18 @@ running attempt, and handles it like every other request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value
 from hetero.devices.plugin.remote_memory import ResidentTensor
 from hetero.devices.request.completed_submission import CompletedSubmission
 from hetero.devices.request.request import DEFAULT_REQUEST, Request
-from hetero.devices.request.response import ResidentOutputs, StageTiming
+from hetero.devices.request.response import StageTiming, group_outputs
 from hetero.scheduler.channels.memory import read_only
-from hetero.scheduler.client.device_tensors import DeviceBundle
+from hetero.scheduler.client.device_tensors import DeviceBundle, kept_specs
 from hetero.scheduler.client.direct_run import DirectRun
 from hetero.scheduler.client.remote_tensors import RemoteMemory
 from hetero.scheduler.client.request_runner import RequestRunner, Submission
@@ -30,8 +28,6 @@ from hetero.scheduler.types import events
 from hetero.scheduler.types.messages import bundle_key
 from hetero.scheduler.types.placement import Placement
 
-#: Cached name of an element type.
-_kind_of: Final = cache(element_type_name)
 #: Create tuples without Python's call overhead.
 _completed: Final[Callable[..., CompletedSubmission]] = tuple.__new__
 _timing: Final[Callable[..., StageTiming]] = tuple.__new__
@@ -318,30 +314,14 @@ class RequestProgram:
         """
         names, positions = step.resident
         values = [outputs[position] for position in positions]
-        kinds = [(value.dtype, value.shape) for value in values]
-        if kinds.count(kinds[0]) == len(kinds):  # the usual case: KV caches
-            kind, shape = _kind_of(values[0].dtype), values[0].shape
-            specs = dict.fromkeys(names, (kind, shape))
-            resident: tuple[ResidentOutputs, ...] = ((kind, shape, positions),)
-        else:
-            specs = {
-                name: (_kind_of(dtype), shape)
-                for name, (dtype, shape) in zip(names, kinds, strict=True)
-            }
-            resident = tuple(
-                (
-                    kind,
-                    shape,
-                    tuple(i for i, n in zip(positions, names, strict=True) if specs[n] == spec),
-                )
-                for spec in dict.fromkeys(specs.values())
-                for kind, shape in [spec]
-            )
+        resident = group_outputs(zip(positions, values, strict=True))
+        stage = self._placement.stages[step.number]
+        timing = _timing(StageTiming, (*timing[:-1], resident))  # `resident` is the last field
+        specs = kept_specs(stage.outputs, timing)
         key = bundle_key(self._runner.attempt_of(run), step.number)
         step.stage.keep(key, dict(zip(names, values, strict=True)))
-        device = self._placement.stages[step.number].device
-        results.update(self._memory.new_outputs(device, step.stage.address, key, specs))
-        return _timing(StageTiming, (*timing[:-1], resident))  # `resident` is the last field
+        results.update(self._memory.new_outputs(stage.device, step.stage.address, key, specs))
+        return timing
 
     def _adopt(
         self,

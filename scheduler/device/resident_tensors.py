@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from hetero.devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
-from hetero.devices.model.element_type import element_type_name
 from hetero.devices.plugin.program import Value, nbytes_of
 from hetero.devices.plugin.remote_memory import RemoteTensor
 from hetero.devices.request.batch_rows import join_rows
 from hetero.devices.request.request import Request
-from hetero.devices.request.response import ResidentOutputs
+from hetero.devices.request.response import ResidentOutputs, group_outputs
 from hetero.scheduler.types.device_descriptor import DeviceDescriptor
 from hetero.scheduler.types.messages import (
     ConcatTensors,
@@ -33,7 +31,6 @@ from hetero.scheduler.types.messages import (
 #: Maximum number of messages that wait for bundles.
 _MOST_AWAITED: Final = 1024
 #: Cached name of an element type.
-_kind_of = cache(element_type_name)
 
 
 class _Bundle(NamedTuple):
@@ -110,22 +107,13 @@ class ResidentTensors:
         """
         request = task.request
         names = {*request.resident_outputs, *request.resident_copies}
-        resident: dict[str, Value] = {}
-        positions_of: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        positions: list[int] = []
-        dtype: np.dtype | None = None
-        shape: tuple[int, ...] | None = None
-        for position, (name, value) in enumerate(outputs.items()):
-            if name in names:
-                resident[name] = value
-                if value.shape is not shape or value.dtype is not dtype:  # states often share both
-                    dtype, shape = value.dtype, value.shape
-                    positions = positions_of.setdefault((_kind_of(dtype), shape), [])
-                positions.append(position)
+        resident = {name: value for name, value in outputs.items() if name in names}
         if resident:
             self.keep(client, bundle_key(*task), resident)
-        return tuple(
-            (kind, shape, tuple(positions)) for (kind, shape), positions in positions_of.items()
+        return group_outputs(
+            (position, value)
+            for position, (name, value) in enumerate(outputs.items())
+            if name in names
         )
 
     def find(self, client: str, key: str) -> Mapping[str, Value] | None:
