@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_, itemgetter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -215,7 +215,7 @@ class InPlaceSession:
         to them; otherwise new ones with copies.
         """
         first = caches[0]
-        buffers: Any = None
+        buffers: _Buffers | None = None
         if type(first) is CacheTensor and {*map(type, caches)} == {CacheTensor}:
             buffers = first.buffers
         with self._lock:
@@ -229,5 +229,4 @@ class InPlaceSession:
                 arrays = [c.view if isinstance(c, CacheTensor) else c for c in caches]
                 buffers = _Buffers(self._session, self._pairs, arrays, length)
             buffers.length = length
-        own: _Buffers = buffers
-        return own
+        return buffers
