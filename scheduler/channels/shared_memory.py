@@ -163,19 +163,18 @@ class SlotPool:
         A result of `copy_to_slot` is not copied again for its first reader.
         """
         base: Any = contents.base
-        copied = self._copies.get(id(base))
+        copy = self._copies.get(id(base))
         with self._lock:
-            if copied is not None and base.nbytes == contents.nbytes and not copied.slot.is_sent:
-                slot = copied.slot
-                slot.reader, slot.channel, slot.is_sent = reader, channel, True
-                return slot
-            found = self._find(_slot_nbytes(contents.nbytes))
-            if found is None:
+            if copy is not None and base.nbytes == contents.nbytes and not copy.slot.is_sent:
+                copy.slot.reader, copy.slot.channel, copy.slot.is_sent = reader, channel, True
+                return copy.slot
+            slot = self._find(_slot_nbytes(contents.nbytes))
+            if slot is None:
                 return None
-            found.generation += 1
-            found.reader, found.channel, found.is_sent = reader, channel, True
-        found.data[: contents.nbytes] = contents
-        return found
+            slot.generation += 1
+            slot.reader, slot.channel, slot.is_sent = reader, channel, True
+        slot.data[: contents.nbytes] = contents
+        return slot
 
     def copy_to_slot(self, array: np.ndarray) -> np.ndarray | None:
         """Copy an array to a slot; return the copy, or None if no slot is free.
@@ -183,7 +182,7 @@ class SlotPool:
         Copies use at most half of the pool, because their number has no other limit.
         """
         size = _slot_nbytes(array.nbytes)
-        nbytes = sum([copied.slot.data.nbytes for copied in list(self._copies.values())])
+        nbytes = sum([copy.slot.data.nbytes for copy in list(self._copies.values())])
         if array.dtype.hasobject or nbytes + size > self._max_nbytes * _MAX_COPIES_SHARE:
             return None
         with self._lock:
@@ -192,10 +191,10 @@ class SlotPool:
                 return None
             # All views of the copy have this array as their base, since its own is not an array.
             flat = np.frombuffer(slot.data[: array.nbytes].data, np.uint8)
-            copied = _CopyReference(flat, self._forget_copy)
-            copied.key, copied.slot = id(flat), slot
+            reference = _CopyReference(flat, self._forget_copy)
+            reference.key, reference.slot = id(flat), slot
             slot.reader, slot.channel, slot.is_sent = None, b"", False
-            self._copies[copied.key] = copied
+            self._copies[reference.key] = reference
             # From here on, also if Ctrl-C interrupts, the end of `flat` frees the slot.
             slot.has_copy = True
             slot.generation += 1
@@ -203,13 +202,13 @@ class SlotPool:
         copy[...] = array
         return copy
 
-    def _forget_copy(self, copied: Any) -> None:
+    def _forget_copy(self, reference: Any) -> None:
         """Free the slot of a copy that is garbage, unless a reader still needs it.
 
         It is called in any thread, which may hold the lock.
         """
-        slot = copied.slot
-        del self._copies[copied.key]
+        slot = reference.slot
+        del self._copies[reference.key]
         if not slot.is_sent:
             slot.free()
         slot.has_copy = False

@@ -186,9 +186,9 @@ class RequestProgram:
         for name, number, reader in self._inputs:
             value = inputs.get(name)
             if type(value) is ResidentTensor:
-                its_bundle, stored_name = value
-                if its_bundle is not bundle:
-                    bundle = its_bundle
+                value_bundle, stored_name = value
+                if value_bundle is not bundle:
+                    bundle = value_bundle
                     stored = self._stored(bundle)
                 if reader != bundle.device or stored_name not in stored:
                     return None
