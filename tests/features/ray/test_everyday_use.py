@@ -54,6 +54,25 @@ def test_onnxruntime_session_runs_on_two_devices(core):
     np.testing.assert_allclose(memory, expected, rtol=1e-6)
 
 
+def test_large_input_may_change_after_the_start(core):
+    """Both devices read it from shared memory, and the caller reuses its array."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        large (float[N] x) => (float[N] y) { h = Neg(x) y = Sub(h, x) }"""
+    )
+    with core.compile_model(model, SPLIT, affinity={"op:Sub": "CPU.1"}) as compiled:
+        requests = [compiled.create_infer_request() for _ in range(4)]
+        memory = np.empty(100_000, np.float32)
+        for _ in range(3):
+            for number, request in enumerate(requests):
+                memory[:] = number
+                request.start_async({"x": memory})
+                memory[:] = -1
+            for number, request in enumerate(requests):
+                request.wait()
+                np.testing.assert_array_equal(request.results["y"], memory * 2 * number)
+
+
 def test_dropped_model_closes_after_its_last_request(core):
     deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
     # Compared by key, because deployments of earlier tests may be closed at any moment.
